@@ -1,0 +1,9 @@
+"""The two ways a command can end badly, so that the command line knows which exit status to use."""
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used. One line: the option, the value, and what would be right (exit status 2)."""
+
+
+class RunFailedError(RuntimeError):
+    """Work that was rightly asked for did not succeed (exit status 1)."""

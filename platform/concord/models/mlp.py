@@ -1,0 +1,60 @@
+"""The multilayer perceptron of the AND-mask paper's synthetic experiments (§3.1, appendix B.3)."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+Initialization = Literal["kaiming", "default"]
+
+
+class MLP(nn.Sequential):
+    """Linear layers with LeakyReLU between them.
+
+    Args:
+        inputs: width of one example.
+        outputs: number of classes (the last layer gives logits).
+        hidden_units: width of each hidden layer.
+        hidden_layers: how many hidden layers.
+        dropout: probability of dropping a hidden unit; 0 adds no dropout layers.
+        batch_norm: normalize each hidden layer before its nonlinearity.
+        initialization: ``kaiming`` draws normal weights with the variance that LeakyReLU keeps and zero
+            biases; ``default`` is PyTorch's own.
+
+    Input ``(batch, inputs)``, output ``(batch, outputs)``.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden_units: int = 256,
+        hidden_layers: int = 3,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        initialization: Initialization = "kaiming",
+    ) -> None:
+        layers: list[nn.Module] = []
+        width = inputs
+        for _ in range(hidden_layers):
+            layers.append(nn.Linear(width, hidden_units))
+            if batch_norm:
+                layers.append(nn.BatchNorm1d(hidden_units))
+            layers.append(nn.LeakyReLU())
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+            width = hidden_units
+        layers.append(nn.Linear(width, outputs))
+        super().__init__(*layers)
+        if initialization == "kaiming":
+            self.apply(_kaiming)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``(batch, outputs)``; inputs of more dimensions are flattened to ``(batch, inputs)``."""
+        logits: Tensor = super().forward(inputs.flatten(1))
+        return logits
+
+
+def _kaiming(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu")
+        nn.init.zeros_(module.bias)
