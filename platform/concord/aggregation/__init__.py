@@ -1,0 +1,44 @@
+"""Rules that turn the gradients of several environments into one update: map, sum, finish.
+
+A rule never sees the environments' gradients side by side. It says what one environment contributes
+(``map``), contributions are added (by whoever has them: over a stacked dimension, over processes, over
+examples, over time), and it turns the sums into the update (``finish``). Three rules as instances:
+
+* mean: map ``g``; finish ``Σg / d``.
+* AND-mask: map ``g, sign g``; finish ``Σg / d`` where ``|Σ sign g| ≥ τd``, else 0.
+* geometric mean: map ``g, sign g, log|g|``; finish ``sign(Σg) · exp(Σ log|g| / d)`` under the same mask.
+
+So a new rule is a frozen dataclass with these two functions, one file, and runs wherever the others do.
+In a training loop of one's own, with ``gradients`` of shape ``(environments, *parameter.shape)``::
+
+    parameter.grad = aggregate(AndMask(threshold=0.8), gradients).value
+"""
+
+from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaled, rescaling_factor
+from concord.aggregation.and_mask import AndMask
+from concord.aggregation.geometric_mean import GeometricMean
+from concord.aggregation.mean import Mean
+from concord.aggregation.rule import Aggregator, Statistics, Update, aggregate, sum_over_environments
+from concord.aggregation.sand_mask import SandMask
+from concord.aggregation.selection import AGGREGATORS, AggregatorName, aggregator
+from concord.aggregation.xor_mask import XorMask
+
+__all__ = [
+    "AGGREGATORS",
+    "Aggregator",
+    "AggregatorName",
+    "AndMask",
+    "GeometricMean",
+    "Mean",
+    "SandMask",
+    "Statistics",
+    "Update",
+    "XorMask",
+    "aggregate",
+    "aggregator",
+    "kept_where_signs_agree",
+    "required_agreement",
+    "rescaled",
+    "rescaling_factor",
+    "sum_over_environments",
+]

@@ -1,0 +1,264 @@
+"""Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from concord.aggregation import Aggregator, Statistics, rescaling_factor, sum_over_environments
+from concord.aggregation.rule import new_statistics
+from concord.errors import InputError
+from concord.gradients.exchange import SliceExchange
+from concord.gradients.layout import Layout, trainable
+from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.step import EnvironmentStep
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class StackedGradients:
+    """Aggregate the gradients of environments that this process holds, and leave the result in ``parameter.grad``.
+
+    One call replaces ``loss.backward()``::
+
+        gradients = StackedGradients(model, torch.nn.functional.cross_entropy, AndMask(threshold=0.8))
+        for inputs, targets in batches:  # (environments, batch, ...), (environments, batch)
+            step = gradients(inputs, targets)
+            optimizer.step()
+
+    The gradient of every environment's loss is computed by ``vmap(grad)`` over environments, in chunks that hold
+    at most ``memory_limit`` bytes of gradients, and each chunk is mapped and added to the sums at once.
+
+    Dropout draws its own mask for each environment, from the process's default generator.
+    Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
+    over environments of what each would have made of them. Both are what one process an environment would do.
+    Where vmap cannot go (control flow that depends on values, ``.item()``, operators without a batching rule),
+    environments are done one after the other, with the same result, and a warning says so once.
+
+    Args:
+        model: its parameters that require gradients get ``grad``; whatever was there is replaced, not added to.
+        loss: maps outputs ``(batch, ...)`` and targets ``(batch, ...)`` to a scalar, the mean over the batch.
+        rule: the aggregator.
+        rescale: divide each parameter tensor's update by its kept fraction.
+        nonfinite: ``raise`` an error that names the environment and the step, or ``skip`` it for this step.
+        names: the environments' names, for errors; ``environment 0…`` if None.
+        group: the two-level form: other processes of this group hold other environments, and the rule is applied
+            to all of them together. Every process must then call with the same frequency. Give ``names``, since
+            their number says how many environments each process has. None: this process holds all of them.
+        memory_limit: bytes of per-environment gradients that may exist at once.
+        vectorize: False does one environment after the other from the start.
+
+    Raises:
+        InputError: the model has no parameter that requires a gradient, or ``group`` came without ``names``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        rule: Aggregator,
+        *,
+        rescale: bool = False,
+        nonfinite: NonFinite = "raise",
+        names: Sequence[str] | None = None,
+        group: dist.ProcessGroup | None = None,
+        memory_limit: int = 1 << 30,
+        vectorize: bool = True,
+    ) -> None:
+        self._parameters = trainable(model)
+        if not self._parameters:
+            raise InputError("model: none of its parameters requires a gradient")
+        if group is not None and names is None:
+            raise InputError("names: needed with a process group, to know how many environments each process has")
+        self.model = model
+        self.loss = loss
+        self.rule = rule
+        self.rescale = rescale
+        self.nonfinite = nonfinite
+        self.names = names
+        self.vectorize = vectorize
+        self.steps = 0
+        self._layout = Layout.of(self._parameters)
+        self._device = next(iter(self._parameters.values())).device
+        self._chunk = max(1, memory_limit // (self._layout.components * self._layout.dtype.itemsize))
+        self._gradients = vmap(grad_and_value(self._objective, has_aux=True), (None, 0, 0, 0), randomness="different")
+        self._exchange: SliceExchange | None = None
+        room = self._layout.components
+        if group is not None:
+            everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+            dist.all_gather_object(everyone, list(names or []), group=group)
+            self._exchange = SliceExchange(
+                rule,
+                [shape.numel() for shape in self._layout.shapes],
+                self._layout.dtype,
+                self._device,
+                group,
+                everyone,
+                mapped=any(len(local) != 1 for local in everyone),
+                accumulation=self._layout.dtype,
+                rescale=rescale,
+                nonfinite=nonfinite,
+            )
+            room = max(room, self._exchange.width * self._exchange.world)
+        self._flat = new_statistics(rule, (room,), self._layout.dtype, self._device)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, step: int | None = None) -> EnvironmentStep:
+        """Fill ``parameter.grad`` with the aggregated gradient of these batches.
+
+        Args:
+            inputs: ``(environments, batch, ...)``.
+            targets: ``(environments, batch, ...)``.
+            step: the step's number, for errors; counted from 0 if None.
+
+        Raises:
+            NonFiniteGradientError: with ``nonfinite="raise"``.
+            InputError: inputs and targets do not fit each other or the names.
+        """
+        self._check(inputs, targets)
+        step = self.steps if step is None else step
+        self.steps = step + 1
+        environments = inputs.shape[0]
+        losses, buffers = self._sum(inputs, targets)
+        finite = torch.ones(environments, dtype=torch.bool)
+        if not bool(torch.isfinite(self._gradient_total())):
+            finite = self._finite(inputs, targets)
+            if self.nonfinite == "skip" and bool(finite.any()):
+                _, buffers = self._sum(inputs[finite.to(inputs.device)], targets[finite.to(targets.device)])
+            elif self.nonfinite == "skip":
+                buffers = {}  # the sums hold what is not finite: _exchanged and _finished do not look at them
+        update, kept, skipped = self._exchanged(finite, step) if self._exchange else self._finished(finite, step)
+        for index, parameter in enumerate(self._parameters.values()):
+            parameter.grad = self._layout.part(update, index).to(parameter.dtype)
+        self._write_buffers(buffers)
+        return EnvironmentStep(losses, kept, skipped)
+
+    def _exchanged(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        assert self._exchange is not None
+        contributions = self._flat
+        if not self._exchange.mapped:
+            contributions = {"gradient": self._flat["gradient"]}
+        if not bool(finite.any()):
+            for total in contributions.values():
+                total.zero_()
+        present = torch.where(finite, 1, -1).to(torch.int32).to(self._device)
+        self._exchange.send(contributions, present)
+        self._exchange.finish()
+        update = torch.empty(self._layout.components, dtype=self._layout.dtype, device=self._device)
+        kept, skipped = self._exchange.receive(update, step)
+        return update, kept, skipped
+
+    def _finished(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        skipped = tuple(self._name(index) for index in (~finite).nonzero().flatten().tolist())
+        if skipped and self.nonfinite == "raise":
+            raise NonFiniteGradientError(skipped, step)
+        environments = int(finite.sum())
+        layers = range(len(self._layout.names))
+        if environments == 0:
+            kept = torch.zeros(len(layers), device=self._device)
+            return torch.zeros_like(self._flat["gradient"]), kept, skipped
+        update, mask = self.rule.finish(self._flat, environments)
+        kept = torch.stack([self._layout.part(mask, layer).mean(dtype=torch.float32) for layer in layers])
+        if self.rescale:
+            for layer, factor in zip(layers, rescaling_factor(kept).to(update.dtype).unbind(), strict=True):
+                self._layout.part(update, layer).mul_(factor)
+        return update, kept, skipped
+
+    def _sum(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Put the summed statistics into ``self._flat``; return losses and the new buffers of the model."""
+        if self.vectorize:
+            try:
+                return self._sum_vectorized(inputs, targets)
+            except Exception as error:  # whatever the model does that vmap cannot
+                result = self._sum_one_by_one(inputs, targets)  # a mistake of the user's own is raised again here
+                self.vectorize = False
+                reason = str(error).strip().split("\n")[0]
+                warnings.warn(
+                    f"environments are done one after the other, since vmap cannot take this model or loss: {reason}",
+                    stacklevel=4,
+                )
+                return result
+        return self._sum_one_by_one(inputs, targets)
+
+    def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        parameters = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        losses, buffer_sums = [], {}
+        for start in range(0, len(inputs), self._chunk):
+            chunk = slice(start, start + self._chunk)
+            buffers = self._copies_of_buffers(len(inputs[chunk]))
+            gradients, (loss, buffers) = self._gradients(parameters, buffers, inputs[chunk], targets[chunk])
+            losses.append(loss)
+            for index, name in enumerate(self._layout.names):
+                self._add(index, gradients.pop(name), accumulate=start > 0)
+            for name, value in buffers.items():
+                buffer_sums[name] = buffer_sums.get(name, 0) + value.sum(0)
+        return torch.cat(losses), {name: total / len(inputs) for name, total in buffer_sums.items()}
+
+    def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, buffer_sums = [], {}
+        before = self._copies_of_buffers(1)
+        for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
+            loss = self.loss(self.model(batch), target)
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
+            losses.append(loss.detach())
+            for index, gradient in enumerate(gradients):
+                self._add(index, gradient[None], accumulate=environment > 0)
+            state = dict(self.model.named_buffers())
+            for name, value in before.items():
+                buffer_sums[name] = buffer_sums.get(name, 0) + state[name].detach().clone()
+                state[name].copy_(value[0])
+        return torch.stack(losses), {name: total / len(inputs) for name, total in buffer_sums.items()}
+
+    def _add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
+        parts: Statistics = {name: self._layout.part(flat, index) for name, flat in self._flat.items()}
+        sum_over_environments(self.rule, gradients, parts, accumulate=accumulate)
+
+    def _objective(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs = functional_call(self.model, {**parameters, **buffers}, (inputs,))
+        return self.loss(outputs, targets), buffers
+
+    def _gradient_total(self) -> Tensor:
+        return self._flat["gradient"].sum()
+
+    def _finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Which environments' gradients are finite, ``(environments,)``; only asked when the sum is not."""
+        flags = []
+        before = self._copies_of_buffers(1)
+        for batch, target in zip(inputs, targets, strict=True):
+            loss = self.loss(self.model(batch), target)
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
+            flags.append(torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all())
+            state = dict(self.model.named_buffers())
+            for name, value in before.items():
+                state[name].copy_(value[0])
+        return torch.stack(flags).cpu()
+
+    def _copies_of_buffers(self, environments: int) -> dict[str, Tensor]:
+        if not self.model.training:
+            return {}
+        return {
+            name: buffer.detach().expand(environments, *buffer.shape).clone()
+            for name, buffer in self.model.named_buffers()
+        }
+
+    def _write_buffers(self, new: dict[str, Any]) -> None:
+        for name, buffer in self.model.named_buffers():
+            if name in new:
+                buffer.copy_(new[name])
+
+    def _name(self, index: int) -> str:
+        return self.names[index] if self.names else f"environment {index}"
+
+    def _check(self, inputs: Tensor, targets: Tensor) -> None:
+        if inputs.ndim < 2 or inputs.shape[:2] != targets.shape[:2] or inputs.shape[0] == 0:
+            raise InputError(
+                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: both must begin with the same "
+                "(environments, batch), at least one environment"
+            )
+        if self.names is not None and len(self.names) != inputs.shape[0]:
+            raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
