@@ -5,7 +5,7 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 2 · (w-1)/w gradients a process, exactly what an all-reduce of the plain gradient moves, and no sign crosses the
 network at all where every process has one environment: the gradients themselves arrive, and the receiver maps them.
 Where processes hold several environments each, their sums travel, with signs as one byte beside a gradient's four
-(two bytes from 128 environments on).
+(two bytes from 128 environments on). What a process kept of each layer is a few numbers beside that.
 
 What it was measured against, 4 gloo processes on 2 cores, 6.5 million float32 components, milliseconds, median of
 12 (a plain all-reduce of the gradient: 57):
@@ -18,8 +18,8 @@ all-to-all, rule on blocks of a slice, a broadcast of each slice        78
 ====================================================================  ====
 
 Gloo's all-gather is a ring whose steps wait for one another (39 ms against 25 for the broadcasts, which run side by
-side); under NCCL the all-gather is the better one, and is used. The count of kept components in each layer rides
-along with the update, so rescaling by layer costs no message of its own.
+side). Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
+two passes over it.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,6 @@ from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 
 # Components of a slice that are summed and finished at once on a CPU, so that they stay in its cache.
 _BLOCK = 1 << 15
-# Slices are whole multiples of this many components, so that each part of a message is aligned for its dtype.
-_ALIGNMENT = 16
 
 
 def count_dtype(environments: int) -> torch.dtype:
@@ -50,18 +48,18 @@ class SliceExchange:
     """The exchange of one flat run of components between the processes of a group.
 
     Call :meth:`send`, :meth:`finish` and :meth:`receive` in this order, in every process; between the calls the
-    messages are under way. All buffers are kept for the next step.
+    messages are under way. Buffers are kept for the next step.
 
     Args:
         rule: the aggregator.
         layer_sizes: components of each layer (parameter tensor), in the order in which they lie.
-        dtype: dtype of the gradients (and of the update).
-        device: where they lie.
+        dtype: dtype of what is sent: of the gradients, or of the sums.
+        accumulation: dtype in which it is summed.
+        device: where it lies.
         group: the process group; None is the default group.
         environments: names of every process's environments; the same in all processes.
         mapped: False if processes send gradients of their only environment, which the receivers map; True if
             they send sums of statistics.
-        accumulation: dtype of the sums.
         rescale: divide each layer by its kept fraction.
         nonfinite: what to do about an environment that :meth:`send` marks as not finite.
     """
@@ -71,12 +69,12 @@ class SliceExchange:
         rule: Aggregator,
         layer_sizes: Sequence[int],
         dtype: torch.dtype,
+        accumulation: torch.dtype,
         device: torch.device,
         group: dist.ProcessGroup | None,
         environments: Sequence[Sequence[str]],
         *,
         mapped: bool,
-        accumulation: torch.dtype,
         rescale: bool,
         nonfinite: NonFinite,
     ) -> None:
@@ -86,79 +84,90 @@ class SliceExchange:
         self.nonfinite = nonfinite
         self.mapped = mapped
         self.rescale = rescale
-        self.world = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
-        self.components = sum(layer_sizes)
-        self.total = sum(map(len, environments))
-        width = -(-self.components // self.world)
-        self.width = -(-max(width, 1) // _ALIGNMENT) * _ALIGNMENT
         self.accumulation = accumulation
-        self._nccl = dist.get_backend(group) == "nccl"
+        world = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.total = sum(map(len, environments))
+        components = sum(layer_sizes)
+        width = -(-components // world)
+        edges = [min(rank * width, components) for rank in range(world + 1)]
+        self._slices = [slice(start, end) for start, end in zip(edges, edges[1:], strict=False)]
+        self._sizes = [part.stop - part.start for part in self._slices]
         self._layers = torch.tensor(layer_sizes, dtype=torch.float32, device=device)
-        self._offsets = [0, *torch.tensor(layer_sizes).cumsum(0).tolist()] if layer_sizes else [0]
-        # First phase, one row a process: each statistic's slice, then whether each environment takes part (1),
-        # does not exist (0), or is not finite (-1).
+        ends = torch.tensor(layer_sizes).cumsum(0).tolist()
+        self._layer_slices = [slice(end - size, end) for end, size in zip(ends, layer_sizes, strict=True)]
         if mapped:
-            probe = rule.map(torch.ones(1))
-            parts = {name: count_dtype(self.total) if name == "sign" else accumulation for name in probe}
+            names = rule.map(torch.ones(1))
+            self._wire = {name: count_dtype(self.total) if name == "sign" else dtype for name in names}
         else:
-            parts = {"gradient": dtype}
+            self._wire = {"gradient": dtype}
+        own = self._sizes[self.rank]
+        self._got = {
+            name: torch.zeros(world, own, dtype=wire, device=device) for name, wire in self._wire.items()
+        }
+        self._kept = torch.zeros(own, dtype=accumulation, device=device)
+        # What every process says beside its slice: what it kept of each layer, then whether each of its
+        # environments takes part (1), does not exist (0), or is not finite (-1).
         most = max(map(len, environments))
-        row_bytes = sum(self.width * part.itemsize for part in parts.values()) + 4 * _aligned(most)
-        self._outgoing = torch.zeros(self.world, row_bytes, dtype=torch.uint8, device=device)
-        self._incoming = torch.empty_like(self._outgoing)
-        self._sent, self._got = _views(self._outgoing, parts, self.width), _views(self._incoming, parts, self.width)
-        header = row_bytes - 4 * _aligned(most)
-        self._sent_present = self._outgoing[:, header:].view(torch.int32)
-        self._got_present = self._incoming[:, header:].view(torch.int32)
-        # Second phase, one row a process: its slice of the update, then the sum of what it kept of each layer.
-        layers = len(layer_sizes)
-        result_bytes = self.width * dtype.itemsize + 4 * _aligned(layers)
-        self._results = torch.zeros(self.world, result_bytes, dtype=torch.uint8, device=device)
-        self._values = self._results[:, : self.width * dtype.itemsize].view(dtype)
-        self._kept_sums = self._results[:, self.width * dtype.itemsize :].view(torch.float32)[:, :layers]
-        self._kept = torch.zeros(self.width, dtype=accumulation, device=device)
+        self._reports = torch.zeros(world, len(layer_sizes) + most, dtype=torch.float32, device=device)
+        self._report = torch.zeros_like(self._reports[0])
         self._works: list[Any] = []
+        self._under_way: list[Tensor] = []
 
     def send(self, contributions: Statistics, present: Tensor) -> None:
         """Start the first phase.
 
         Args:
-            contributions: ``gradient`` alone, or the summed statistics; each flat, of ``components`` elements or
-                padded to ``world · width``.
-            present: ``(local environments,)`` int32: 1 for an environment that is in the contributions, -1 for
+            contributions: ``gradient`` alone, or the summed statistics; each flat, of all components, contiguous.
+                They must not change before :meth:`finish`.
+            present: ``(local environments,)`` float32: 1 for an environment that is in the contributions, -1 for
                 one whose gradient is not finite.
         """
-        for name, rows in self._sent.items():
-            _copy_to_rows(contributions[name], rows)
-        self._sent_present[:, : len(present)] = present
-        self._works = [dist.all_to_all_single(self._incoming, self._outgoing, group=self.group, async_op=True)]
+        self._report.zero_()
+        self._report[len(self._layers) : len(self._layers) + len(present)] = present
+        for name, wire in self._wire.items():
+            outgoing = contributions[name].to(wire)
+            self._under_way.append(outgoing)
+            self._works.append(
+                dist.all_to_all_single(
+                    self._got[name].view(-1),
+                    outgoing,
+                    output_split_sizes=[self._sizes[self.rank]] * len(self._sizes),
+                    input_split_sizes=self._sizes,
+                    group=self.group,
+                    async_op=True,
+                )
+            )
+        if self.nonfinite == "skip":  # who takes part has to be known before the sums are finished
+            self._share_reports()
 
-    def finish(self) -> None:
-        """Wait for the first phase, make this process's slice of the update, start the second phase."""
+    def finish(self, out: Tensor) -> None:
+        """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
+
+        Args:
+            out: flat, of all components, dtype as sent; it may be the very memory that was sent.
+        """
         self._wait()
         rows, environments = slice(None), self.total
         if self.nonfinite == "skip":
             # Reading which environments are left out makes the host wait for the device: only on request.
-            present = self._got_present.clamp(min=0).sum(1)
+            present = self._reports[:, len(self._layers) :].clamp(min=0).sum(1)
             environments = int(present.sum())
             if bool((present == 0).any()):
                 rows = present.nonzero().flatten()
-        self._finish_slice(rows, environments)
-        if self._nccl:
-            self._works = [dist.all_gather_single(self._results, self._results[self.rank], self.group, async_op=True)]
-        else:
-            sources = range(self.world)
-            self._works = [
-                dist.broadcast(self._results[rank], group=self.group, group_src=rank, async_op=True)
-                for rank in sources
-            ]
+        self._finish_slice(out[self._slices[self.rank]], rows, environments)
+        self._share_reports()
+        self._works += [
+            dist.broadcast(out[part], group=self.group, group_src=rank, async_op=True)
+            for rank, part in enumerate(self._slices)
+            if self._sizes[rank] > 0
+        ]
 
     def receive(self, out: Tensor, step: int) -> tuple[Tensor, tuple[str, ...]]:
         """Wait for the second phase.
 
         Args:
-            out: flat, ``components`` elements; receives the update.
+            out: as given to :meth:`finish`; now holds the update.
             step: for the error message.
 
         Returns:
@@ -168,78 +177,45 @@ class SliceExchange:
             NonFiniteGradientError: an environment of any process was marked as not finite (in every process).
         """
         self._wait()
-        bad = [
+        flags = self._reports[:, len(self._layers) :].tolist()
+        bad = tuple(
             name
-            for names, row in zip(self.environments, self._got_present.tolist(), strict=True)
-            for name, value in zip(names, row, strict=False)
-            if value < 0
-        ]
+            for names, row in zip(self.environments, flags, strict=True)
+            for name, flag in zip(names, row, strict=False)
+            if flag < 0
+        )
         if bad and self.nonfinite == "raise":
             raise NonFiniteGradientError(bad, step)
-        whole = self.components // self.width
-        out[: whole * self.width].view(whole, self.width).copy_(self._values[:whole])
-        if whole < self.world:
-            rest = self.components - whole * self.width
-            out[whole * self.width :].copy_(self._values[whole, :rest])
-        kept_fraction = self._kept_sums.sum(0) / self._layers
+        kept_fraction = self._reports[:, : len(self._layers)].sum(0) / self._layers
         if self.rescale:
             factors = rescaling_factor(kept_fraction).to(out.dtype).unbind()
-            layers = [out[start:end] for start, end in zip(self._offsets, self._offsets[1:], strict=False)]
-            for layer, factor in zip(layers, factors, strict=True):
-                layer.mul_(factor)
-        return kept_fraction, tuple(bad)
+            for layer, factor in zip(self._layer_slices, factors, strict=True):
+                out[layer].mul_(factor)
+        return kept_fraction, bad
+
+    def _share_reports(self) -> None:
+        rows = list(self._reports.unbind())
+        self._works.append(dist.all_gather(rows, self._report, group=self.group, async_op=True))
 
     def _wait(self) -> None:
         for work in self._works:
             work.wait()
-        self._works = []
+        self._works, self._under_way = [], []
 
-    def _finish_slice(self, rows: slice | Tensor, environments: int) -> None:
-        values = self._values[self.rank]
-        start = self.rank * self.width
-        end = min(start + self.width, self.components)
-        self._kept_sums[self.rank].zero_()
-        if start >= end:
-            return
+    def _finish_slice(self, out: Tensor, rows: slice | Tensor, environments: int) -> None:
+        own = self._slices[self.rank]
         if environments == 0:
-            values.zero_()
+            out.zero_()
             return
-        block_width = self.width if values.is_cuda else _BLOCK
-        for block in (slice(at, min(at + block_width, end - start)) for at in range(0, end - start, block_width)):
+        width = len(out) if out.is_cuda else _BLOCK
+        for start in range(0, len(out), max(width, 1)):
+            block = slice(start, start + width)
             if self.mapped:
-                sums = {
-                    name: part[rows, block].sum(0, dtype=self.accumulation) for name, part in self._got.items()
-                }
+                sums = {name: part[rows, block].sum(0, dtype=self.accumulation) for name, part in self._got.items()}
             else:
                 sums = sum_over_environments(self.rule, self._got["gradient"][rows, block].to(self.accumulation))
-            value, kept = self.rule.finish(sums, environments)
-            values[block] = value
-            self._kept[block] = kept
-        for layer, (first, last) in enumerate(zip(self._offsets, self._offsets[1:], strict=False)):
-            if first < end and last > start:
-                part = self._kept[max(first, start) - start : min(last, end) - start]
-                self._kept_sums[self.rank, layer] = part.sum()
-
-
-def _aligned(count: int) -> int:
-    return -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
-
-
-def _views(rows: Tensor, parts: dict[str, torch.dtype], width: int) -> dict[str, Tensor]:
-    views, offset = {}, 0
-    for name, dtype in parts.items():
-        end = offset + width * dtype.itemsize
-        views[name] = rows[:, offset:end].view(dtype)
-        offset = end
-    return views
-
-
-def _copy_to_rows(flat: Tensor, rows: Tensor) -> None:
-    width = rows.shape[1]
-    whole = min(flat.numel() // width, rows.shape[0])
-    rows[:whole].copy_(flat[: whole * width].view(whole, width))
-    if whole < rows.shape[0]:
-        rest = flat[whole * width :]
-        rows[whole, : rest.numel()].copy_(rest)
-
-
+            out[block], self._kept[block] = self.rule.finish(sums, environments)
+        for index, layer in enumerate(self._layer_slices):
+            part = slice(max(layer.start, own.start) - own.start, min(layer.stop, own.stop) - own.start)
+            if part.start < part.stop:
+                self._report[index] = self._kept[part].sum()

@@ -100,11 +100,11 @@ class AggregationHook:
                 self.rule,
                 key[2],
                 buffer.dtype,
+                accumulation_dtype([buffer.dtype]),
                 buffer.device,
                 self.group,
                 self.environments,
                 mapped=False,
-                accumulation=accumulation_dtype([buffer.dtype]),
                 rescale=self.rescale,
                 nonfinite=self.nonfinite,
             )
@@ -124,13 +124,13 @@ class AggregationHook:
         for bucket in self._waiting:
             bucket.exchange.send({"gradient": bucket.buffer}, present)
             if self._sent:
-                self._sent[-1].exchange.finish()
+                self._sent[-1].exchange.finish(self._sent[-1].buffer)
             self._sent.append(bucket)
         self._waiting = []
 
     def _receive(self) -> None:
         sent, self._sent = self._sent, []
-        sent[-1].exchange.finish()
+        sent[-1].exchange.finish(sent[-1].buffer)
         step, self.step = self.step, self.step + 1
         skipped: tuple[str, ...] = ()
         for bucket in sent:
@@ -211,4 +211,4 @@ class HookedGradients:
 
 def _present(buffer: Tensor) -> Tensor:
     finite = torch.isfinite(buffer.sum(dtype=torch.promote_types(buffer.dtype, torch.float32)))
-    return torch.where(finite, 1, -1).to(torch.int32)[None]
+    return torch.where(finite, 1.0, -1.0)[None]

@@ -1,0 +1,22 @@
+"""Runs, metrics and models in MLflow: the only package that imports it, and not before it is needed.
+
+`Store` finds a store and keeps runs; `MetricLog` brings a training loop's metrics there without ever holding it up;
+`log_model` and `register` keep models and the champion among them.
+"""
+
+from concord.tracking.metric_log import MetricLog
+from concord.tracking.registry import ModelVersion, Registered, log_model, models, promote, register, show
+from concord.tracking.store import Run, Store
+
+__all__ = [
+    "MetricLog",
+    "ModelVersion",
+    "Registered",
+    "Run",
+    "Store",
+    "log_model",
+    "models",
+    "promote",
+    "register",
+    "show",
+]

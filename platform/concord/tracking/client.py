@@ -1,0 +1,138 @@
+"""The one door to MLflow: imported late (it takes seconds), kept quiet, and never showing a password.
+
+Everything else in this package asks here for a client, so that what MLflow prints, logs and sends home is
+decided in one place: standard output belongs to the command line's JSON, and no text that leaves this package
+holds the credentials of a URI.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from concord.errors import RunFailedError
+
+# The user part of "scheme://user:secret@host", with or without the secret; and secrets given as ?password=…
+_USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
+_SECRET_QUERY = re.compile(r"([?&][\w.-]*(?:password|passwd|secret|token|api_?key)=)[^&\s'\"]+", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(?:^|[_.\-\s])(?:password|passwd|secret|token|api_?key)$", re.IGNORECASE)
+_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+# What the store said about the request itself: asking again would bring the same answer.
+_FINAL_CODES = frozenset(
+    {
+        "BAD_REQUEST",
+        "CUSTOMER_UNAUTHORIZED",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "PERMISSION_DENIED",
+        "RESOURCE_DOES_NOT_EXIST",
+        "UNAUTHENTICATED",
+    }
+)
+
+
+def redact(text: str) -> str:
+    """Return `text` with the passwords and tokens of every URI in it replaced by ``***``.
+
+    A user name before a password stays; user information without a password is taken for a token and goes.
+    """
+    text = _USER_INFO.sub(lambda found: f"://{found[1]}:***@" if found[2] else "://***@", text)
+    return _SECRET_QUERY.sub(r"\1***", text)
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a parameter or tag of this name (``api_key``, ``hub.token``) holds what must not be stored."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def metric_name(name: str) -> str:
+    """Return `name` as MLflow accepts it: other characters become ``_`` (``accuracy@5`` is ``accuracy_5``).
+
+    A name that MLflow refuses would otherwise be found out at the end of a training run.
+    """
+    parts = (part for part in _NOT_IN_A_NAME.sub("_", name).split("/") if part not in ("", ".", ".."))
+    return "/".join(parts)[:250] or "_"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the reason in `error` as one redacted line of at most 300 characters."""
+    text = redact(str(error))
+    if "timed out" in text or "timeout" in text.lower():
+        return "no answer in time"
+    # The chain of wrapped network errors ends with the only part that a reader needs.
+    if found := re.search(r"\[Errno -?\d+\] ([\w -]+)", text):
+        return found[1].strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def import_mlflow() -> Any:
+    """Import MLflow and return it, with its own messages down to warnings, its run links and telemetry off.
+
+    What the user set in the environment (``MLFLOW_LOGGING_LEVEL``, ``MLFLOW_DISABLE_TELEMETRY``, …) wins.
+    """
+    level_is_ours = os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING") == "WARNING"
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    if level_is_ours:  # MLflow may have been imported before, with its default level
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        # Logs a traceback of every database error, which it also raises.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    return mlflow
+
+
+def connect(uri: str) -> Any:
+    """Return an ``MlflowClient`` whose runs and models are both at `uri`; nothing is asked of the store yet."""
+    return import_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float, float]) -> None:
+    """Send one request to the MLflow server at `uri`, once, with MLflow's own authentication and TLS settings.
+
+    MLflow's client asks again for minutes, and lets only the environment of the whole process change that; here
+    the caller decides. `timeout` is (connect, read) in seconds. Raises MlflowException.
+    """
+    import_mlflow()
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request, verify_rest_response
+
+    response = http_request(
+        get_default_host_creds(uri),
+        endpoint,
+        "POST",
+        max_retries=0,
+        timeout=timeout,
+        raise_on_status=False,
+        json=body,
+    )
+    verify_rest_response(response, endpoint)
+
+
+def error_code(error: BaseException) -> str:
+    """Return MLflow's code for `error`, or an empty string where it has none."""
+    return str(getattr(error, "error_code", ""))
+
+
+def is_final(error: BaseException) -> bool:
+    """Tell whether `error` is the store's answer to the request, rather than a store that does not answer."""
+    return error_code(error) in _FINAL_CODES
+
+
+@contextmanager
+def failures(uri: str, doing: str) -> Iterator[None]:
+    """Turn what the store at `uri` raises while `doing` something into a RunFailedError of one redacted line."""
+    import_mlflow()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        # Without the cause: its text may hold the password of the URI.
+        raise RunFailedError(f"tracking at {redact(uri)} could not {doing}: {one_line(error)}") from None

@@ -1,0 +1,182 @@
+"""Metrics from a training loop to MLflow, such that tracking which is down neither stops nor slows training.
+
+`MetricLog.log` writes to a journal on local disk and returns; a thread reads the journal and sends it. In an
+outage the journal grows and nothing else does. What was sent is remembered beside the journal, so a run that was
+killed and started again sends the rest. An entry sent twice (the process died between sending and remembering)
+is stored once: it carries the journal's timestamp, and MLflow keeps one of what is equal in name, step, time and
+value.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post, redact
+from concord.tracking.journal import Entry, Journal, Sent, entries
+
+_logger = logging.getLogger("concord.tracking")
+
+_LARGEST_BATCH = 1000  # metrics, MLflow's limit for one call
+_EVERY_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_CLOSING_PAUSE_SECONDS = 0.5
+_HTTP_SECONDS = (3.0, 10.0)  # to connect, to answer
+
+Batch = list[tuple[str, float, int, int]]  # name, value, timestamp in ms, step
+
+
+class MetricLog:
+    """The metrics of one run on their way to the store at `uri`, by way of the file `journal`.
+
+    `journal` should be in the run's own folder and survive a restart: the same journal opened again continues
+    where the last one stopped. `uri` is complete (`Store.uri`). Usable as a context manager, which closes it and
+    waits up to 10 s. Raises OSError if the journal cannot be opened.
+    """
+
+    def __init__(self, journal: Path, uri: str, run_id: str) -> None:
+        self._uri = uri
+        self._run_id = run_id
+        self._journal = Journal(journal)
+        self._sent = Sent(journal, run_id)
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._lost = 0  # could not be written to the journal
+        self._wake = threading.Event()
+        self._deadline: float | None = None  # set by close, on the monotonic clock
+        self._client: Any = None
+        self._sender = threading.Thread(target=self._send_for_ever, name="concord-tracking", daemon=True)
+        self._sender.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(10.0)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep `metrics` at `step`, and return at once; a (name, step) that was logged before is dropped.
+
+        NaN and infinities are values like others. Raises TypeError for a value that is no number, and ValueError
+        after `close`.
+        """
+        values = {self._name(name): float(value) for name, value in metrics.items()}
+        with self._lock:
+            if self._deadline is not None:
+                raise ValueError("this MetricLog is closed")
+            try:
+                self._journal.append(values, int(step))
+            except OSError as error:  # training goes on with a full disk, too
+                if not self._lost:
+                    _logger.warning("metrics are being lost: %s (%s)", self._journal.file, error)
+                self._lost += len(values)
+
+    def close(self, timeout: float) -> int:
+        """Send what is left for at most `timeout` seconds; return the number of metrics that were not sent.
+
+        They stay in the journal, and go out when a MetricLog is opened on it again.
+        """
+        with self._lock:
+            if self._deadline is None:
+                self._deadline = time.monotonic() + timeout
+                self._journal.close()
+        self._wake.set()
+        self._sender.join(timeout)
+        return self._lost + sum(len(entry.metrics) for entry in entries(self._journal.file, self._sent.offset))
+
+    def _name(self, name: str) -> str:
+        if (known := self._names.get(name)) is None:
+            known = self._names[name] = metric_name(name)
+        return known
+
+    def _send_for_ever(self) -> None:
+        pause, down = _EVERY_SECONDS, False
+        while True:
+            if self._deadline is None:
+                self._wake.wait(pause)
+            elif down:
+                time.sleep(_CLOSING_PAUSE_SECONDS)
+            closing = self._deadline is not None  # read before sending: then all that was logged is in the journal
+            try:
+                for batch, end in _batches(self._journal.file, self._sent.offset):
+                    self._send(batch)
+                    self._sent.advance(end)
+                    if down:
+                        _logger.warning("tracking at %s answers again; the metrics kept are being sent", self._shown)
+                    pause, down = _EVERY_SECONDS, False
+            except Exception as error:  # no failure of tracking may end this thread silently
+                if is_final(error):
+                    _logger.warning(
+                        "tracking at %s refuses the metrics of run %s (%s); they are kept in %s",
+                        self._shown,
+                        self._run_id,
+                        one_line(error),
+                        self._journal.file,
+                    )
+                    return
+                if not down:
+                    _logger.warning(
+                        "tracking at %s is not answering (%s); metrics are kept in %s and will be sent later",
+                        self._shown,
+                        one_line(error),
+                        self._journal.file,
+                    )
+                pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
+            if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
+                return
+
+    @property
+    def _shown(self) -> str:
+        return redact(self._uri)
+
+    def _send(self, batch: Batch) -> None:
+        if self._uri.startswith(("http://", "https://")):
+            points = [
+                # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
+                {
+                    "key": key,
+                    "value": value if math.isfinite(value) else json.dumps(value),
+                    "timestamp": timestamp,
+                    "step": step,
+                }
+                for key, value, timestamp, step in batch
+            ]
+            post(
+                self._uri, "/api/2.0/mlflow/runs/log-batch", {"run_id": self._run_id, "metrics": points}, _HTTP_SECONDS
+            )
+            return
+        import_mlflow()
+        from mlflow.entities import Metric
+
+        if self._client is None:
+            self._client = connect(self._uri)
+        self._client.log_batch(self._run_id, metrics=[Metric(*point) for point in batch], synchronous=True)
+
+
+def _batches(journal: Path, start: int) -> Iterator[tuple[Batch, int]]:
+    """Yield what the journal holds from byte `start` in pieces for one call each, with where each piece ends."""
+    batch: Batch = []
+    end = start
+    for entry in entries(journal, start):
+        if batch and len(batch) + len(entry.metrics) > _LARGEST_BATCH:
+            yield batch, end
+            batch = []
+        points = _points(entry)
+        while len(points) > _LARGEST_BATCH:  # only the last piece of an entry moves the end past it
+            yield points[:_LARGEST_BATCH], end
+            points = points[_LARGEST_BATCH:]
+        batch += points
+        end = entry.end
+    if batch:
+        yield batch, end
+
+
+def _points(entry: Entry) -> Batch:
+    return [(key, value, entry.timestamp, entry.step) for key, value in entry.metrics.items()]

@@ -1,0 +1,307 @@
+"""Where runs are kept: one MLflow store, found, checked and spoken to with short names.
+
+Nothing has to be set up first. With no address given, runs go to an SQLite file in the output folder and their
+files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out within seconds
+whether the store answers, before any work is done that would have nowhere to go.
+"""
+
+import math
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+from urllib.parse import urlsplit
+
+from concord.errors import InputError
+from concord.tracking.client import (
+    connect,
+    error_code,
+    failures,
+    import_mlflow,
+    is_secret,
+    metric_name,
+    one_line,
+    post,
+    redact,
+)
+
+_DATABASES = ("postgresql", "mysql", "mssql")
+_RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
+_CONNECT_SECONDS = 3.0
+_LONGEST_PARAMETER = 6000  # characters, MLflow's limit
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One tracked run, as it was when asked for.
+
+    `metrics` has the latest value of each; `started` is in UTC.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    parameters: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    started: datetime
+
+
+@dataclass(frozen=True, repr=False)
+class Store:
+    """An MLflow store that answered when it was opened. Made by `Store.open`.
+
+    `uri` is absolute and complete (with a password, if it has one), so that a worker elsewhere can use it; it is
+    never shown. `artifacts` is the folder for files, or None where a server decides that.
+
+    Every method raises RunFailedError, with one line, when the store refuses or no longer answers.
+    """
+
+    uri: str
+    artifacts: Path | None
+
+    def __repr__(self) -> str:
+        return f"Store({redact(self.uri)!r})"
+
+    @classmethod
+    def open(cls, output: Path, tracking_uri: str | None = None) -> "Store":
+        """Open the store at `tracking_uri`, else at MLFLOW_TRACKING_URI, else ``mlflow.db`` in `output`.
+
+        Tables and folders that are missing are created. Raises InputError, within a few seconds, with one line
+        that names the option, the value without its password, and what would be right.
+        """
+        output = output.absolute()
+        option, given = "--tracking-uri", tracking_uri
+        if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
+            option = "--tracking-uri (from MLFLOW_TRACKING_URI)"
+        if not given:
+            option, given = "--output", f"sqlite:///{output / 'mlflow.db'}"
+
+        def refuse(reason: str) -> NoReturn:
+            raise InputError(f"{option} {redact(given)}: {reason}; {_RIGHT}")
+
+        scheme = urlsplit(given).scheme.split("+")[0]
+        if scheme in ("http", "https"):
+            _check_server(given, refuse)
+            return cls(given.rstrip("/"), None)
+        if scheme == "sqlite":
+            file = _check_sqlite(given, refuse)
+            store = cls(f"{given.split(':')[0]}:///{file}", file.parent / "artifacts")
+        elif scheme in _DATABASES:
+            _check_database(given, scheme, refuse)
+            store = cls(given, output / "artifacts")
+        else:
+            refuse(f"no store is known by the scheme {scheme!r}" if scheme else "not a URI")
+        try:
+            assert store.artifacts is not None
+            store.artifacts.mkdir(parents=True, exist_ok=True)
+            store.client.search_experiments(max_results=1)  # creates the tables of a new database
+        except Exception as error:  # whatever the driver raises, the store cannot be used
+            refuse(one_line(error))
+        return store
+
+    @cached_property
+    def client(self) -> Any:
+        """MLflow's own client of this store, for what has no short name here."""
+        return connect(self.uri)
+
+    def start_run(self, experiment: str, name: str, parameters: Mapping[str, object], tags: Mapping[str, str]) -> str:
+        """Create a running run and return its id; create the experiment if it is missing.
+
+        A parameter's value is stored as text of at most 6000 characters. Values named like secrets (``token``,
+        ``api_key``) and passwords inside URIs are stored as ``***``.
+        """
+        import_mlflow()
+        from mlflow.entities import Param
+
+        with failures(self.uri, f"start run {name!r}"):
+            run_id = str(
+                self.client.create_run(self._experiment(experiment), run_name=name, tags=_clean(tags)).info.run_id
+            )
+            try:
+                values = [Param(key, value[:_LONGEST_PARAMETER]) for key, value in _clean(parameters).items()]
+                self.client.log_batch(run_id, params=values, synchronous=True)
+            except Exception:
+                self.client.delete_run(run_id)  # a run without its parameters would only mislead
+                raise
+        return run_id
+
+    def resume_run(self, run_id: str) -> None:
+        """Set the run's status to running again."""
+        with failures(self.uri, f"resume run {run_id}"):
+            self.client.update_run(run_id, status="RUNNING")
+
+    def finish_run(self, run_id: str, status: Status = "FINISHED") -> None:
+        """End the run now, with `status` FINISHED, FAILED or KILLED. Raises ValueError for another."""
+        if status not in ("FINISHED", "FAILED", "KILLED"):
+            raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")
+        with failures(self.uri, f"finish run {run_id}"):
+            self.client.set_terminated(run_id, status)
+
+    def delete_run(self, run_id: str) -> None:
+        """Take the run out of every view; MLflow keeps it restorable until ``mlflow gc``."""
+        with failures(self.uri, f"delete run {run_id}"):
+            self.client.delete_run(run_id)
+
+    def log_files(self, run_id: str, path: Path, artifact_path: str | None = None) -> None:
+        """Copy a file, or what a folder holds, to the run's artifacts, under the folder `artifact_path`.
+
+        Raises FileNotFoundError if `path` does not exist.
+        """
+        if not path.exists():
+            raise FileNotFoundError(f"nothing to log at {path}")
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        with failures(self.uri, f"keep the files of {path}"):
+            log(run_id, str(path), artifact_path)
+
+    def log_json(self, run_id: str, data: object, name: str) -> None:
+        """Write `data` as the JSON artifact `name` (``folder/file.json``) of the run."""
+        with failures(self.uri, f"keep {name}"):
+            self.client.log_dict(run_id, data, name)
+
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log `metrics` at `step` now, waiting for the store (a training loop uses MetricLog instead)."""
+        import_mlflow()
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        values = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
+        with failures(self.uri, f"log metrics of run {run_id}"):
+            for start in range(0, len(values), 1000):  # MLflow's limit for one call
+                self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
+
+    def metrics(self, run_id: str) -> dict[str, float]:
+        """Return the value of each metric at its highest step."""
+        with failures(self.uri, f"read run {run_id}"):
+            return _values(self.client.get_run(run_id).data.metrics)
+
+    def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
+        """Return (step, value) of one metric in the order of steps; the last logged value where there are several."""
+        with failures(self.uri, f"read metric {key!r} of run {run_id}"):
+            logged = self.client.get_metric_history(run_id, metric_name(key))
+        by_step = {point.step: _value(point.value) for point in sorted(logged, key=lambda point: point.timestamp)}
+        return sorted(by_step.items())
+
+    def run(self, run_id: str) -> Run:
+        """Return one run."""
+        with failures(self.uri, f"read run {run_id}"):
+            return _run(self.client.get_run(run_id))
+
+    def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
+        """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
+        found: list[Run] = []
+        with failures(self.uri, f"read experiment {experiment!r}"):
+            entry = self.client.get_experiment_by_name(experiment)
+            condition = "attributes.status = 'FINISHED'" if finished_only else ""
+            token: str | None = ""
+            while entry is not None and token is not None:
+                page = self.client.search_runs(
+                    [entry.experiment_id], condition, order_by=["attributes.start_time DESC"], page_token=token or None
+                )
+                found.extend(_run(each) for each in page)
+                token = page.token or None
+        return found
+
+    def _experiment(self, name: str) -> str:
+        """Return the experiment's id, creating it, or bringing it back if it was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        entry = self.client.get_experiment_by_name(name)
+        if entry is None:
+            location = self.artifacts.as_uri() if self.artifacts else None
+            try:
+                return str(self.client.create_experiment(name, artifact_location=location))
+            except MlflowException as error:
+                if error_code(error) != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                entry = self.client.get_experiment_by_name(name)  # another process was first
+        if entry.lifecycle_stage == "deleted":
+            self.client.restore_experiment(entry.experiment_id)
+        return str(entry.experiment_id)
+
+
+_Refuse = Callable[[str], NoReturn]
+
+
+def _check_server(uri: str, refuse: _Refuse) -> None:
+    try:
+        parts = urlsplit(uri)
+        host, _ = parts.hostname, parts.port  # an impossible port raises here
+    except ValueError as error:
+        refuse(str(error))
+    if not host:
+        refuse("no host in it")
+    try:
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, 5.0))
+    except Exception as error:  # whatever the network or a proxy answers
+        if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
+            refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
+        refuse(f"no MLflow server answers ({one_line(error)})")
+
+
+def _check_sqlite(uri: str, refuse: _Refuse) -> Path:
+    """Return the database's absolute path, after taking and releasing a write lock on it."""
+    from sqlalchemy.engine import make_url
+
+    name = make_url(uri).database
+    if not name or name == ":memory:":
+        refuse("a database in memory cannot be shared with training")
+    file = Path(name).absolute()  # a worker has another working directory
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(file, timeout=_CONNECT_SECONDS)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+    except (OSError, sqlite3.Error) as error:
+        if "locked" not in str(error):  # a busy store is a store
+            refuse(f"not a writable SQLite file ({one_line(error)})")
+    return file
+
+
+def _check_database(uri: str, scheme: str, refuse: _Refuse) -> None:
+    """Connect once: MLflow itself tries for two minutes."""
+    import sqlalchemy
+
+    timeout = {} if scheme == "mssql" else {"connect_timeout": int(_CONNECT_SECONDS)}
+    try:
+        engine = sqlalchemy.create_engine(uri, connect_args=timeout)
+        with engine.connect():
+            pass
+        engine.dispose()
+    except ModuleNotFoundError as error:
+        refuse(f"its driver is not installed ({error})")
+    except Exception as error:  # each driver has its own
+        refuse(f"no database answers ({one_line(error)})")
+
+
+def _clean(values: Mapping[str, object]) -> dict[str, str]:
+    return {key: "***" if is_secret(key) else redact(str(value)) for key, value in values.items()}
+
+
+def _value(stored: float) -> float:
+    """Undo MLflow's stand-in for infinity, which its databases cannot hold: the largest finite number."""
+    return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)
+
+
+def _values(stored: Mapping[str, float]) -> dict[str, float]:
+    return {key: _value(value) for key, value in stored.items()}
+
+
+def _run(entry: Any) -> Run:
+    return Run(
+        run_id=entry.info.run_id,
+        name=entry.info.run_name,
+        status=entry.info.status,
+        parameters=dict(entry.data.params),
+        metrics=_values(entry.data.metrics),
+        tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
+        started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
+    )

@@ -1,0 +1,29 @@
+"""Settings of a training process that decide its speed: denormal numbers, threads, memory that is kept."""
+
+import ctypes
+import sys
+
+import torch
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+
+
+def tune_process(threads: int | None = None) -> None:
+    """Prepare this process for training; it has no effect on results beyond rounding of denormal numbers.
+
+    * Denormal numbers become zero: they slow a collapsed network tenfold.
+    * glibc keeps freed memory for the next step instead of giving it back to the system. Otherwise each step's
+      gradients are new pages to be zeroed: 12 to 25 % of the step for 32 stacked environments of a small network.
+
+    Args:
+        threads: threads for PyTorch's operators; None leaves PyTorch's choice.
+    """
+    torch.set_flush_denormal(True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_MAX, 0)
+            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+            libc.mallopt(_M_TOP_PAD, 64 << 20)

@@ -1,0 +1,576 @@
+"""What tracking promises, on real MLflow stores: an SQLite file, and a server process that is killed."""
+
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concord.errors import InputError, RunFailedError
+from concord.tracking import MetricLog, Store, log_model, models, promote, register, show
+from concord.tracking.client import metric_name, redact
+from concord.tracking.journal import Journal, Steps, entries
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return Store.open(tmp_path_factory.mktemp("a store"))
+
+
+@pytest.fixture
+def run_id(store: Store) -> str:
+    return store.start_run("tests", "a run", {"lr": 0.1}, {})
+
+
+def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
+    """Every point that the store has, so that one stored twice is seen twice."""
+    return sorted((point.step, point.value) for point in store.client.get_metric_history(run_id, key))
+
+
+class Server:
+    """An `mlflow server` on loopback that can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+            + ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
+            + ["--artifacts-destination", str(self.folder / "server-artifacts")],
+            cwd=self.folder,
+            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for _ in range(400):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise TimeoutError("the MLflow server did not start")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()
+
+
+# Importing and opening
+
+
+def test_importing_the_package_does_not_import_mlflow_or_torch() -> None:
+    code = "import sys, concord.tracking; print(sorted({'mlflow', 'torch', 'ray'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_first_run_prints_nothing_and_leaves_nothing_in_the_working_folder(tmp_path: Path) -> None:
+    code = """
+        import pathlib, concord.tracking as t
+        store = t.Store.open(pathlib.Path("out"))
+        store.finish_run(store.start_run("e", "n", {}, {}))
+    """
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, env=clean, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["artifacts", "mlflow.db", "out"]
+
+
+def test_the_address_is_the_argument_then_the_environment_then_the_output_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    file = store.uri.removeprefix("sqlite:///")
+    monkeypatch.chdir(Path(file).parent)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    assert Store.open(tmp_path).uri == store.uri  # and made absolute
+    assert Store.open(tmp_path).artifacts == Path(file).parent / "artifacts"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    assert Store.open(tmp_path, store.uri).uri == store.uri
+    with pytest.raises(InputError, match="from MLFLOW_TRACKING_URI"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        (NOWHERE, "Connection refused"),
+        ("http://ann:hunter2@127.0.0.1:9", "Connection refused"),
+        ("https://hunter2@127.0.0.1:9", "Connection refused"),
+        ("http://", "no host"),
+        ("http://ann:hunter2@localhost:ninety", "Port"),
+        ("ftp://ann:hunter2@somewhere", "scheme 'ftp'"),
+        ("./mlruns", "not a URI"),
+        ("sqlite://", "in memory"),
+        ("sqlite:////proc/none/mlflow.db", "not a writable"),
+        (f"sqlite:///{__file__}/mlflow.db", "not a writable"),
+        (f"sqlite:///{__file__}", "not a writable"),
+        ("postgresql://ann:hunter2@127.0.0.1:9/mlflow", "driver is not installed|no database answers"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_at_once_in_one_line(tmp_path: Path, uri: str, reason: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(InputError, match=reason) as refused:
+        Store.open(tmp_path, uri)
+    line = str(refused.value)
+    assert line.startswith("--tracking-uri ")
+    assert "\n" not in line
+    assert "hunter2" not in line
+    assert time.monotonic() - start < 8
+
+
+def test_a_server_that_accepts_and_stays_silent_is_refused_within_seconds(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        start = time.monotonic()
+        with pytest.raises(InputError, match="no answer in time"):
+            Store.open(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://ann:hunter2@host:5000/x", "http://ann:***@host:5000/x"),
+        ("to http://ann:hun:t@er2@host failed", "to http://ann:***@host failed"),
+        ("https://hunter2@host", "https://***@host"),
+        ("postgresql+psycopg2://ann:hunter2@host/db", "postgresql+psycopg2://ann:***@host/db"),
+        ("postgresql://host/db?user=ann&password=hunter2&x=1", "postgresql://host/db?user=ann&password=***&x=1"),
+        ("http://host/path?to=ann@host", "http://host/path?to=ann@host"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
+    ],
+)
+def test_passwords_and_tokens_are_not_shown(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+# Runs
+
+
+def test_a_run_keeps_what_it_is_given(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "figure.txt").write_text("a figure")
+    run_id = store.start_run("kept", "named", {"lr": 0.1, "long": "x" * 9000, "widths": [8, 8]}, {"job": "synthetic"})
+    store.log_metrics(run_id, {"accuracy": 0.5, "loss": math.inf, "accuracy@5": math.nan}, step=1)
+    store.log_metrics(run_id, {"accuracy": 0.75, "loss": -math.inf}, step=2)
+    store.log_metrics(run_id, {"accuracy": 0.8}, step=2)
+    store.log_files(run_id, tmp_path, "figures")
+    store.log_json(run_id, {"best": 3}, "tables/best.json")
+    assert store.runs("kept") == []
+    store.finish_run(run_id)
+
+    (run,) = store.runs("kept")
+    assert run == store.run(run_id)
+    assert (run.name, run.status, run.tags) == ("named", "FINISHED", {"job": "synthetic"})
+    assert (run.parameters["lr"], run.parameters["widths"]) == ("0.1", "[8, 8]")
+    assert abs(run.started.timestamp() - time.time()) < 60
+    metrics = store.metrics(run_id)
+    assert math.isnan(metrics.pop("accuracy_5"))
+    assert metrics == {"accuracy": 0.8, "loss": -math.inf}
+    assert store.history(run_id, "accuracy") == [(1, 0.5), (2, 0.8)]
+    assert store.history(run_id, "loss") == [(1, math.inf), (2, -math.inf)]
+    assert store.artifacts is not None
+    assert (store.artifacts / run_id / "artifacts" / "figures" / "figure.txt").read_text() == "a figure"
+    assert json.loads((store.artifacts / run_id / "artifacts" / "tables" / "best.json").read_text()) == {"best": 3}
+
+
+def test_a_run_can_be_resumed_ended_and_deleted(store: Store) -> None:
+    run_id = store.start_run("ended", "named", {}, {})
+    store.finish_run(run_id, "KILLED")
+    assert [run.status for run in store.runs("ended", finished_only=False)] == ["KILLED"]
+    store.resume_run(run_id)
+    assert store.run(run_id).status == "RUNNING"
+    store.delete_run(run_id)
+    assert store.runs("ended", finished_only=False) == []
+    with pytest.raises(RunFailedError, match="could not log metrics"):
+        store.log_metrics(run_id, {"a": 1.0})
+    assert store.runs("never heard of") == []
+
+
+def test_a_deleted_experiment_comes_back_for_a_new_run(store: Store) -> None:
+    store.start_run("gone", "first", {}, {})
+    store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
+    store.start_run("gone", "second", {}, {})
+    assert "second" in [run.name for run in store.runs("gone", finished_only=False)]
+
+
+def test_no_secret_is_tracked(store: Store) -> None:
+    secret = {"api_key": "hunter2", "hub.token": "hunter2", "data": "s3://ann:hunter2@host/x", "tokens": 5}
+    run = store.run(store.start_run("secrets", "named", secret, {"from": "http://hunter2@host"}))
+    assert "hunter2" not in repr(run)
+    assert run.parameters["tokens"] == "5"
+
+
+# Metrics under way
+
+
+def test_metrics_logged_through_an_outage_arrive_exactly_once(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    store = Store.open(tmp_path, server.uri)
+    run_id = store.start_run("outage", "named", {}, {})
+    log = MetricLog(tmp_path / "metrics.jsonl", store.uri, run_id)
+    for step in range(100):
+        log.log({"loss": 1 / (step + 1), "kept": float(step)}, step)
+    wait_for(lambda: len(store.history(run_id, "loss")) == 100)
+
+    server.kill()
+    for step in range(100, 2000):
+        log.log({"loss": 1 / (step + 1), "kept": float(step)}, step)
+    log.log({"odd": math.nan, "high": math.inf, "low": -math.inf}, 7)
+    wait_for(lambda: len(caplog.messages) == 1)
+    time.sleep(3)  # several attempts, one message
+    assert caplog.messages == [
+        f"tracking at {server.uri} is not answering (Connection refused); "
+        f"metrics are kept in {tmp_path / 'metrics.jsonl'} and will be sent later"
+    ]
+    assert log.close(1.0) == 2 * 1900 + 3  # a run that ends in the outage knows what is missing
+
+    server.start()
+    log = MetricLog(tmp_path / "metrics.jsonl", store.uri, run_id)
+    assert log.close(20.0) == 0
+    assert logged(store, run_id, "loss") == [(step, 1 / (step + 1)) for step in range(2000)]
+    assert logged(store, run_id, "kept") == [(step, float(step)) for step in range(2000)]
+    assert math.isnan(store.metrics(run_id)["odd"])
+    assert store.history(run_id, "high") == [(7, math.inf)]
+    assert store.history(run_id, "low") == [(7, -math.inf)]
+
+
+def test_a_log_that_stays_open_sends_by_itself_when_the_server_is_back(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    store = Store.open(tmp_path, server.uri)
+    run_id = store.start_run("outage", "open", {}, {})
+    server.kill()
+    with MetricLog(tmp_path / "metrics.jsonl", store.uri, run_id) as log:
+        log.log({"loss": 1.0}, 1)
+        wait_for(lambda: len(caplog.messages) == 1)
+        server.start()
+        log.log({"loss": 2.0}, 2)
+        wait_for(lambda: len(caplog.messages) == 2)
+        assert "answers again" in caplog.messages[1]
+    assert logged(store, run_id, "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_journal_opened_again_sends_what_was_left_and_nothing_twice(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "deep" / "metrics.jsonl"
+    with MetricLog(journal, store.uri, run_id) as log:
+        log.log({"a": 0.0}, 0)
+    down = MetricLog(journal, NOWHERE, run_id)
+    down.log({"a": 1.0, "b": 1.0}, 1)
+    assert down.close(0.0) == 2
+    again = MetricLog(journal, store.uri, run_id)
+    again.log({"a": 2.0}, 2)
+    assert again.close(10.0) == 0
+    assert MetricLog(journal, store.uri, run_id).close(10.0) == 0
+    journal.with_name("metrics.jsonl.sent").unlink()  # even if nobody remembers what was sent
+    assert MetricLog(journal, store.uri, run_id).close(10.0) == 0
+    assert logged(store, run_id, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert logged(store, run_id, "b") == [(1, 1.0)]
+
+
+def test_a_killed_process_loses_nothing_and_its_torn_last_line_is_cut(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "metrics.jsonl"
+    code = f"""
+        import os, pathlib, signal
+        from concord.tracking import MetricLog
+        log = MetricLog(pathlib.Path({str(journal)!r}), {NOWHERE!r}, {run_id!r})
+        for step in range(500):
+            log.log({{"a": step, "b": -step}}, step)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)]).returncode == -signal.SIGKILL
+    with journal.open("ab") as file:
+        file.write(b'[1795193052061,500,{"a":5')  # as if the machine itself had died
+    log = MetricLog(journal, store.uri, run_id)
+    for step in range(400, 600):  # from the last checkpoint
+        log.log({"a": step, "b": -step}, step)
+    assert log.close(10.0) == 0
+    assert logged(store, run_id, "a") == [(step, float(step)) for step in range(600)]
+    assert logged(store, run_id, "b") == [(step, float(-step)) for step in range(600)]
+
+
+def test_a_step_logged_before_is_dropped_name_by_name(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    assert journal.append({"a": 1.0}, 5) == 1
+    assert journal.append({"a": 2.0, "b": 2.0}, 5) == 1
+    assert journal.append({"a": 3.0, "b": 3.0}, 5) == 0
+    journal.close()
+    assert Journal(tmp_path / "metrics.jsonl").append({"a": 4.0, "c": 4.0}, 5) == 1
+    assert [entry.metrics for entry in entries(tmp_path / "metrics.jsonl")] == [{"a": 1.0}, {"b": 2.0}, {"c": 4.0}]
+
+
+@given(st.lists(st.integers(-20, 60)))
+def test_steps_are_a_set(steps: list[int]) -> None:
+    ours, plain = Steps(), set[int]()
+    for step in steps:
+        assert ours.add(step) == (step not in plain)
+        plain.add(step)
+
+
+def test_evenly_spaced_steps_take_no_memory() -> None:
+    steps = Steps()
+    assert all(steps.add(step) for step in range(0, 1_000_000, 10))
+    assert not any(steps.add(step) for step in range(0, 1_000_000, 1000))
+    assert len(steps._ranges) == 1
+    assert not steps._late
+
+
+def test_a_run_that_is_gone_is_not_asked_for_for_ever(
+    store: Store, run_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    log = MetricLog(tmp_path / "metrics.jsonl", store.uri, "0" * 32)
+    log.log({"a": 1.0}, 1)
+    wait_for(lambda: not log._sender.is_alive())
+    log.log({"a": 2.0}, 2)
+    start = time.monotonic()
+    assert log.close(10.0) == 2
+    assert time.monotonic() - start < 1
+    (message,) = caplog.messages
+    assert "refuses the metrics" in message
+    assert "not found" in message
+    assert len(list(entries(tmp_path / "metrics.jsonl"))) == 2
+    assert MetricLog(tmp_path / "metrics.jsonl", store.uri, run_id).close(10.0) == 0  # another run takes them
+    assert logged(store, run_id, "a") == [(1, 1.0), (2, 2.0)]
+
+
+def test_more_metrics_than_one_call_takes_arrive(store: Store, run_id: str, tmp_path: Path) -> None:
+    with MetricLog(tmp_path / "metrics.jsonl", store.uri, run_id) as log:
+        log.log({f"m{index}": float(index) for index in range(2500)}, 1)
+        log.log({"last": 1.0}, 2)
+    assert len(store.metrics(run_id)) == 2501
+
+
+def test_logging_costs_the_training_loop_microseconds(tmp_path: Path) -> None:
+    log = MetricLog(tmp_path / "metrics.jsonl", NOWHERE, "0" * 32)
+    metrics = {name: 0.123456 for name in ("loss", "accuracy", "kept", "norm", "rate")}
+    start = time.thread_time()
+    for step in range(10_000):
+        log.log(metrics, step)
+    seconds = time.thread_time() - start
+    assert log.close(0.0) == 50_000
+    assert seconds < 1.0
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "concord.tracking")
+    log = MetricLog(Path("/dev/full"), NOWHERE, "0" * 32) if Path("/dev/full").exists() else pytest.skip("no /dev/full")
+    log.log({"a": 1.0, "b": 1.0}, 1)
+    log.log({"a": 1.0}, 2)
+    assert log.close(0.0) == 3
+    assert [message for message in caplog.messages if "being lost" in message] == caplog.messages[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("a b/c.d-e:f_1", "a b/c.d-e:f_1"), ("acc@5", "acc_5"), ("/a//../b/", "a/b"), ("τ", "_"), ("", "_")],
+)
+def test_any_name_becomes_one_that_mlflow_takes(store: Store, run_id: str, name: str, kept: str) -> None:
+    assert metric_name(name) == kept
+    store.log_metrics(run_id, {name: 1.0})
+    assert kept in store.metrics(run_id)
+
+
+# Models
+
+
+class Halves(torch.nn.Module):
+    """Has what an export can get wrong: dropout and batch statistics, which evaluation mode switches off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(6, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(),
+            torch.nn.Linear(16, 2),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+class FixedBatch(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.reshape(2, 3, 2).flatten(1)
+
+
+class Branches(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * 2 if inputs.sum() > 0 else inputs
+
+
+PREDICT = """
+    import sys
+    sys.modules["concord"] = None  # importing it fails
+    import mlflow.pyfunc, numpy
+    model = mlflow.pyfunc.load_model(sys.argv[1])
+    rows = numpy.linspace(-1, 1, 6000, dtype="float32").reshape(1000, 6)
+    assert model.predict(rows[:1]).shape == (1, 2)
+    numpy.save(sys.argv[2], model.predict(rows))
+    print(model.metadata.signature.inputs)
+"""
+
+
+def predict_elsewhere(uri: str, model: str, tmp_path: Path) -> tuple[torch.Tensor, str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", textwrap.dedent(PREDICT), model, str(tmp_path / "answer.npy")],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    import numpy
+
+    return torch.from_numpy(numpy.load(tmp_path / "answer.npy")), done.stdout
+
+
+def expected(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.linspace(-1, 1, 6000).reshape(1000, 6))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_logged_model_predicts_where_concord_is_not(store: Store, run_id: str, tmp_path: Path, rows: int) -> None:
+    model = Halves().train()
+    uri = log_model(store, run_id, model, torch.zeros(rows, 6))
+    assert model.training
+    assert store.artifacts is not None
+    folder = store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts"
+    assert (folder / "data" / "model.pt2").exists()
+    assert not list(folder.rglob("*.p*kl*"))
+    assert not list(folder.rglob("*.pth"))
+    if rows > 1:  # the subprocess costs seconds, and the other example is the harder one
+        return
+    answer, signature = predict_elsewhere(store.uri, uri, tmp_path)
+    torch.testing.assert_close(answer, expected(model))
+    assert "(-1, 6)" in signature
+
+
+def test_models_are_kept_and_registered_through_a_server(server: Server, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, server.uri)
+    run_id = store.start_run("models", "named", {"lr": 1}, {})
+    model = Halves()
+    uri = log_model(store, run_id, model, torch.zeros(4, 6))
+    registered = register(store, uri, run_id, "served", {"accuracy": 0.5}, "accuracy", "max")
+    assert (registered.version, registered.champion) == (1, True)
+    assert [(each.name, each.aliases, each.metrics) for each in models(store)] == [
+        ("served", ("champion",), {"accuracy": 0.5})
+    ]
+    answer, _ = predict_elsewhere(server.uri, "models:/served@champion", tmp_path)
+    torch.testing.assert_close(answer, expected(model))
+
+
+@pytest.mark.parametrize("model", [FixedBatch(), Branches()])
+def test_a_model_that_cannot_be_exported_leaves_nothing(store: Store, run_id: str, model: torch.nn.Module) -> None:
+    before = models(store)
+    with pytest.raises(RunFailedError, match=f"torch.export cannot take this {type(model).__name__}: ") as failed:
+        log_model(store, run_id, model, torch.ones(2, 6))
+    assert "\n" not in str(failed.value)
+    assert models(store) == before
+    experiment = store.client.get_run(run_id).info.experiment_id
+    kept = store.client.search_logged_models([experiment])
+    assert not [each for each in kept if each.source_run_id == run_id]
+
+
+@pytest.fixture(scope="module")
+def model_uri(store: Store) -> str:
+    return log_model(store, store.start_run("tests", "a model", {}, {}), Halves(), torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "champions"),
+    [
+        ("max", [0.5, 0.5, 0.4, math.nan, 0.6], [1, 1, 1, 1, 5]),
+        ("min", [0.5, 0.5, 0.6, math.nan, 0.4], [1, 1, 1, 1, 5]),
+        ("max", [math.nan, -math.inf, 0.0], [None, 2, 3]),
+    ],
+)
+def test_the_champion_moves_only_when_strictly_better(
+    store: Store, run_id: str, model_uri: str, mode: str, values: list[float], champions: list[int | None]
+) -> None:
+    name = f"champion {mode} {len(values)}"
+    for version, (value, champion) in enumerate(zip(values, champions, strict=True), start=1):
+        became = register(store, model_uri, run_id, name, {"accuracy": value, "loss": 1.0}, "accuracy", mode)
+        assert (became.name, became.version, became.champion) == (name, version, champion == version)
+        if champion is None:
+            with pytest.raises(InputError):
+                show(store, name)
+        else:
+            assert show(store, name).version == champion
+            assert show(store, name).metrics["accuracy"] == values[champion - 1]
+
+
+def test_a_champion_without_the_criterion_stays_until_somebody_promotes(
+    store: Store, run_id: str, model_uri: str
+) -> None:
+    register(store, model_uri, run_id, "judged", {"accuracy": 0.5}, "accuracy", "max")
+    other = register(store, model_uri, run_id, "judged", {"f1": 0.9, "accuracy": 0.9}, "f1", "max")
+    assert (other.champion, other.previous) == (False, None)
+    assert "has no f1, only accuracy" in other.reason
+    assert promote(store, "judged", 2).aliases == ("champion",)
+    third = register(store, model_uri, run_id, "judged", {"accuracy": 0.95}, "accuracy", "max")
+    assert (third.champion, third.previous) == (True, 0.9)  # the champion has accuracy too, whatever it was judged by
+
+
+def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_id: str, model_uri: str) -> None:
+    register(store, model_uri, run_id, "present", {"accuracy": 0.5}, "accuracy", "max")
+    assert show(store, "present", "1") == show(store, "present", "@champion") == show(store, "present", 1)
+    with pytest.raises(InputError, match="no model 'absent' in the registry; there is: .*present"):
+        show(store, "absent")
+    with pytest.raises(InputError, match="'present' has no version or alias '7'; there is: 1, champion"):
+        promote(store, "present", 7)
+    with pytest.raises(InputError, match="criterion 'f1' is not among the metrics; there is: accuracy"):
+        register(store, model_uri, run_id, "present", {"accuracy": 0.5}, "f1", "max")
+    with pytest.raises(InputError, match="cannot contain '/' or ':'"):
+        register(store, model_uri, run_id, "a/b", {"accuracy": 0.5}, "accuracy", "max")
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
