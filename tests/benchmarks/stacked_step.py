@@ -58,7 +58,5 @@ def rows() -> list[Row]:
     setting = f"{ENVIRONMENTS} × {BATCH} examples, 3 × 256 MLP"
     return [
         Row(f"AND-mask step, {setting}", step, "plain pooled step", pooled, ratio, "≤ 1.25"),
-        Row(
-            f"AND-mask step, {setting}", fast, "a backward pass an environment over one graph", slow, speed, "≤ 0.067"
-        ),
+        Row(f"AND-mask step, {setting}", fast, "a backward pass an environment over one graph", slow, speed, "≤ 0.067"),
     ]

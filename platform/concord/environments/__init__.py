@@ -1,0 +1,13 @@
+"""Data as a set of named environments.
+
+An :class:`Environments` knows the names and what each is for (train, validate, test), and makes one environment's
+data when it is asked for it: in the process that owns that environment. From arrays, from a folder, or from a
+generator; :class:`BatchStream` draws the batches.
+"""
+
+from concord.environments.batches import BatchStream
+from concord.environments.collection import Environment, Environments, HeldOut, split_held_out
+from concord.environments.folder import from_folder
+from concord.environments.spirals import Spirals
+
+__all__ = ["BatchStream", "Environment", "Environments", "HeldOut", "Spirals", "from_folder", "split_held_out"]

@@ -102,9 +102,7 @@ class SliceExchange:
         else:
             self._wire = {"gradient": dtype}
         own = self._sizes[self.rank]
-        self._got = {
-            name: torch.zeros(world, own, dtype=wire, device=device) for name, wire in self._wire.items()
-        }
+        self._got = {name: torch.zeros(world, own, dtype=wire, device=device) for name, wire in self._wire.items()}
         self._kept = torch.zeros(own, dtype=accumulation, device=device)
         # What every process says beside its slice: what it kept of each layer, then whether each of its
         # environments takes part (1), does not exist (0), or is not finite (-1).

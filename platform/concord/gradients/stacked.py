@@ -157,7 +157,9 @@ class StackedGradients:
         sizes = [shape.numel() for shape in self._layout.shapes]
         kept = torch.stack([layer.mean(dtype=torch.float32) for layer in mask.split(sizes)])
         if self.rescale:
-            for layer, factor in zip(update.split(sizes), rescaling_factor(kept).to(update.dtype).unbind(), strict=True):
+            for layer, factor in zip(
+                update.split(sizes), rescaling_factor(kept).to(update.dtype).unbind(), strict=True
+            ):
                 layer.mul_(factor)
         return update, kept, skipped
 

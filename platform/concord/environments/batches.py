@@ -1,0 +1,74 @@
+"""Batches that depend on the seed, the environment and the step, and on nothing else."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from concord.environments.collection import Environment, generator_for
+from concord.errors import InputError
+
+
+class BatchStream:
+    """A batch of every environment at every step.
+
+    Environment e's examples are shuffled anew for each pass over them, by a generator that depends on (seed, e's
+    name, pass) alone. Batch k takes places k·B … (k+1)·B - 1 of the passes laid end to end. So what e gives at
+    step k depends on (seed, e, k): not on the process that holds e, on the other environments, nor on where a run
+    was resumed. Environments of different sizes each go through their own passes.
+
+    Args:
+        environments: the environments of this process, alike in shape and type.
+        batch_size: examples a batch, B.
+        seed: of the run.
+        device: where the batches are wanted; the data are moved there once.
+
+    Raises:
+        InputError: the batch size is not positive.
+    """
+
+    def __init__(
+        self, environments: Sequence[Environment], batch_size: int, seed: int, device: torch.device | str = "cpu"
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"--batch-size {batch_size}: must be at least 1")
+        self._names = [environment.name for environment in environments]
+        self._sizes = [len(environment) for environment in environments]
+        self._batch_size = batch_size
+        self._seed = seed
+        self._device = torch.device(device)
+        # All environments in one tensor: a step is then one gather, not one for each environment.
+        self._inputs = torch.cat([environment.inputs for environment in environments]).to(device)
+        self._targets = torch.cat([environment.targets for environment in environments]).to(device)
+        self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
+        self._orders: dict[tuple[int, int], Tensor] = {}
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs ``(environments, batch, ...)`` and targets ``(environments, batch, ...)`` of step k = ``step``."""
+        places = torch.cat([self._places(index, step) for index in range(len(self._names))])
+        if self._device.type == "cuda":
+            places = places.pin_memory().to(self._device, non_blocking=True)
+        shape = (len(self._names), self._batch_size)
+        return (
+            self._inputs.index_select(0, places).unflatten(0, shape),
+            self._targets.index_select(0, places).unflatten(0, shape),
+        )
+
+    def _places(self, index: int, step: int) -> Tensor:
+        size, first = self._sizes[index], step * self._batch_size
+        parts, wanted = [], self._batch_size
+        while wanted > 0:
+            passes, offset = divmod(first, size)
+            part = self._order(index, passes)[offset : offset + wanted]
+            parts.append(part)
+            first, wanted = first + len(part), wanted - len(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _order(self, index: int, passes: int) -> Tensor:
+        """Where this environment's examples lie, in the order of this pass."""
+        if (index, passes) not in self._orders:
+            self._orders.pop((index, passes - 2), None)
+            generator = generator_for(self._seed, self._names[index], "batches", passes)
+            order = torch.randperm(self._sizes[index], generator=generator)
+            self._orders[index, passes] = order + self._starts[index]
+        return self._orders[index, passes]

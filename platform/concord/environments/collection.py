@@ -1,0 +1,204 @@
+"""Named environments, what each is for, and the checks that their data belong together."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concord.errors import InputError
+
+Array = Any
+"""A tensor, a numpy array, or what ``numpy.asarray`` takes."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The examples of one environment.
+
+    Attributes:
+        name: its name.
+        inputs: ``(examples, ...)``.
+        targets: ``(examples, ...)``.
+    """
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+
+    @staticmethod
+    def of(name: str, inputs: Array, targets: Array) -> "Environment":
+        """Make tensors of the arrays (float64 numpy arrays become float32) and check them.
+
+        Raises:
+            InputError: there are no examples, the numbers of inputs and targets differ, or a value is no number.
+        """
+        inputs, targets = _tensor(name, "inputs", inputs), _tensor(name, "targets", targets)
+        if inputs.ndim == 0 or len(inputs) == 0:
+            raise InputError(f"environment {name}: it is empty; each environment needs at least one example")
+        if targets.ndim == 0 or len(inputs) != len(targets):
+            found = len(targets) if targets.ndim else 0
+            raise InputError(f"environment {name}: {len(inputs)} inputs and {found} targets; the numbers must be equal")
+        for part, values in (("inputs", inputs), ("targets", targets)):
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                raise InputError(f"environment {name}: its {part} hold values that are not finite")
+        return Environment(name, inputs, targets)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class HeldOut(NamedTuple):
+    """An environment in two parts: one to train on, and one that training never sees (None if nothing is held out)."""
+
+    training: Environment
+    held_out: Environment | None
+
+
+class Environments:
+    """Named environments and what they are for; the data are made one environment at a time.
+
+    Args:
+        load: maps a name to that environment's inputs and targets. It is called in the process that owns the
+            environment, so a generator makes its data there and nothing is sent. The same name must always give
+            the same data.
+        train: the environments to train on.
+        validation: whole environments to choose models by; training never sees them.
+        test: whole environments to report on; nothing is chosen by them.
+
+    Raises:
+        InputError: no training environment, or a name that stands twice.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], tuple[Array, Array]],
+        train: Iterable[str],
+        validation: Iterable[str] = (),
+        test: Iterable[str] = (),
+    ) -> None:
+        self._load = load
+        self.train = tuple(train)
+        self.validation = tuple(validation)
+        self.test = tuple(test)
+        if not self.train:
+            raise InputError("environments: there is no training environment")
+        seen: set[str] = set()
+        for name in self.names:
+            if name in seen:
+                raise InputError(f"environment {name}: named twice; an environment is for one purpose")
+            seen.add(name)
+
+    @staticmethod
+    def from_arrays(
+        arrays: Mapping[str, tuple[Array, Array]],
+        validation: Sequence[str] = (),
+        test: Sequence[str] = (),
+    ) -> "Environments":
+        """Environments whose data are at hand: ``{name: (inputs, targets)}``.
+
+        Those named in ``validation`` and ``test`` are for that; all others train.
+
+        Raises:
+            InputError: a name that is not among the arrays, and whatever is wrong with the data.
+        """
+        checked = {name: Environment.of(name, *pair) for name, pair in arrays.items()}
+        require_names([*validation, *test], checked)
+        _require_alike(list(checked.values()))
+        train = [name for name in checked if name not in {*validation, *test}]
+        return Environments(lambda name: (checked[name].inputs, checked[name].targets), train, validation, test)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names: training, validation, test."""
+        return self.train + self.validation + self.test
+
+    def __getitem__(self, name: str) -> Environment:
+        """The data of one environment.
+
+        Raises:
+            InputError: there is no such environment, or its data are not as :meth:`Environment.of` wants them.
+        """
+        require_names([name], self.names)
+        return Environment.of(name, *self._load(name))
+
+    def load(self, names: Iterable[str]) -> list[Environment]:
+        """The data of these environments, checked to be alike in shape and type of one example."""
+        environments = [self[name] for name in names]
+        _require_alike(environments)
+        return environments
+
+
+def require_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that is none of the known environments (InputError)."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+            raise InputError(f"environment {name}: there is none of this name; there are {shown}")
+
+
+def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:
+    """Hold out a part of an environment's examples, chosen at random by the seed and the environment's name.
+
+    At least one example stays to train on, and at least one is held out if the fraction is above 0.
+
+    Raises:
+        InputError: the fraction is not in [0, 1), or one example is to be split.
+    """
+    if not 0 <= fraction < 1:
+        raise InputError(f"--held-out {fraction}: the held-out fraction must lie in [0, 1)")
+    if fraction == 0:
+        return HeldOut(environment, None)
+    examples = len(environment)
+    if examples < 2:
+        raise InputError(f"environment {environment.name}: one example cannot be split; use --held-out 0")
+    count = min(max(round(fraction * examples), 1), examples - 1)
+    order = torch.randperm(examples, generator=generator_for(seed, environment.name, "held out"))
+    held, kept = order[:count].sort().values, order[count:].sort().values
+    return HeldOut(
+        Environment(environment.name, environment.inputs[kept], environment.targets[kept]),
+        Environment(environment.name, environment.inputs[held], environment.targets[held]),
+    )
+
+
+def generator_for(*key: int | str) -> torch.Generator:
+    """A random generator that depends on the key alone: not on the process, nor on what was drawn before."""
+    # Text enters by its bytes: hash() of a string differs from process to process.
+    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in key]
+    seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed) >> 1)
+
+
+def _tensor(name: str, part: str, values: Array) -> Tensor:
+    if not isinstance(values, Tensor):
+        array = np.asarray(values)
+        if array.dtype == object or array.dtype.kind not in "biuf":
+            raise InputError(f"environment {name}: its {part} are of type {array.dtype}; expected numbers")
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+            array = array.astype(np.int64)
+        values = torch.from_numpy(np.ascontiguousarray(array))
+    if part == "targets" and not values.is_floating_point():
+        values = values.long()
+    return values
+
+
+def _require_alike(environments: Sequence[Environment]) -> None:
+    for environment in environments[1:]:
+        first = environments[0]
+        for part in ("inputs", "targets"):
+            ours, theirs = getattr(environment, part), getattr(first, part)
+            if ours.shape[1:] != theirs.shape[1:] or ours.dtype != theirs.dtype:
+                raise InputError(
+                    f"environment {environment.name}: one example of its {part} is {describe(ours)}, "
+                    f"but {describe(theirs)} in environment {first.name}"
+                )
+
+
+def describe(values: Tensor) -> str:
+    """Shape and type of one example, for a message."""
+    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"

@@ -1,0 +1,100 @@
+"""Environments from a folder with one file each: ``NAME.npz`` or ``NAME.parquet``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from concord.environments.collection import Array, Environments, require_names
+from concord.errors import InputError
+
+
+def from_folder(
+    folder: str | Path,
+    *,
+    inputs: str | Sequence[str] = "inputs",
+    targets: str = "targets",
+    validation: Sequence[str] = (),
+    test: Sequence[str] = (),
+) -> Environments:
+    """Environments from files, one each; the file's name without its ending is the environment's.
+
+    Args:
+        folder: where the files are. It must be readable by every worker under the same path.
+        inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
+            several columns, which become the features of an example in this order. The default for parquet, if
+            there is no column ``inputs``, is every column but the targets.
+        targets: the array or column of the targets.
+        validation, test: names of the environments for that; all others train.
+
+    Raises:
+        InputError: the folder is missing or holds no such file, or (when an environment is loaded) a file is
+            corrupt or lacks an array or column.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"--data-dir {folder}: there is no such folder")
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in {".npz", ".parquet"}:
+            if path.stem in files:
+                raise InputError(f"--data-dir {folder}: both {files[path.stem].name} and {path.name}; one file each")
+            files[path.stem] = path
+    if not files:
+        raise InputError(f"--data-dir {folder}: no .npz or .parquet file; expected one for each environment")
+    require_names([*validation, *test], files)
+    train = [name for name in files if name not in {*validation, *test}]
+
+    def load(name: str) -> tuple[Array, Array]:
+        path = files[name]
+        try:
+            if path.suffix == ".npz":
+                return _npz(path, inputs, targets)
+            return _parquet(path, inputs, targets)
+        except InputError:
+            raise
+        except Exception as error:  # each format has its own errors for a file cut short
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"environment {name}: {path} cannot be read ({reason})") from error
+
+    return Environments(load, train, validation, test)
+
+
+def _npz(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:
+    with np.load(path, allow_pickle=False) as arrays:
+        wanted = [inputs] if isinstance(inputs, str) else list(inputs)
+        _require(path, "array", [*wanted, targets], arrays.files)
+        parts = [arrays[name] for name in wanted]
+        return (parts[0] if len(parts) == 1 else np.stack(parts, axis=1)), arrays[targets]
+
+
+def _parquet(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:
+    table = pq.read_table(path)
+    if inputs == "inputs" and "inputs" not in table.column_names:
+        inputs = [name for name in table.column_names if name != targets]
+    wanted = [inputs] if isinstance(inputs, str) else list(inputs)
+    _require(path, "column", [*wanted, targets], table.column_names)
+    columns = [_column(path, name, table[name].combine_chunks()) for name in wanted]
+    values = columns[0] if isinstance(inputs, str) else np.stack(columns, axis=1)
+    return values, _column(path, targets, table[targets].combine_chunks())
+
+
+def _column(path: Path, name: str, column: pa.Array) -> Array:
+    if column.null_count:
+        raise InputError(f"environment {path.stem}: column {name} of {path} has {column.null_count} missing values")
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = np.diff(column.offsets.to_numpy())
+        if len(set(lengths.tolist())) > 1:
+            raise InputError(f"environment {path.stem}: the lists in column {name} of {path} differ in length")
+        return np.asarray(column.flatten()).reshape(len(column), -1)
+    if pa.types.is_fixed_size_list(column.type):
+        return np.asarray(column.flatten()).reshape(len(column), -1)
+    return np.asarray(column)
+
+
+def _require(path: Path, kind: str, wanted: Sequence[str], found: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in found:
+            raise InputError(f"environment {path.stem}: {path} has no {kind} {name}; it has {', '.join(found)}")

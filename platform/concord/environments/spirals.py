@@ -1,0 +1,93 @@
+"""The synthetic memorization dataset of the AND-mask paper (§3.1, appendix B.2): spirals to learn, shortcuts to avoid."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concord.environments.collection import Environments, generator_for
+from concord.errors import InputError
+
+MECHANISM_DIMENSIONS = 2
+
+
+@dataclass(frozen=True)
+class Spirals:
+    """Two interleaved spirals, the same in all environments, beside shortcuts that differ between environments.
+
+    An example of class y ∈ {0, 1} begins with its place on spiral y: radius r ~ U(0.08, 1), angle 2πnr, turned by π
+    for class 0, and then U(-0.02, 0.02) added to the radius. The two coordinates are divided by their standard
+    deviation over the distribution, as the paper's code scales them. Then come the shortcuts: one vector an
+    environment, drawn from N(0, σ²), for class 1, and its negative for class 0. In the test environment each example
+    draws shortcuts of its own.
+
+    Args:
+        environments: how many train (the paper's D).
+        examples: examples an environment.
+        test_examples: examples of the test environment ``ood``.
+        validation_environments: how many more environments, with shortcuts of their own, to choose models by.
+        shortcut_dimensions: d_S.
+        shortcut_scale: the standard deviation σ. The paper prints N(0, 0.1); a variance of 0.1 is σ = 0.316.
+        revolutions: n, of each spiral.
+        seed: of the data.
+
+    Raises:
+        InputError: a number that must be positive is not.
+    """
+
+    environments: int = 32
+    examples: int = 1280
+    test_examples: int = 2000
+    validation_environments: int = 0
+    shortcut_dimensions: int = 32
+    shortcut_scale: float = 0.1**0.5
+    revolutions: float = 3.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option in ("environments", "examples", "test_examples"):
+            if getattr(self, option) < 1:
+                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must be at least 1")
+        for option in ("shortcut_dimensions", "validation_environments", "shortcut_scale", "revolutions"):
+            if getattr(self, option) < 0:
+                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must not be negative")
+
+    def as_environments(self) -> Environments:
+        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made by whoever asks for it."""
+        return Environments(
+            self.load,
+            train=[f"train-{index:03d}" for index in range(self.environments)],
+            validation=[f"validation-{index:03d}" for index in range(self.validation_environments)],
+            test=["ood"],
+        )
+
+    def load(self, name: str) -> tuple[Tensor, Tensor]:
+        """Inputs ``(examples, 2 + d_S)`` float32 and targets ``(examples,)`` int64 of one environment."""
+        generator = generator_for(self.seed, "spirals", name)
+        count = self.test_examples if name == "ood" else self.examples
+        targets = torch.randint(0, 2, (count,), generator=generator)
+        mechanism = self._mechanism(targets, generator)
+        if name == "ood":
+            shortcuts = torch.randn(count, self.shortcut_dimensions, generator=generator) * self.shortcut_scale
+        else:
+            shortcut = torch.randn(self.shortcut_dimensions, generator=generator) * self.shortcut_scale
+            shortcuts = (2 * targets - 1)[:, None] * shortcut
+        return torch.cat([mechanism, shortcuts], dim=1), targets
+
+    def _mechanism(self, targets: Tensor, generator: torch.Generator) -> Tensor:
+        radius = 0.08 + 0.92 * torch.rand(len(targets), generator=generator)
+        angle = 2 * torch.pi * self.revolutions * radius + torch.pi * (1 - targets)
+        noisy = radius + (0.04 * torch.rand(len(targets), generator=generator) - 0.02)
+        coordinates = torch.stack([noisy * angle.cos(), noisy * angle.sin()], dim=1)
+        return coordinates / torch.tensor(self._coordinate_deviations(), dtype=torch.float32)
+
+    def _coordinate_deviations(self) -> tuple[float, float]:
+        """Standard deviations of the two coordinates over the distribution (both classes; their means are 0)."""
+        radius = np.linspace(0.08, 1.0, 20_001)
+        angle = 2 * np.pi * self.revolutions * radius
+        squared_radius = radius**2 + 0.04**2 / 12
+        return (
+            float(np.sqrt(np.mean(squared_radius * np.cos(angle) ** 2))),
+            float(np.sqrt(np.mean(squared_radius * np.sin(angle) ** 2))),
+        )

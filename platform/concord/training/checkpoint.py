@@ -1,0 +1,85 @@
+"""What a run needs to go on: model, optimizer, schedule and place in the data; nothing that has to be unpickled."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from concord.errors import InputError
+from concord.training.optimization import Optimization
+from concord.training.outcome import Evaluation
+
+MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch: epochs done; the next batch is the first of epoch ``epoch``.
+        seconds: time spent in the loop so far.
+        skipped: how often an environment was left out of a step.
+        history: the evaluations so far.
+    """
+
+    epoch: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    history: list[Evaluation] = dataclasses.field(default_factory=list)
+
+
+def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:
+    """Write the three files of a checkpoint into an existing folder."""
+    save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, folder / MODEL)
+    states = {"optimizer": optimization.optimizer.state_dict(), "schedule": optimization.schedule.state_dict()}
+    torch.save(states, folder / OPTIMIZER)
+    (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress)))
+
+
+def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) -> Progress:
+    """Put a checkpoint's state into model and optimization.
+
+    Raises:
+        InputError: the checkpoint is of another model, or incomplete.
+    """
+    read_weights(folder, model)
+    try:
+        states: dict[str, Any] = torch.load(folder / OPTIMIZER, weights_only=True)
+        optimization.optimizer.load_state_dict(states["optimizer"])
+        optimization.schedule.load_state_dict(states["schedule"])
+        progress = json.loads((folder / PROGRESS).read_text())
+        history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
+        return Progress(**progress, history=history)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
+
+
+def read_weights(folder: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into the model.
+
+    Raises:
+        InputError: the checkpoint is of another model, or incomplete.
+    """
+    try:
+        weights = load_file(folder / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"checkpoint {folder}: {MODEL} cannot be read ({_first_line(error)})") from error
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    if expected != found:
+        name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+        raise InputError(
+            f"checkpoint {folder}: of another model; {name} is {found.get(name, 'missing')} there "
+            f"and {expected.get(name, 'missing')} here"
+        )
+    model.load_state_dict(weights)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,116 @@
+"""The options that every training run has; a job adds its own by deriving from :class:`TrainConfig`."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from concord.aggregation import AGGREGATORS, AggregatorName
+from concord.errors import InputError
+from concord.gradients import NonFinite
+
+DEFAULT_OUTPUT = Path("concord-runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    # fmt: off
+    seed: int = 0
+    """Seed of the data split, the batches, the model's first weights and dropout."""
+    epochs: int = 20
+    """Passes over the largest training environment."""
+    batch_size: int = 128
+    """Examples of each environment at each step."""
+    held_out: float = 0.1
+    """Fraction of every training environment that training never sees; [0, 1)."""
+
+    aggregator: AggregatorName = "and-mask"
+    """How the environments' gradients become one."""
+    threshold: float = 0.8
+    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree."""
+    rescale: bool = True
+    """Divide each layer's update by the fraction of it that the mask kept."""
+    nonfinite: NonFinite = "raise"
+    """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Adam with β = (.9, .999), or SGD with momentum .9."""
+    lr: float = 1e-3
+    """Learning rate."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """When the learning rate is multiplied by --decay, as fractions of the run."""
+    decay: float = 0.1
+    """What the learning rate is multiplied by at each milestone."""
+    l1: float = 0.0
+    """Coefficient of the L1 penalty."""
+    l2: float = 0.0
+    """Coefficient of the L2 penalty."""
+    regularization: Literal["decoupled", "coupled"] = "decoupled"
+    """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
+    clip: float = 0.0
+    """Largest norm of the aggregated gradient; 0 does not clip."""
+
+    workers: int = 1
+    """Ray Train workers, among which the environments are divided."""
+    use_gpu: bool = False
+    """Give each worker a GPU."""
+    address: str | None = None
+    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    max_failures: int = 3
+    """How often workers that died are replaced, the run going on from the last checkpoint."""
+
+    evaluations: int = 20
+    """How often all environments are evaluated during the run (at the end in any case)."""
+    checkpoints: int = 5
+    """How many checkpoints are written during the run (at the end in any case)."""
+
+    data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
+    """Folder with the job's data, if it reads any (or CONCORD_DATA)."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
+    name: str | None = None
+    """Name of the run; made up from job and time if not given."""
+    resume: bool = False
+    """Continue the run called --name where it stopped."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError); a job may add its own checks."""
+        if self.aggregator not in AGGREGATORS:
+            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
+        for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        for option in ("seed", "l1", "l2", "clip", "max_failures"):
+            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
+        self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
+        self.require("lr", self.lr > 0, "must be above 0")
+        self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
+        self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
+        if self.resume and self.name is None:
+            raise InputError("--resume: needs --name, to know which run to continue")
+        if self.name is not None:
+            plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
+            self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
+
+    def require(self, option: str, right: bool, expected: str) -> None:
+        """Raise InputError for the option, with its value and what was expected, unless ``right``."""
+        if not right:
+            value = getattr(self, option)
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise InputError(f"--{option.replace('_', '-')} {shown}: {expected}")
+
+
+# What may differ when a run is resumed: where and how it runs, not what it computes.
+PLACEMENT_OPTIONS = frozenset(
+    {"workers", "use_gpu", "address", "max_failures", "data_dir", "output", "resume", "tracking_uri"}
+)
+
+
+def _path_from_environment(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value) if value else None

@@ -1,0 +1,104 @@
+"""Loss and further measures on every environment by name, over all workers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from concord.environments import Environment
+from concord.errors import InputError
+
+Split = Literal["train", "held_out", "validation", "ood"]
+Measure = Callable[[Tensor, Tensor], Tensor]
+_EXAMPLES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class EvaluatedPart:
+    """A part of the data with a row of its own in the metrics.
+
+    Attributes:
+        split: what it is for.
+        name: the environment.
+        data: the examples, in the worker that evaluates it; None elsewhere.
+    """
+
+    split: Split
+    name: str
+    data: Environment | None
+
+
+def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest of the outputs ``(batch, classes)`` is at the target, else 0."""
+    return (outputs.argmax(1) == targets).float()
+
+
+def default_measures(targets: Tensor) -> dict[str, Measure]:
+    """``accuracy`` for integer targets ``(examples,)``, nothing otherwise."""
+    return {} if targets.is_floating_point() or targets.ndim != 1 else {"accuracy": correct}
+
+
+def check_targets(environment: Environment, outputs: Tensor) -> None:
+    """Refuse class targets that the outputs ``(batch, classes)`` have no place for (InputError)."""
+    targets = environment.targets
+    if targets.is_floating_point() or outputs.ndim != 2 or targets.ndim != 1:
+        return
+    least, most, classes = int(targets.min()), int(targets.max()), outputs.shape[1]
+    if least < 0 or most >= classes:
+        wrong = least if least < 0 else most
+        raise InputError(
+            f"environment {environment.name}: target {wrong} is out of range; the model has {classes} outputs, "
+            f"so targets go from 0 to {classes - 1}"
+        )
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    measures: Mapping[str, Measure],
+    parts: Sequence[EvaluatedPart],
+    device: torch.device,
+    distributed: bool,
+) -> dict[str, float]:
+    """Evaluate all parts; every worker calls it with the same parts and its own data.
+
+    Returns:
+        For each measure (``loss`` and the given ones) ``{split}_{measure}`` over all examples of the split,
+        ``worst_{split}_{measure}`` of the split's worst environment, and ``{measure}/{split}/{environment}``.
+        The same in every worker.
+    """
+    names = ["loss", *measures]
+    totals = torch.zeros(len(parts), 1 + len(names), dtype=torch.float64)
+    training = model.training
+    model.eval()
+    for row, part in zip(totals, parts, strict=True):
+        if part.data is None:
+            continue
+        for start in range(0, len(part.data), _EXAMPLES_AT_ONCE):
+            inputs = part.data.inputs[start : start + _EXAMPLES_AT_ONCE].to(device)
+            targets = part.data.targets[start : start + _EXAMPLES_AT_ONCE].to(device)
+            outputs = model(inputs)
+            row[0] += len(inputs)
+            row[1] += float(loss(outputs, targets)) * len(inputs)
+            for index, measure in enumerate(measures.values()):
+                row[2 + index] += float(measure(outputs, targets).double().sum())
+    model.train(training)
+    if distributed:
+        totals = totals.to(device)
+        dist.all_reduce(totals)
+        totals = totals.cpu()
+    metrics: dict[str, float] = {}
+    for index, measure_name in enumerate(names):
+        for split in dict.fromkeys(part.split for part in parts):
+            rows = [at for at, part in enumerate(parts) if part.split == split]
+            means = totals[rows, 1 + index] / totals[rows, 0]
+            metrics[f"{split}_{measure_name}"] = float(totals[rows, 1 + index].sum() / totals[rows, 0].sum())
+            worst = means.max() if measure_name == "loss" else means.min()
+            metrics[f"worst_{split}_{measure_name}"] = float(worst)
+            for at, value in zip(rows, means.tolist(), strict=True):
+                metrics[f"{measure_name}/{split}/{parts[at].name}"] = value
+    return metrics

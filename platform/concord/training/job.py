@@ -1,0 +1,139 @@
+"""A job: what to train on what. A Python file that names one is all a user writes."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
+
+from torch import Tensor, nn
+
+import concord
+from concord.environments import Environments
+from concord.errors import InputError
+from concord.training.config import TrainConfig
+from concord.training.outcome import Outcome
+
+Config = TypeVar("Config", bound=TrainConfig)
+Measure = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Job(Generic[Config]):
+    """What a run needs to know; ``job = Job(...)`` in a file makes it a job file.
+
+    Attributes:
+        environments: the data, from the configuration. It is called in every worker.
+        model: the network, from the configuration. Outputs are ``(batch, ...)``.
+        loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
+        config: the options; derive from :class:`TrainConfig` to add or change some.
+        measures: further numbers to report, each maps outputs and targets to one number an example
+            ``(batch,)``, averaged over examples. None: ``accuracy`` where the targets are integers.
+        criterion: the metric by which one version of the model is better than another.
+        mode: whether the criterion is to be large or small.
+        name: of the job and the registered model; None takes the file's.
+        reproduces: what of which paper, for ``concord jobs``.
+        figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
+        report: options (a dataclass with defaults) and the function behind ``concord report``.
+    """
+
+    environments: Callable[[Config], Environments]
+    model: Callable[[Config], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    config: type[Config] = TrainConfig  # type: ignore[assignment]
+    measures: Mapping[str, Measure] | None = None
+    criterion: str | None = None
+    mode: Literal["max", "min"] = "max"
+    name: str | None = None
+    reproduces: str = ""
+    figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None
+    report: "Report | None" = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``concord report JOB`` does.
+
+    Attributes:
+        options: a dataclass whose fields become the options.
+        make: gets the options and a function that prints a line of progress; writes figures and returns a
+            mapping that is the JSON result.
+    """
+
+    options: type[Any]
+    make: Callable[[Any, Callable[[str], None]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A job and the file it came from, which is what travels to the workers.
+
+    Attributes:
+        job: the job, with its name filled in.
+        path: the file.
+        source: its text.
+    """
+
+    job: Job[Any]
+    path: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        assert self.job.name is not None
+        return self.job.name
+
+
+def jobs_folder() -> Path:
+    """Where the built-in jobs are: inside an installed package, or beside ``platform/`` in a source tree."""
+    package = Path(concord.__file__).parent
+    inside = package / "jobs"
+    return inside if inside.is_dir() else package.parent.parent / "jobs"
+
+
+def built_in_jobs() -> dict[str, Path]:
+    """The files of the built-in jobs by the jobs' names."""
+    files = sorted(jobs_folder().glob("*.py"))
+    return {path.stem.replace("_", "-"): path for path in files if not path.stem.startswith("_")}
+
+
+def load_job(reference: str) -> JobFile:
+    """The job of this name, or the job in this file.
+
+    Raises:
+        InputError: there is none, or the file cannot be run, or it names no job.
+    """
+    known = built_in_jobs()
+    path = known.get(reference, Path(reference))
+    if reference not in known:
+        if path.suffix != ".py":
+            raise InputError(f"job {reference}: there is none; give one of {', '.join(known)}, or a Python file")
+        if not path.is_file():
+            raise InputError(f"job {reference}: there is no such file")
+    path = path.resolve()
+    return job_from_source(str(path), path.read_text(encoding="utf-8"))
+
+
+def job_from_source(path: str, source: str) -> JobFile:
+    """The job that this text of a file names; used where the file itself may not be (on another node).
+
+    Raises:
+        InputError: the text cannot be run, or names no job.
+    """
+    stem = Path(path).stem
+    module = ModuleType(f"concord_job_{stem}")
+    module.__file__ = path
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # a job file may import its neighbours
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except Exception as error:  # the file is the user's: anything can be raised
+        raise InputError(f"job {path}: cannot be loaded ({type(error).__name__}: {error})") from error
+    job = getattr(module, "job", None)
+    if not isinstance(job, Job):
+        raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
+    return JobFile(replace(job, name=job.name or stem.replace("_", "-")), path, source)

@@ -1,0 +1,320 @@
+"""The training loop: the same in one process and in each of several, with Ray or without."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from concord.aggregation import aggregator
+from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
+from concord.environments.collection import describe
+from concord.errors import InputError
+from concord.gradients import EnvironmentStep, HookedGradients, StackedGradients
+from concord.gradients.layout import Layout, trainable
+from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
+from concord.training.config import TrainConfig
+from concord.training.evaluation import EvaluatedPart, check_targets, default_measures, evaluate
+from concord.training.job import Job
+from concord.training.optimization import Optimization
+from concord.training.outcome import Evaluation, Outcome
+
+
+class Reporter(Protocol):
+    """Where the loop's metrics and checkpoints go."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Keep metrics; called in the first process only, and must return at once."""
+        ...
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        """Keep a checkpoint; called in every process, ``write`` to be used in the first only."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among those of the run."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")
+
+
+def share(items: Sequence[str], place: Place) -> list[str]:
+    """The items of this process: neighbouring ones, the numbers of any two processes differing by at most one."""
+    each, more = divmod(len(items), place.world)
+    start = place.rank * each + min(place.rank, more)
+    return list(items[start : start + each + (place.rank < more)])
+
+
+def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
+    """The job's model, its first weights drawn from the run's seed."""
+    torch.manual_seed(config.seed)
+    return job.model(config)
+
+
+def train(
+    job: Job[Any], config: TrainConfig, place: Place, reporter: Reporter, resume_from: Path | None = None
+) -> Outcome:
+    """Train; with several processes, in the default process group.
+
+    Args:
+        job: what to train on what.
+        config: the options.
+        place: of this process.
+        reporter: takes metrics and checkpoints.
+        resume_from: a checkpoint's folder to go on from; the end is the one of an undisturbed run.
+
+    Raises:
+        InputError: the data or the checkpoint do not fit; raised in every process.
+        NonFiniteGradientError: see ``config.nonfinite``; raised in every process.
+    """
+    prepared = _together(lambda: _prepare(job, config, place), place)
+    run = _Run(job, config, place, prepared)
+    progress = (
+        _together(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
+        if resume_from
+        else Progress()
+    )
+    evaluate_after = _spread(config.evaluations, config.epochs)
+    checkpoint_after = _spread(config.checkpoints, config.epochs)
+    started = time.perf_counter() - progress.seconds
+    while progress.epoch < config.epochs:
+        steps = run.epoch(progress.epoch)
+        progress.epoch += 1
+        progress.skipped += steps.skipped
+        progress.seconds = time.perf_counter() - started
+        metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
+        step = progress.epoch * run.steps_per_epoch
+        if progress.epoch in evaluate_after:
+            metrics |= run.evaluate()
+            progress.history.append(Evaluation(progress.epoch, step, metrics))
+        if place.rank == 0:
+            for offset, at_step in enumerate(steps.each):
+                reporter.log(at_step, step - len(steps.each) + offset + 1)
+            reporter.log(metrics, step)
+        if progress.epoch in checkpoint_after:
+            reporter.checkpoint(lambda folder: write_checkpoint(folder, run.model, run.optimization, progress), metrics)
+    return Outcome(tuple(progress.history), progress.seconds, config.epochs * run.steps_per_epoch)
+
+
+@dataclass
+class _Prepared:
+    environments: Environments
+    training: list[HeldOut]
+    elsewhere: list[tuple[str, Environment]]
+
+
+@dataclass
+class _EpochSteps:
+    metrics: dict[str, float]
+    each: list[dict[str, float]]
+    skipped: int
+
+
+class _Run:
+    """The parts of a run in one process, put together."""
+
+    def __init__(self, job: Job[Any], config: TrainConfig, place: Place, prepared: _Prepared) -> None:
+        self.place = place
+        self.config = config
+        self.environments = prepared.environments
+        self.model = build_model(job, config).to(place.device)
+        self.job = job
+        if place.world > 1:
+            _same_everywhere(self.model)
+        for part in _all_data(prepared):
+            check_targets(part, _outputs(self.model, part, place.device))
+        training = [pair.training for pair in prepared.training]
+        self.batches = BatchStream(training, config.batch_size, config.seed, place.device)
+        sizes = [max(len(environment) for environment in training)]
+        counts = _gathered(len(training), place)
+        self.steps_per_epoch = -(-max(_gathered(sizes[0], place)) // config.batch_size)
+        self.optimization = Optimization(
+            list(trainable(self.model).values()), config, config.epochs * self.steps_per_epoch
+        )
+        rule = aggregator(config.aggregator, config.threshold)
+        options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
+        names = [environment.name for environment in training]
+        if place.world > 1 and set(counts) == {1}:
+            self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep] = HookedGradients(
+                self.model, job.loss, rule, environment=names[0], **options
+            )
+        else:
+            group = dist.group.WORLD if place.world > 1 else None
+            self.gradients = StackedGradients(self.model, job.loss, rule, names=names, group=group, **options)
+        self.parts = self._parts(prepared)
+        self.measures = job.measures if job.measures is not None else default_measures(training[0].targets)
+        self.layout = Layout.of(trainable(self.model))
+        self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
+
+    def epoch(self, epoch: int) -> _EpochSteps:
+        """All steps of one epoch."""
+        self.model.train()
+        losses, kept, rates, skipped = [], [], [], 0
+        started = time.perf_counter()
+        for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
+            _seed_step(self.config.seed, self.place.rank, step)
+            result = self.gradients(*self.batches.batch(step), step)
+            rates.append(self.optimization.lr)
+            self.optimization.step()
+            losses.append(torch.stack([result.losses.sum(), result.losses.max()]))
+            kept.append(result.kept_fraction)
+            skipped += len(result.skipped)
+        seconds = time.perf_counter() - started
+        sums, worst = torch.stack(losses).float().unbind(1)
+        if self.place.world > 1:
+            dist.all_reduce(sums)
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        means = (sums / len(self.environments.train)).tolist()
+        fractions = torch.stack(kept).float().cpu()
+        overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
+        each = [
+            {"loss": mean, "worst_environment_loss": most, "step_kept_fraction": fraction, "lr": rate}
+            for mean, most, fraction, rate in zip(means, worst.tolist(), overall, rates, strict=True)
+        ]
+        metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
+        for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
+            metrics[f"kept_fraction/{name}"] = fraction
+        return _EpochSteps(metrics, each, skipped)
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
+        self._average_buffers()
+        metrics = evaluate(
+            self.model, self.job.loss, self.measures, self.parts, self.place.device, self.place.world > 1
+        )
+        if not self.environments.validation:
+            for measure in ("loss", *self.measures):
+                for prefix in ("", "worst_"):
+                    if f"{prefix}held_out_{measure}" in metrics:
+                        metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
+        return metrics
+
+    def _parts(self, prepared: _Prepared) -> list[EvaluatedPart]:
+        """One row for every part of the data, the same list in every process."""
+        own = {pair.training.name: pair for pair in prepared.training}
+        others = dict(prepared.elsewhere)
+        rows = []
+        for name in self.environments.train:
+            rows.append(EvaluatedPart("train", name, own[name].training if name in own else None))
+        if self.config.held_out > 0:
+            for name in self.environments.train:
+                rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
+        rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
+        rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
+        return rows
+
+    def _average_buffers(self) -> None:
+        """Batch norm's running statistics become the mean over all environments; they are linear in them."""
+        if self.place.world == 1:
+            return
+        weight = len(self._own_names()) / len(self.environments.train)
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                buffer.mul_(weight)
+                dist.all_reduce(buffer)
+
+    def _own_names(self) -> list[str]:
+        return share(self.environments.train, self.place)
+
+
+def _prepare(job: Job[Any], config: TrainConfig, place: Place) -> _Prepared:
+    environments = job.environments(config)
+    check_workers(config, environments)
+    training = [
+        split_held_out(e, config.held_out, config.seed) for e in environments.load(share(environments.train, place))
+    ]
+    names = share(environments.validation + environments.test, place)
+    elsewhere = [(name, environments[name]) for name in names]
+    return _Prepared(environments, training, elsewhere)
+
+
+def check_workers(config: TrainConfig, environments: Environments) -> None:
+    """Refuse more workers than training environments (InputError): a worker without one has nothing to do."""
+    if config.workers > len(environments.train):
+        raise InputError(
+            f"--workers {config.workers}: more than the {len(environments.train)} training environments; "
+            "a worker needs at least one of its own"
+        )
+
+
+def _all_data(prepared: _Prepared) -> list[Environment]:
+    held = [pair.held_out for pair in prepared.training if pair.held_out is not None]
+    return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.elsewhere]
+
+
+def _outputs(model: nn.Module, environment: Environment, device: torch.device) -> Tensor:
+    training = model.training
+    with torch.no_grad():
+        outputs: Tensor = model.eval()(environment.inputs[:1].to(device))
+    model.train(training)
+    return outputs
+
+
+def _together(do: Callable[[], Any], place: Place) -> Any:
+    """Do something in every process; where it fails in one, raise that InputError in all, so that none waits."""
+    problem: str | None = None
+    result = None
+    try:
+        result = do()
+    except InputError as error:
+        problem = str(error)
+    if place.world > 1:
+        described = _description(result) if isinstance(result, _Prepared) else None
+        said: list[tuple[str | None, Any]] = [(None, None)] * place.world
+        dist.all_gather_object(said, (problem, described))
+        problem = next((line for line, _ in said if line), None)
+        descriptions = [description for _, description in said if description]
+        if problem is None and descriptions:
+            problem = _difference(descriptions)
+    if problem is not None:
+        raise InputError(problem)
+    return result
+
+
+def _description(prepared: _Prepared) -> tuple[str, str, str]:
+    first = prepared.training[0].training
+    return first.name, describe(first.inputs), describe(first.targets)
+
+
+def _difference(descriptions: Sequence[tuple[str, str, str]]) -> str | None:
+    first = descriptions[0]
+    for name, inputs, targets in descriptions:
+        for part, ours, theirs in (("inputs", inputs, first[1]), ("targets", targets, first[2])):
+            if ours != theirs:
+                return (
+                    f"environment {name}: one example of its {part} is {ours}, but {theirs} in environment {first[0]}"
+                )
+    return None
+
+
+def _gathered(value: int, place: Place) -> list[int]:
+    if place.world == 1:
+        return [value]
+    values: list[int] = [0] * place.world
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _same_everywhere(model: nn.Module) -> None:
+    """All processes start from the first one's weights, whatever their own generators drew."""
+    for value in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(value.detach(), 0)
+
+
+def _seed_step(seed: int, rank: int, step: int) -> None:
+    """What is drawn at random inside a step (dropout) depends on seed, process and step: a resumed run draws the same."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, rank, step]).generate_state(1)[0]))
+
+
+def _spread(times: int, epochs: int) -> set[int]:
+    """The epochs after which something is done ``times`` times, evenly, the last epoch among them."""
+    times = min(times, epochs)
+    return {round((index + 1) * epochs / times) for index in range(times)}

@@ -1,0 +1,58 @@
+"""From the aggregated gradient to the next weights: clipping, penalties, optimizer, schedule."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from concord.training.config import TrainConfig
+
+
+class Optimization:
+    """The optimizer of a run with its schedule and penalties.
+
+    Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the
+    AND-mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full
+    step. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1``
+    towards zero and stops there.
+
+    Args:
+        parameters: the trainable parameters.
+        config: the run's options.
+        steps: of the whole run, for the schedule.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int) -> None:
+        self._parameters = list(parameters)
+        self._config = config
+        if config.optimizer == "adam":
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=config.lr)
+        else:
+            self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=0.9)
+        milestones = [round(fraction * steps) for fraction in config.milestones]
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.decay)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from ``parameter.grad``."""
+        config, lr = self._config, self.lr
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if config.clip > 0:
+            nn.utils.clip_grad_norm_(self._parameters, config.clip)
+        coupled = config.regularization == "coupled"
+        if coupled and config.l1 > 0:
+            torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=config.l1)
+        if coupled and config.l2 > 0:
+            torch._foreach_add_(gradients, self._parameters, alpha=config.l2)
+        self.optimizer.step()
+        if not coupled and config.l2 > 0:
+            torch._foreach_mul_(self._parameters, 1 - lr * config.l2)
+        if not coupled and config.l1 > 0:
+            for parameter in self._parameters:
+                parameter.copy_(nn.functional.softshrink(parameter, lr * config.l1))
+        self.schedule.step()

@@ -1,0 +1,38 @@
+"""What a finished training run hands back."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Evaluation(NamedTuple):
+    """All metrics at one moment of a run.
+
+    Attributes:
+        epoch: epochs done.
+        step: steps done.
+        metrics: by name, as tracked.
+    """
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of the training loop.
+
+    Attributes:
+        history: every evaluation; the last one is the end of the run.
+        seconds: time in the loop, over all attempts.
+        steps: steps done.
+    """
+
+    history: tuple[Evaluation, ...]
+    seconds: float
+    steps: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics at the end."""
+        return self.history[-1].metrics
