@@ -3,10 +3,22 @@
 A benchmark is a file that names its rows: ``rows() -> list[Row]``. ``concord bench`` runs those of the project.
 """
 
+import contextlib
+import importlib
+import os
+import platform
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import concord
+from concord.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -56,3 +68,43 @@ def interleaved(
     pairs = [(seconds(measured), seconds(reference)) for _ in range(warmup + repeats)][warmup:]
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), ratio
+
+
+def machine() -> str:
+    """This machine in a line: processor, cores, memory, accelerator, versions."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {device}, torch {torch.__version__}"
+
+
+def benchmarks_folder() -> Path:
+    """Where the benchmarks are: inside an installed package, or under ``tests/`` in a source tree."""
+    package = Path(concord.__file__).parent
+    inside = package / "benchmarks"
+    return inside if inside.is_dir() else package.parent.parent / "tests" / "benchmarks"
+
+
+def run_benchmarks(only: str, say: Callable[[str], None]) -> list[Row]:
+    """The rows of every benchmark whose file name contains ``only``.
+
+    Raises:
+        InputError: there is none.
+    """
+    files = [path for path in sorted(benchmarks_folder().glob("*.py")) if only in path.stem]
+    if not files:
+        raise InputError(f"--only {only}: no benchmark of this name in {benchmarks_folder()}")
+    rows: list[Row] = []
+    # Some benchmarks start processes, which import the file by its name.
+    sys.path.insert(0, str(benchmarks_folder()))
+    for path in files:
+        say(f"measuring {path.stem}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows += importlib.import_module(path.stem).rows()
+    return rows

@@ -1,4 +1,4 @@
-"""The AND-mask (Parascandolo, Neitz, Orvieto, Gresele, Schölkopf: Learning explanations that are hard to vary, §2.3)."""
+"""The AND-mask (Parascandolo et al., Learning explanations that are hard to vary, ICLR 2021, §2.3)."""
 
 from dataclasses import dataclass
 

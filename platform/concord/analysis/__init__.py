@@ -1,0 +1,1 @@
+"""What can be seen of a trained model and of gradients: agreement, correlations, figures."""

@@ -1,4 +1,4 @@
-"""The synthetic memorization dataset of the AND-mask paper (§3.1, appendix B.2): spirals to learn, shortcuts to avoid."""
+"""The synthetic memorization dataset of the AND-mask paper (§3.1, B.2): spirals to learn, shortcuts to avoid."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Spirals:
     """Two interleaved spirals, the same in all environments, beside shortcuts that differ between environments.
 
     An example of class y ∈ {0, 1} begins with its place on spiral y: radius r ~ U(0.08, 1), angle 2πnr, turned by π
-    for class 0, and then U(-0.02, 0.02) added to the radius. The two coordinates are divided by their standard
+    for class 0, and then U(-0.02, 0.02) is added to the radius. The two coordinates are divided by their standard
     deviation over the distribution, as the paper's code scales them. Then come the shortcuts: one vector an
     environment, drawn from N(0, σ²), for class 1, and its negative for class 0. In the test environment each example
     draws shortcuts of its own.
@@ -30,6 +30,8 @@ class Spirals:
         shortcut_dimensions: d_S.
         shortcut_scale: the standard deviation σ. The paper prints N(0, 0.1); a variance of 0.1 is σ = 0.316.
         revolutions: n, of each spiral.
+        smallest_radius, largest_radius: between which r is drawn.
+        radius_noise: the largest amount added to the radius, or taken from it.
         seed: of the data.
 
     Raises:
@@ -43,15 +45,29 @@ class Spirals:
     shortcut_dimensions: int = 32
     shortcut_scale: float = 0.1**0.5
     revolutions: float = 3.0
+    smallest_radius: float = 0.08
+    largest_radius: float = 1.0
+    radius_noise: float = 0.02
     seed: int = 0
 
     def __post_init__(self) -> None:
         for option in ("environments", "examples", "test_examples"):
             if getattr(self, option) < 1:
                 raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must be at least 1")
-        for option in ("shortcut_dimensions", "validation_environments", "shortcut_scale", "revolutions"):
+        for option in (
+            "shortcut_dimensions",
+            "validation_environments",
+            "shortcut_scale",
+            "revolutions",
+            "radius_noise",
+        ):
             if getattr(self, option) < 0:
                 raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must not be negative")
+        if not 0 <= self.smallest_radius < self.largest_radius:
+            raise InputError(
+                f"--smallest-radius {self.smallest_radius}: must be at least 0 and below the largest, "
+                f"{self.largest_radius}"
+            )
 
     def as_environments(self) -> Environments:
         """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made by whoever asks for it."""
@@ -76,17 +92,18 @@ class Spirals:
         return torch.cat([mechanism, shortcuts], dim=1), targets
 
     def _mechanism(self, targets: Tensor, generator: torch.Generator) -> Tensor:
-        radius = 0.08 + 0.92 * torch.rand(len(targets), generator=generator)
+        span = self.largest_radius - self.smallest_radius
+        radius = self.smallest_radius + span * torch.rand(len(targets), generator=generator)
         angle = 2 * torch.pi * self.revolutions * radius + torch.pi * (1 - targets)
-        noisy = radius + (0.04 * torch.rand(len(targets), generator=generator) - 0.02)
+        noisy = radius + self.radius_noise * (2 * torch.rand(len(targets), generator=generator) - 1)
         coordinates = torch.stack([noisy * angle.cos(), noisy * angle.sin()], dim=1)
         return coordinates / torch.tensor(self._coordinate_deviations(), dtype=torch.float32)
 
     def _coordinate_deviations(self) -> tuple[float, float]:
         """Standard deviations of the two coordinates over the distribution (both classes; their means are 0)."""
-        radius = np.linspace(0.08, 1.0, 20_001)
+        radius = np.linspace(self.smallest_radius, self.largest_radius, 20_001)
         angle = 2 * np.pi * self.revolutions * radius
-        squared_radius = radius**2 + 0.04**2 / 12
+        squared_radius = radius**2 + self.radius_noise**2 / 3
         return (
             float(np.sqrt(np.mean(squared_radius * np.cos(angle) ** 2))),
             float(np.sqrt(np.mean(squared_radius * np.sin(angle) ** 2))),

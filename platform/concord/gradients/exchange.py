@@ -22,6 +22,7 @@ side). Gradients leave from, and updates arrive in, the caller's own memory: pac
 two passes over it.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ class SliceExchange:
         components = sum(layer_sizes)
         width = -(-components // world)
         edges = [min(rank * width, components) for rank in range(world + 1)]
-        self._slices = [slice(start, end) for start, end in zip(edges, edges[1:], strict=False)]
+        self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
         self._sizes = [part.stop - part.start for part in self._slices]
         self._layers = torch.tensor(layer_sizes, dtype=torch.float32, device=device)
         ends = torch.tensor(layer_sizes).cumsum(0).tolist()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 NonFinite = Literal["raise", "skip"]
-"""``raise``: end with :class:`NonFiniteGradientError`. ``skip``: leave the environment out of this step and count it."""
+"""``raise``: end with :class:`NonFiniteGradientError`. ``skip``: leave the environment out of the step; count it."""
 
 
 class NonFiniteGradientError(FloatingPointError):

@@ -1,0 +1,24 @@
+"""Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
+
+from concord.training.config import TrainConfig
+from concord.training.evaluation import correct
+from concord.training.job import Job, JobFile, Report, built_in_jobs, load_job
+from concord.training.loop import Place, Reporter, build_model, share, train
+from concord.training.outcome import Evaluation, Outcome
+
+__all__ = [
+    "Evaluation",
+    "Job",
+    "JobFile",
+    "Outcome",
+    "Place",
+    "Report",
+    "Reporter",
+    "TrainConfig",
+    "build_model",
+    "built_in_jobs",
+    "correct",
+    "load_job",
+    "share",
+    "train",
+]

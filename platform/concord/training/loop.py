@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,7 @@ class Place:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def share(items: Sequence[str], place: Place) -> list[str]:
@@ -176,7 +176,7 @@ class _Run:
         fractions = torch.stack(kept).float().cpu()
         overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
         each = [
-            {"loss": mean, "worst_environment_loss": most, "step_kept_fraction": fraction, "lr": rate}
+            {"step/loss": mean, "step/worst_loss": most, "step/kept_fraction": fraction, "step/lr": rate}
             for mean, most, fraction, rate in zip(means, worst.tolist(), overall, rates, strict=True)
         ]
         metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
@@ -310,7 +310,7 @@ def _same_everywhere(model: nn.Module) -> None:
 
 
 def _seed_step(seed: int, rank: int, step: int) -> None:
-    """What is drawn at random inside a step (dropout) depends on seed, process and step: a resumed run draws the same."""
+    """What a step draws at random (dropout) depends on seed, process and step, so a resumed run draws the same."""
     torch.manual_seed(int(np.random.SeedSequence([seed, rank, step]).generate_state(1)[0]))
 
 

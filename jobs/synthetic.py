@@ -1,0 +1,243 @@
+"""The synthetic memorization task (AND-mask paper, §3.1): spirals that all environments share, shortcuts that differ.
+
+Every training environment is separated perfectly, and easily, by its shortcuts; the pooled data too. Only the
+spirals hold in the test environment, where shortcuts are random. ``concord train synthetic`` trains with the
+AND-mask, ``--aggregator mean`` gives the baseline, ``concord report synthetic`` the paper's figures.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from concord.analysis.figures import save
+from concord.analysis.gradient_correlation import gradient_correlations
+from concord.analysis.synthetic_figures import (
+    comparison_figure,
+    correlation_figure,
+    data_figure,
+    decision_figure,
+    environments_figure,
+)
+from concord.environments import BatchStream, Environments, Spirals
+from concord.environments.spirals import MECHANISM_DIMENSIONS
+from concord.models import MLP
+from concord.training import Job, Outcome, Report, TrainConfig
+from concord.training.config import DEFAULT_OUTPUT
+from concord.training.sweep import sweep
+from concord.training.tracked import finished_histories
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig(TrainConfig):
+    """The synthetic memorization task of the AND-mask paper (§3.1, appendix B)."""
+
+    # fmt: off
+    environments: int = 32
+    """Training environments, the paper's D."""
+    examples: int = 1280
+    """Training examples of each environment; its held-out part comes on top."""
+    test_examples: int = 2000
+    """Examples of the out-of-distribution test, each with shortcuts of its own."""
+    validation_environments: int = 4
+    """More environments, with shortcuts of their own, to choose models by without looking at the test."""
+    shortcut_dimensions: int = 32
+    """Dimensions of the shortcuts, d_S."""
+    shortcut_scale: float = 0.1**0.5
+    """Standard deviation of the shortcuts' components; the paper's N(0, 0.1), read as a variance, is 0.316."""
+    revolutions: float = 3.0
+    """Revolutions of each spiral."""
+    smallest_radius: float = 0.08
+    """Smallest radius of the spirals, before noise."""
+    largest_radius: float = 1.0
+    """Largest radius of the spirals, before noise."""
+    radius_noise: float = 0.02
+    """Largest noise on the radius."""
+
+    hidden_units: int = 256
+    """Width of the hidden layers."""
+    hidden_layers: int = 3
+    """Number of hidden layers."""
+    dropout: float = 0.0
+    """Dropout probability of the hidden layers."""
+    batch_norm: bool = False
+    """Batch normalization of the hidden layers, by each environment's own batch."""
+    initialization: Literal["kaiming", "default"] = "kaiming"
+    """How the first weights are drawn."""
+
+    epochs: int = 0
+    """Passes over the training data; 0 stands for the paper's 3000 / environments."""
+    lr: float = 1e-2
+    """Learning rate."""
+    l1: float = 1e-5
+    """Coefficient of the L1 penalty."""
+    regularization: Literal["decoupled", "coupled"] = "coupled"
+    """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.epochs == 0:
+            object.__setattr__(self, "epochs", max(1, 3000 // max(self.environments, 1)))
+
+    def check(self) -> None:
+        """Also refuse what makes no network."""
+        super().check()
+        self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
+        for option in ("hidden_units", "hidden_layers"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+
+
+def spirals(config: SyntheticConfig) -> Spirals:
+    """The data of this configuration."""
+    return Spirals(
+        environments=config.environments,
+        examples=round(config.examples / (1 - config.held_out)),
+        test_examples=config.test_examples,
+        validation_environments=config.validation_environments,
+        shortcut_dimensions=config.shortcut_dimensions,
+        shortcut_scale=config.shortcut_scale,
+        revolutions=config.revolutions,
+        smallest_radius=config.smallest_radius,
+        largest_radius=config.largest_radius,
+        radius_noise=config.radius_noise,
+        seed=config.seed,
+    )
+
+
+def environments(config: SyntheticConfig) -> Environments:
+    """Training, validation and o.o.d. environments, each made by the worker that owns it."""
+    return spirals(config).as_environments()
+
+
+def model(config: SyntheticConfig) -> nn.Module:
+    """An MLP with LeakyReLU and two outputs."""
+    return MLP(
+        MECHANISM_DIMENSIONS + config.shortcut_dimensions,
+        2,
+        config.hidden_units,
+        config.hidden_layers,
+        config.dropout,
+        config.batch_norm,
+        config.initialization,
+    )
+
+
+def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:  # noqa: ARG001
+    """The data (Fig. 5, if there are shortcuts to show) and what the trained network decides on the spiral's plane."""
+    data = spirals(config)
+    test = data.load("ood")
+    title = f"{config.aggregator}, o.o.d. accuracy {outcome.metrics['ood_accuracy']:.3f}"
+    drawn = {"decision": decision_figure(trained, test, title)}
+    if config.shortcut_dimensions >= 2:
+        names = data.as_environments().train[:2]
+        drawn["data"] = data_figure({name: data.load(name) for name in names}, test)
+    return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticReport:
+    """Figures of the synthetic task: gradient correlations, curves of tracked runs, accuracy by environments."""
+
+    # fmt: off
+    seeds: int = 10
+    """Networks for the gradient correlations (Fig. 7)."""
+    environments: int = 16
+    """Environments for the gradient correlations."""
+    batch_size: int = 1024
+    """Examples of each environment for the gradient correlations."""
+    shortcut_scale: float = 0.1**0.5
+    """Standard deviation of the shortcuts."""
+    revolutions: float = 3.0
+    """Revolutions of each spiral."""
+    counts: tuple[int, ...] = ()
+    """Numbers of training environments to train with (Fig. 15), such as 2 4 8 16 32; none skips it."""
+    runs: int = 5
+    """Runs for each of --counts and method."""
+    threshold: float = 0.8
+    """Agreement threshold τ of the AND-mask for Fig. 15."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    # fmt: on
+
+
+def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Fig. 7 by measuring, Fig. 14 from the tracked runs, Fig. 15 by training."""
+    folder = options.output / "reports" / "synthetic"
+    result: dict[str, Any] = {"job": "synthetic", "figures": {}}
+
+    thresholds = [index / 10 for index in range(11)]
+    data = Spirals(
+        environments=options.environments,
+        examples=options.batch_size,
+        shortcut_scale=options.shortcut_scale,
+        revolutions=options.revolutions,
+    ).as_environments()
+    batch = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
+    correlations = []
+    for seed in range(options.seeds):
+        network = lambda: MLP(batch[0].shape[-1], 2, initialization="default")  # noqa: E731
+        correlations += gradient_correlations(network, *batch, MECHANISM_DIMENSIONS, thresholds, seed)
+        say(f"gradient correlations: {seed + 1} of {options.seeds} networks")
+    result["figures"]["correlation"] = str(save(correlation_figure(correlations), folder / "correlation.png"))
+    result["correlation"] = {
+        f"{mask} τ={threshold} {signal}": torch.tensor(
+            [c.rho for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal)]
+        )
+        .nanmean()
+        .item()
+        for mask in ("and-mask", "xor-mask")
+        for threshold in (0.0, 0.5, 1.0)
+        for signal in ("mechanism", "shortcuts")
+    }
+
+    histories = finished_histories("synthetic", options.output, options.tracking_uri, by="aggregator")
+    if histories:
+        result["figures"]["curves"] = str(save(comparison_figure(histories), folder / "curves.png"))
+    else:
+        say("curves: no finished run of synthetic is tracked yet; concord train synthetic makes one")
+
+    if options.counts:
+        accuracies = {
+            method: sweep(
+                job,
+                {
+                    count: [
+                        SyntheticConfig(
+                            environments=count,
+                            seed=seed,
+                            aggregator=method,
+                            threshold=options.threshold,
+                            shortcut_scale=options.shortcut_scale,
+                            revolutions=options.revolutions,
+                        )
+                        for seed in range(options.runs)
+                    ]
+                    for count in options.counts
+                },
+                "ood_accuracy",
+                folder / f"environments-{method}.jsonl",
+                say,
+            )
+            for method in ("and-mask", "mean")
+        }
+        result["figures"]["environments"] = str(save(environments_figure(accuracies), folder / "environments.png"))
+        result["environments"] = accuracies
+    return result
+
+
+job = Job(
+    environments=environments,
+    model=model,
+    loss=nn.functional.cross_entropy,
+    config=SyntheticConfig,
+    reproduces="AND-mask paper §3.1: Fig. 5, 6, 7, 14, 15 (synthetic memorization)",
+    criterion="validation_accuracy",
+    figures=figures,
+    report=Report(SyntheticReport, report),
+)

@@ -1,0 +1,120 @@
+"""The figures of the synthetic memorization task, in the form of the AND-mask paper's Fig. 5, 7, 14 and 15."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from concord.analysis.figures import BLUE, GREY, ORANGE
+from concord.analysis.gradient_correlation import Correlation
+from concord.analysis.training_curves import Evaluated, draw_curves
+
+Points = tuple[Tensor, Tensor]
+"""Inputs ``(examples, features)`` and class targets ``(examples,)``."""
+
+
+def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
+    """Fig. 5: mechanism above and the first two shortcut dimensions below, by environment, pooled, and o.o.d."""
+    pooled = tuple(torch.cat(parts) for parts in zip(*environments.values(), strict=True))
+    columns = {**environments, "pooled": pooled, "test o.o.d.": test}
+    figure = Figure(figsize=(2.1 * len(columns), 4.4))
+    axes = figure.subplots(2, len(columns), squeeze=False)
+    for column, (name, (inputs, targets)) in enumerate(columns.items()):
+        for row, dimensions in enumerate(((0, 1), (2, 3))):
+            panel = axes[row, column]
+            for label, colour in ((0, BLUE), (1, ORANGE)):
+                chosen = inputs[targets == label]
+                panel.scatter(*chosen[:800, list(dimensions)].T, s=4, c=colour, linewidths=0)
+            panel.set_xticks([])
+            panel.set_yticks([])
+            panel.set_aspect("equal", adjustable="datalim")
+        axes[0, column].set_title(name, fontsize=9)
+    axes[0, 0].set_ylabel("mechanism")
+    axes[1, 0].set_ylabel("shortcuts")
+    return figure
+
+
+@torch.no_grad()
+def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
+    """What the model decides on the spiral's plane with all shortcuts at zero, with test examples over it."""
+    inputs, targets = test
+    reach = float(inputs[:, :2].abs().max()) * 1.05
+    line = torch.linspace(-reach, reach, 300)
+    grid = torch.zeros(len(line) ** 2, inputs.shape[1])
+    grid[:, :2] = torch.cartesian_prod(line, line)
+    logits = model.eval()(grid)
+    probability = logits.softmax(1)[:, 1].view(len(line), len(line)).T
+    figure = Figure(figsize=(4.2, 4))
+    axes = figure.subplots()
+    image = axes.imshow(
+        probability, origin="lower", extent=(-reach, reach, -reach, reach), cmap="PuOr_r", vmin=0, vmax=1, alpha=0.75
+    )
+    axes.scatter(inputs[:600, 0], inputs[:600, 1], c=targets[:600], cmap=ListedColormap([BLUE, ORANGE]), s=5)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("spiral, first coordinate")
+    axes.set_ylabel("spiral, second coordinate")
+    figure.colorbar(image, label="probability of class 1", shrink=0.8)
+    return figure
+
+
+def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
+    """Fig. 7: mean and standard deviation over seeds of ρ against τ; XOR-mask on the left, AND-mask on the right."""
+    figure = Figure(figsize=(7.5, 3.4))
+    xor_axes, and_axes = figure.subplots(1, 2, sharey=True)
+    for axes, mask in ((xor_axes, "xor-mask"), (and_axes, "and-mask")):
+        for signal, style, colour in (("mechanism", "-", BLUE), ("shortcuts", "--", ORANGE)):
+            chosen = [c for c in correlations if c.mask == mask and c.signal == signal]
+            thresholds = sorted({c.threshold for c in chosen})
+            at = [[c.rho for c in chosen if c.threshold == t and not np.isnan(c.rho)] for t in thresholds]
+            shown = [
+                (t, float(np.mean(values)), float(np.std(values)))
+                for t, values in zip(thresholds, at, strict=True)
+                if values
+            ]
+            x, mean, deviation = (np.array(column) for column in zip(*shown, strict=True))
+            axes.plot(x, mean, style, color=colour, marker=".", label=f"with the {signal} gradient")
+            axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.2, linewidth=0)
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.set_xlabel("agreement threshold τ")
+        axes.set_title("XOR-mask: what disagrees" if mask == "xor-mask" else "AND-mask: what agrees", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    xor_axes.invert_xaxis()
+    xor_axes.set_ylabel("correlation ρ of the masked gradient")
+    and_axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def comparison_figure(histories: Mapping[str, Sequence[Evaluated]]) -> Figure:
+    """Fig. 14: training and test curves, a column a method."""
+    figure = Figure(figsize=(3.2 * len(histories), 2.9))
+    panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
+    for axes, (method, history) in zip(panels, histories.items(), strict=True):
+        draw_curves(axes, history, "accuracy")
+        axes.set_title(method, fontsize=10)
+        if axes is not panels[0]:
+            axes.set_ylabel("")
+            axes.legend().remove()
+    return figure
+
+
+def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+    """Fig. 15: o.o.d. accuracy against the number of training environments; every run a point, the best a line."""
+    figure = Figure(figsize=(5, 3.2))
+    axes: Axes = figure.subplots()
+    for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
+        counts = sorted(by_count)
+        axes.plot(counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method}, best run")
+        for count in counts:
+            axes.scatter([count] * len(by_count[count]), by_count[count], color=colour, s=10, alpha=0.6, linewidths=0)
+    axes.set_xscale("log", base=2)
+    axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
+    axes.set_xlabel("training environments")
+    axes.set_ylabel("o.o.d. accuracy")
+    axes.set_ylim(0.4, 1.02)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure

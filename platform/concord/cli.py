@@ -1,0 +1,443 @@
+"""The command line. Each command is a dataclass of its options; ``train`` and ``report`` take a job's own.
+
+Results go to standard output, everything else to standard error; with ``--json`` the last line on standard output is
+one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+from tyro import _errors as tyro_errors
+
+import concord
+from concord.errors import InputError, RunFailedError
+from concord.training.config import DEFAULT_OUTPUT
+
+Options = TypeVar("Options")
+
+USAGE = """\
+usage: concord COMMAND [options]
+
+  concord jobs                          what there is to run, and what each reproduces
+  concord train JOB [--option value]    one run; --name NAME --resume continues it
+  concord report JOB                    figures and tables from what was tracked
+  concord demo                          the AND-mask beside the average, on the synthetic task
+  concord models                        the model registry: list, show, promote
+  concord ui                            the MLflow UI on this machine's store
+  concord bench                         the benchmark table
+
+JOB is a name from `concord jobs` or a Python file of your own.
+Every command takes --help, and --json: then the last line on standard output is one JSON object."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    words = [word for word in words if word != "--json"]
+    try:
+        if not words or words[0] in {"-h", "--help"}:
+            print(USAGE)
+            return 0 if words else 2
+        if words[0] == "--version":
+            print(concord.__version__)
+            return 0
+        command, rest = words[0], words[1:]
+        if command not in COMMANDS:
+            raise InputError(f"command {command}: there is none; there are {', '.join(COMMANDS)}")
+        result = COMMANDS[command](rest, as_json)
+        if as_json:
+            print(json.dumps(result), flush=True)
+    except (InputError, RunFailedError) as error:
+        status = 2 if isinstance(error, InputError) else 1
+        print(f"concord: {error}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": str(error)}), flush=True)
+        return status
+    except KeyboardInterrupt:
+        print("concord: stopped", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": "stopped"}), flush=True)
+        return 1
+    return 0
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _parse(options: type[Options], words: Sequence[str], program: str, default: Options | None = None) -> Options:
+    """The options in these words; what is wrong with them becomes one line."""
+
+    def refuse(event: Any) -> None:
+        raise InputError(_one_line(event))
+
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    with tyro_errors.on_parse_error(refuse):
+        return tyro.cli(options, prog=program, args=list(words), **given)
+
+
+def _one_line(event: Any) -> str:
+    """What a parse error is about: the option, the value, and what would be right."""
+    lowered = getattr(getattr(event, "argument", None), "lowered", None)
+    option = "/".join(getattr(lowered, "name_or_flags", ()) or ())
+    match type(event).__name__:
+        case "UnrecognizedArgs":
+            return f"{' '.join(event.tokens)}: there is no such option; {event.prog} --help lists them"
+        case "InvalidChoice":
+            return f"{option} {event.value}: must be one of {', '.join(event.choices)}"
+        case "BadValue":
+            reason = " ".join(str(event.reason).split())
+            reason = "needs a value" if reason == "too_few_values" else reason
+            return f"{option} {event.offending_value or ''}: {reason}".replace(" :", ":")
+        case "InstantiationFailure":
+            return f"{option}: {' '.join(event.message.split())}".removeprefix(": ")
+        case _:
+            return f"{' '.join(event.prog.split())}: the options are incomplete or contradict one another; see --help"
+
+
+def _job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
+    from concord.training.job import built_in_jobs, load_job
+
+    if not words or words[0].startswith("-"):
+        if words and words[0] in {"-h", "--help"}:
+            print(f"usage: concord {command} JOB [options]\n\nOptions depend on the job: concord {command} JOB --help")
+            raise SystemExit(0)
+        raise InputError(f"{command}: which job? one of {', '.join(built_in_jobs())}, or a Python file")
+    return load_job(words[0]), list(words[1:])
+
+
+# --- jobs
+
+
+def _jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """What there is to run."""
+    from concord.training.job import built_in_jobs, load_job
+
+    _parse(_NoOptions, words, "concord jobs")
+    jobs = [{"name": name, "reproduces": load_job(name).job.reproduces} for name in built_in_jobs()]
+    if not as_json:
+        _table(["job", "reproduces"], [[job["name"], job["reproduces"]] for job in jobs])
+    return {"jobs": jobs}
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """What there is to run, and what each reproduces."""
+
+
+# --- train
+
+
+def _train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """One run."""
+    from concord.training.run import run
+
+    job, rest = _job_and_words(words, "train")
+    program = f"concord train {words[0]}"
+    config = _parse(job.job.config, rest, program, default=_resumed_options(job, rest))
+    report = run(job, config, say)
+    if not as_json:
+        _print_report(report)
+    return report.as_json()
+
+
+def _resumed_options(job: Any, words: Sequence[str]) -> Any:
+    """With --resume, the options the run was started with: they need not be given again."""
+    from concord.training.run import read_record
+
+    if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+        return None
+    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
+    kinds = {field.name: field for field in dataclasses.fields(job.job.config)}
+    values = {
+        name: Path(value) if name in {"output", "data_dir"} and value is not None else value
+        for name, value in recorded.items()
+        if name in kinds
+    }
+    return job.job.config(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def _print_report(report: Any) -> None:
+    shown = {name: value for name, value in report.metrics.items() if not name.startswith(("worst_", "step"))}
+    _table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(shown.items())])
+    print(f"run       {report.name}  (MLflow run {report.run_id})")
+    print(f"artifacts {report.folder}")
+    if report.model:
+        print(f"model     {report.model}: {report.registered.reason}")
+    print(f"seconds   {report.seconds:.1f}")
+
+
+# --- demo
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demo:
+    """Train the AND-mask and the average on the same synthetic data, and compare them."""
+
+    seed: int = 0
+    """Seed of data and training."""
+    workers: int = 2
+    """Ray Train workers."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and MLflow's store."""
+
+
+def _demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """The AND-mask beside the average."""
+    from concord.training.distributed import ray_session
+    from concord.training.job import load_job
+    from concord.training.run import run
+
+    options = _parse(_Demo, words, "concord demo")
+    job = load_job("synthetic")
+    config = job.job.config(seed=options.seed, workers=options.workers, output=options.output)
+    reports = {}
+    with ray_session(config):
+        for aggregator in ("and-mask", "mean"):
+            reports[aggregator] = run(job, dataclasses.replace(config, aggregator=aggregator), say)
+    if not as_json:
+        columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
+        rows = [
+            [name, *(f"{report.metrics[column]:.3f}" for column in columns), f"{report.seconds:.0f}"]
+            for name, report in reports.items()
+        ]
+        _table(["aggregator", "train", "held-out", "o.o.d.", "kept fraction", "seconds"], rows)
+        _print_next_steps(reports["and-mask"], options.output)
+    return {"reports": [report.as_json() for report in reports.values()]}
+
+
+def _print_next_steps(report: Any, output: Path) -> None:
+    program = Path(sys.argv[0])
+    program = program if program.exists() else Path("concord")
+    ui = "" if output == DEFAULT_OUTPUT else f" --output {output}"
+    print(f"figures      {report.folder / 'figures'}")
+    print(f"runs, models {_shortened(program)} ui{ui}")
+    if report.model is None:
+        return
+    python = _shortened(program.with_name("python")) if program.parent != Path() else "python"
+    width = 34
+    print(
+        f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{report.tracking_uri}'); "
+        f"print(mlflow.pyfunc.load_model('{report.model}')"
+        f'.predict(numpy.zeros((1, {width}), numpy.float32)))"'
+    )
+
+
+def _shortened(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.absolute().relative_to(Path.cwd()))
+    return str(path)
+
+
+# --- report
+
+
+def _report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Figures and tables of a job."""
+    job, rest = _job_and_words(words, "report")
+    if job.job.report is None:
+        raise InputError(f"report: job {job.name} has none; its runs are in the MLflow UI (concord ui)")
+    options = _parse(job.job.report.options, rest, f"concord report {words[0]}")
+    result = job.job.report.make(options, say)
+    if not as_json:
+        for name, value in result.items():
+            if isinstance(value, Mapping):
+                _table([name, ""], [[str(key), _shown(entry)] for key, entry in value.items()])
+    return result
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, Mapping):
+        return "  ".join(f"{key}: {_shown(entry)}" for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(_shown(entry) for entry in value)
+    return str(value)
+
+
+# --- models
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Models:
+    """The model registry: list the versions, show one, or promote one to champion."""
+
+    do: tyro.conf.Positional[Literal["list", "show", "promote"]] = "list"
+    """What to do."""
+    name: tyro.conf.Positional[str | None] = None
+    """Of the registered model, for show and promote."""
+    version: tyro.conf.Positional[str | None] = None
+    """Number of the version, or (for show) an alias; show takes the champion if it is not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder of MLflow's store, without a tracking URI."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
+
+
+def _models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """The model registry."""
+    from concord.tracking import models, promote, show
+
+    options = _parse(_Models, words, "concord models")
+    if options.do != "list" and options.name is None:
+        raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
+    if options.do == "promote" and not (options.version or "").isdigit():
+        raise InputError(f"models promote {options.name}: which version? give its number")
+    store = _store(options.output, options.tracking_uri)
+    if options.do == "list":
+        versions = models(store)
+    elif options.do == "show":
+        versions = [show(store, str(options.name), options.version or "champion")]
+    else:
+        versions = [promote(store, str(options.name), int(str(options.version)))]
+    listed = [
+        {"name": v.name, "version": v.version, "aliases": list(v.aliases), "metrics": v.metrics} for v in versions
+    ]
+    if not as_json and options.do == "show":
+        version = versions[0]
+        print(f"{version.uri}  {' '.join(version.aliases)}\nrun {version.run_id}, judged by {version.criterion}")
+        _table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
+    elif not as_json:
+        rows = [[v.name, str(v.version), " ".join(v.aliases), _judged(v)] for v in versions]
+        _table(["model", "version", "aliases", "judged by"], rows)
+    return {"models": listed}
+
+
+def _judged(version: Any) -> str:
+    value = version.metrics.get(version.criterion)
+    return "" if value is None else f"{version.criterion} {value:.4f}"
+
+
+def _store(output: Path, tracking_uri: str | None) -> Any:
+    from concord.tracking import Store
+
+    local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
+    if local and not (output / "mlflow.db").exists():
+        raise InputError(f"--output {output}: there is no MLflow store; a run of concord train makes one there")
+    return Store.open(output, tracking_uri)
+
+
+# --- ui
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ui:
+    """The MLflow UI on this machine's store; Ctrl-C stops it."""
+
+    output: Path = DEFAULT_OUTPUT
+    """Folder of MLflow's store."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Anyone who reaches it can read and change the store."""
+    port: int = 5000
+    """Port to listen on."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); a server has its own UI, whose address is shown."""
+
+
+def _ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG001
+    """The MLflow UI, and the Ray dashboard's address."""
+    options = _parse(_Ui, words, "concord ui")
+    store = _store(options.output, options.tracking_uri)
+    dashboard = _ray_dashboard()
+    say(f"Ray dashboard: {dashboard or 'no Ray is running here; a run shows it while it lasts'}")
+    if store.uri.startswith("http"):
+        say(f"MLflow UI: {store.uri}")
+        return {"mlflow": store.uri, "ray": dashboard}
+    address = f"http://{options.host}:{options.port}"
+    say(f"MLflow UI: {address}")
+    server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]
+    server += ["--host", options.host, "--port", str(options.port)]
+    with contextlib.suppress(KeyboardInterrupt):
+        status = subprocess.run(server, check=False, stdout=subprocess.DEVNULL).returncode
+        if status != 0:
+            raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
+    return {"mlflow": address, "ray": dashboard}
+
+
+def _ray_dashboard() -> str | None:
+    from concord.training.distributed import running_dashboard
+
+    return running_dashboard()
+
+
+# --- bench
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """The benchmark table: ratios, measured interleaved on this machine."""
+
+    only: str = ""
+    """Only benchmarks whose file name contains this."""
+
+
+def _bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """The benchmark table."""
+    from concord.benchmark import machine, run_benchmarks
+
+    options = _parse(_Bench, words, "concord bench")
+    rows = run_benchmarks(options.only, say)
+    if not as_json:
+        print(machine())
+        shown = [
+            [row.name, _ms(row.seconds), row.reference, _ms(row.reference_seconds), f"{row.ratio:.3f}", row.target]
+            for row in rows
+        ]
+        _table(["what", "time", "against", "time", "ratio", "target"], shown)
+    fields = ("name", "seconds", "reference", "reference_seconds", "ratio")
+    return {"machine": machine(), "rows": [{field: getattr(row, field) for field in fields} for row in rows]}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    # Where output is no terminal, a narrow default width would break every row.
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
+    "jobs": _jobs,
+    "train": _train,
+    "report": _report,
+    "demo": _demo,
+    "models": _models,
+    "ui": _ui,
+    "bench": _bench,
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def entry() -> None:
+    """The ``concord`` program."""
+    with _quiet():
+        raise SystemExit(main())

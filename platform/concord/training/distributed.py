@@ -1,0 +1,251 @@
+"""The training loop on Ray Train: workers that own their environments, replaced when they die."""
+
+import contextlib
+import logging
+import os
+import re
+import tempfile
+import traceback
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concord.errors import InputError, RunFailedError
+from concord.gradients import NonFiniteGradientError
+from concord.tracking import MetricLog
+from concord.training.config import TrainConfig
+from concord.training.job import JobFile, job_from_source
+from concord.training.loop import Place, train
+from concord.training.outcome import Evaluation, Outcome
+from concord.training.process import tune_process
+
+# How long the first worker, at its end, goes on trying to send metrics that a store did not take.
+_LAST_METRICS_SECONDS = 20.0
+# Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
+_HEALTH_CHECK_SECONDS = "0.5"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Everything a worker is told.
+
+    Attributes:
+        path, source: the job's file.
+        options: the configuration's values; its class is the job's, which the worker makes from the source.
+        journal: where the first worker keeps metrics before they are sent.
+        tracking_uri, run_id: where they are sent.
+    """
+
+    path: str
+    source: str
+    options: dict[str, Any]
+    journal: Path
+    tracking_uri: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came back.
+
+    Attributes:
+        outcome: of the loop.
+        checkpoint: folder of the last checkpoint.
+        unsent: metrics that the store had not taken by the end; they are in the journal.
+    """
+
+    outcome: Outcome
+    checkpoint: Path
+    unsent: int
+
+
+@contextlib.contextmanager
+def ray_session(config: TrainConfig) -> Iterator[None]:
+    """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
+
+    A session that is already there is used and left as it is.
+
+    Raises:
+        InputError: no cluster at the address, or too few resources there for the workers.
+    """
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        check_resources(config)
+        yield
+        return
+    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, configure_logging=True)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
+    try:
+        check_resources(config)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_resources(config: TrainConfig) -> None:
+    """Refuse more GPUs than the cluster has (InputError): Ray would wait for them for ever."""
+    import ray
+
+    gpus = ray.cluster_resources().get("GPU", 0.0)
+    if config.use_gpu and config.workers > gpus:
+        raise InputError(f"--use-gpu: {config.workers} workers want a GPU each; the Ray cluster has {gpus:g}")
+
+
+def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_uri: str, run_id: str) -> Trained:
+    """Train in ``config.workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
+
+    Raises:
+        InputError: the data, or the checkpoint, do not fit; said by a worker.
+        RunFailedError: training failed, also after ``max_failures`` replacements.
+    """
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train.torch import TorchTrainer
+
+    cpus = ray.cluster_resources().get("CPU", 1.0)
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={
+            "assignment": Assignment(
+                job.path, job.source, dict(vars(config)), run_folder / "metrics.jsonl", tracking_uri, run_id
+            )
+        },
+        scaling_config=ScalingConfig(
+            num_workers=config.workers,
+            use_gpu=config.use_gpu,
+            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting.
+            resources_per_worker={"CPU": min(1.0, cpus / config.workers), **({"GPU": 1} if config.use_gpu else {})},
+        ),
+        run_config=RunConfig(
+            name="checkpoints",
+            storage_path=str(run_folder.resolve()),
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    try:
+        result = trainer.fit()
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
+        raise RunFailedError(f"training failed: {_cause(error)}") from error
+    said: dict[str, Any] = result.return_value
+    if "input_error" in said:
+        raise InputError(said["input_error"])
+    if "error" in said:
+        raise RunFailedError(said["error"])
+    assert result.checkpoint is not None
+    history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
+    return Trained(Outcome(history, said["seconds"], said["steps"]), Path(result.checkpoint.path), said["unsent"])
+
+
+def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
+    """One worker. What is wrong with input or model comes back as a value: to start again would not mend it."""
+    import ray.train
+    import ray.train.torch
+
+    assignment: Assignment = loop_config["assignment"]
+    context = ray.train.get_context()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    tune_process(threads=max(1, cores // context.get_local_world_size()))
+    place = Place(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    checkpoint = ray.train.get_checkpoint()
+    log = MetricLog(assignment.journal, assignment.tracking_uri, assignment.run_id) if place.rank == 0 else None
+    reporter = _RayReporter(place.rank, log)
+    try:
+        job = job_from_source(assignment.path, assignment.source).job
+        with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
+            config = job.config(**assignment.options)
+            outcome = train(job, config, place, reporter, Path(folder) if folder else None)
+    except InputError as error:
+        return {"input_error": str(error)}
+    except NonFiniteGradientError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        if _is_communication(error):
+            raise  # another worker is gone: Ray starts the group again from the last checkpoint
+        return {"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
+    finally:
+        unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
+    return {
+        "history": [tuple(evaluation) for evaluation in outcome.history],
+        "seconds": outcome.seconds,
+        "steps": outcome.steps,
+        "unsent": unsent,
+    }
+
+
+class _RayReporter:
+    """Metrics to the log, checkpoints through Ray Train."""
+
+    def __init__(self, rank: int, log: MetricLog | None) -> None:
+        self._rank = rank
+        self._log = log
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        if self._log is not None:
+            self._log.log(metrics, step)
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        import ray.train
+
+        if self._rank != 0:
+            ray.train.report({})
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder))
+            short = {name: value for name, value in metrics.items() if "/" not in name}
+            ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def _is_communication(error: Exception) -> bool:
+    distributed = tuple(
+        kind
+        for kind in (getattr(torch.distributed, name, None) for name in ("DistError", "DistBackendError"))
+        if isinstance(kind, type)
+    )
+    words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
+    return isinstance(error, distributed) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
+
+
+def _cause(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def running_dashboard() -> str | None:
+    """The address of the dashboard of a Ray that runs on this machine, if there is one."""
+    import ray
+
+    if ray.is_initialized():
+        address = ray.get_dashboard_url()
+        return f"http://{address}" if address else None
+    current = Path("/tmp/ray/session_latest")
+    for log in sorted(current.glob("logs/dashboard.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            found = re.search(r"http server at (http://\S+)", line) or re.search(r"(http://127\.0\.0\.1:\d+)", line)
+            if found and _answers(found[1]):
+                return found[1]
+    return None
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=1):
+            return True
+    except (OSError, ValueError) as error:
+        return isinstance(error, urllib.error.HTTPError)

@@ -1,0 +1,319 @@
+"""A whole run: checked, trained on Ray, tracked, drawn, its model registered. What ``concord train`` does."""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import concord
+from concord.environments import Environments, split_held_out
+from concord.errors import InputError, RunFailedError
+from concord.tracking import Registered, Store, log_model, register
+from concord.training.checkpoint import read_weights
+from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
+from concord.training.distributed import Trained, ray_session, train_on_ray
+from concord.training.evaluation import check_targets
+from concord.training.job import Job, JobFile
+from concord.training.loop import build_model, check_workers
+from concord.training.progress import watched
+
+RECORD = "run.json"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run.
+
+    Attributes:
+        job: the job's name.
+        name: the run's name.
+        run_id: in MLflow.
+        seconds: from the first check to the registered model.
+        model: the registered version as ``models:/name/version``; None if the model could not be kept.
+        registered: what became of the champion.
+        folder: with the figures, the configuration and the checkpoints.
+        figures: the figures' files.
+        metrics: by the short names (without those of single environments and layers).
+        tracking_uri: where MLflow keeps it.
+    """
+
+    job: str
+    name: str
+    run_id: str
+    seconds: float
+    model: str | None
+    registered: Registered | None
+    folder: Path
+    figures: tuple[Path, ...]
+    metrics: dict[str, float]
+    tracking_uri: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract of ``concord train --json``."""
+        return {
+            "job": self.job,
+            "name": self.name,
+            "run_id": self.run_id,
+            "seconds": round(self.seconds, 3),
+            "model": self.model,
+            "champion": self.registered.champion if self.registered else False,
+            "artifacts": str(self.folder),
+            "metrics": self.metrics,
+        }
+
+
+def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
+    """Train a job from nothing, or resume it, and keep everything.
+
+    Args:
+        job: the job with its file.
+        config: the options, an instance of the job's own configuration class.
+        say: takes a line of progress.
+
+    Raises:
+        InputError: something given cannot be used; nothing of the run is left.
+        RunFailedError: training failed; what was finished is kept, and ``--resume`` goes on from it.
+    """
+    started = time.perf_counter()
+    config.check()
+    environments, example = _preflight(job, config)
+    store = Store.open(config.output, config.tracking_uri)
+    name = config.name or f"{job.name}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
+    folder = config.output / "runs" / name
+    record = _resumed(job, config, folder) if config.resume else None
+    if record is None and folder.exists():
+        raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
+    if record is not None:
+        run_id: str = record["run_id"]
+        store.resume_run(run_id)
+    else:
+        run_id = store.start_run(job.name, name, _parameters(config), _tags(job, environments))
+        folder.mkdir(parents=True)
+        _write_record(folder, job, config, run_id)
+        store.log_json(run_id, _recorded_config(config), "config.json")
+        store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
+    say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
+    with _kept_honest(store, run_id, folder, name, new=record is None):
+        with ray_session(config), watched(store, run_id, config.epochs, say):
+            trained = train_on_ray(job, config, folder, store.uri, run_id)
+        if trained.unsent:
+            say(
+                f"tracking did not answer: {trained.unsent} metrics are kept in {folder / 'metrics.jsonl'} "
+                f"and sent by --name {name} --resume"
+            )
+        report = _finished(job, config, store, run_id, name, folder, trained, example, say)
+    store.finish_run(run_id, "FINISHED")
+    return dataclasses.replace(report, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Names:
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+
+    @staticmethod
+    def of(environments: Environments) -> "_Names":
+        return _Names(environments.train, environments.validation, environments.test)
+
+
+def _preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Tensor]:
+    """Try data, model and loss on one environment here, before anything is written or started."""
+    environments = job.job.environments(config)
+    if not isinstance(environments, Environments):
+        raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
+    check_workers(config, environments)
+    first = environments[environments.train[0]]
+    split_held_out(first, config.held_out, config.seed)
+    model = build_model(job.job, config).eval()
+    try:
+        with torch.no_grad():
+            outputs = model(first.inputs[:2])
+            check_targets(first, outputs)
+            loss = job.job.loss(outputs, first.targets[:2])
+    except InputError:
+        raise
+    except Exception as error:
+        line = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"job {job.name}: model and loss cannot take a batch of environment {first.name}, inputs "
+            f"{tuple(first.inputs[:2].shape)} and targets {tuple(first.targets[:2].shape)} ({line})"
+        ) from error
+    if loss.ndim != 0:
+        raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
+    return environments, first.inputs[: min(len(first), 4)]
+
+
+@contextlib.contextmanager
+def _kept_honest(store: Store, run_id: str, folder: Path, name: str, *, new: bool) -> Iterator[None]:
+    """See that MLflow says how the run ended, and that a run on wrong input leaves nothing behind."""
+    try:
+        yield
+    except InputError:
+        if new:
+            store.delete_run(run_id)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except KeyboardInterrupt:
+        with contextlib.suppress(RunFailedError):
+            store.finish_run(run_id, "KILLED")
+        raise RunFailedError(f"stopped; continue with --name {name} --resume") from None
+    except BaseException:
+        with contextlib.suppress(RunFailedError):
+            store.finish_run(run_id, "FAILED")
+        raise
+
+
+def _finished(
+    job: JobFile,
+    config: TrainConfig,
+    store: Store,
+    run_id: str,
+    name: str,
+    folder: Path,
+    trained: Trained,
+    example: torch.Tensor,
+    say: Say,
+) -> Report:
+    metrics = {key: value for key, value in trained.outcome.metrics.items() if "/" not in key}
+    model = build_model(job.job, config)
+    read_weights(trained.checkpoint, model)
+    model.eval()
+    (folder / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
+    figures = _draw(job.job, config, trained, model, folder)
+    with _said_if_failing(say, "figures"):
+        for figure in figures:
+            store.log_files(run_id, figure, "figures")
+    registered = None
+    with _said_if_failing(say, "model"):
+        criterion, mode = criterion_of(job.job, metrics)
+        uri = log_model(store, run_id, model, example)
+        registered = register(store, uri, run_id, job.name, metrics, criterion, mode)
+    return Report(
+        job=job.name,
+        name=name,
+        run_id=run_id,
+        seconds=0.0,
+        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        registered=registered,
+        folder=folder,
+        figures=figures,
+        metrics=metrics,
+        tracking_uri=store.uri,
+    )
+
+
+def criterion_of(job: Job[Any], metrics: Mapping[str, float]) -> tuple[str, Any]:
+    """The metric by which versions of the job's model are compared, and whether it is to be large or small.
+
+    Raises:
+        RunFailedError: the job names a metric that it does not report.
+    """
+    if job.criterion is not None:
+        if job.criterion not in metrics:
+            raise RunFailedError(f"criterion {job.criterion}: not reported; there are {', '.join(sorted(metrics))}")
+        return job.criterion, job.mode
+    for criterion, mode in (("validation_accuracy", "max"), ("validation_loss", "min"), ("train_loss", "min")):
+        if criterion in metrics:
+            return criterion, mode
+    raise RunFailedError("criterion: nothing to compare models by")
+
+
+@contextlib.contextmanager
+def _said_if_failing(say: Say, what: str) -> Iterator[None]:
+    """A store that fails, or a model that cannot be exported, does not undo a finished training."""
+    try:
+        yield
+    except RunFailedError as error:
+        say(f"the {what} could not be kept in MLflow: {error}")
+
+
+def _draw(
+    job: Job[Any], config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path
+) -> tuple[Path, ...]:
+    from concord.analysis.figures import save
+    from concord.analysis.training_curves import training_curves
+
+    measures = ["accuracy"] if "train_accuracy" in trained.outcome.metrics else ["loss"]
+    drawn = {"curves": training_curves(trained.outcome.history, measures[0])}
+    if job.figures is not None:
+        drawn |= job.figures(job, config, trained.outcome, model)
+    return tuple(save(figure, folder / "figures" / f"{name}.png") for name, figure in drawn.items())
+
+
+def _resumed(job: JobFile, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    record = read_record(folder)
+    if record["job"] != job.name:
+        raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job.name}")
+    ours, theirs = _recorded_config(config), record["config"]
+    for option in ours:
+        if option not in PLACEMENT_OPTIONS and json.loads(json.dumps(ours[option])) != theirs.get(option):
+            raise InputError(
+                f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
+                f"{theirs.get(option)}; a resumed run keeps its options"
+            )
+    return record
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What is recorded of a run at its start: ``job``, ``run_id``, ``config``.
+
+    Raises:
+        InputError: there is no run there.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"--name {folder.name}: there is no such run in {folder.parent.parent}") from error
+    except ValueError as error:
+        raise InputError(f"--name {folder.name}: {folder / RECORD} cannot be read ({error})") from error
+    return record
+
+
+def _write_record(folder: Path, job: JobFile, config: TrainConfig, run_id: str) -> None:
+    record = {"job": job.name, "run_id": run_id, "config": _recorded_config(config)}
+    (folder / RECORD).write_text(json.dumps(record, indent=1))
+
+
+def _recorded_config(config: TrainConfig) -> dict[str, Any]:
+    # A tracking URI may hold a password; a run's record needs none.
+    values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+def _parameters(config: TrainConfig) -> dict[str, Any]:
+    return {key: value for key, value in _recorded_config(config).items() if value is not None}
+
+
+def _tags(job: JobFile, environments: Environments) -> dict[str, str]:
+    tags = {
+        "concord.version": concord.__version__,
+        "concord.job": job.name,
+        "concord.environments": str(len(environments.train)),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    commit = _commit(Path(job.path).parent)
+    return tags | ({"mlflow.source.git.commit": commit} if commit else {})
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of the code the job lives in, if it lives in a git checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,26 @@
+"""What earlier runs left in the tracking store, for reports."""
+
+from pathlib import Path
+
+from concord.tracking import Store
+from concord.training.outcome import Evaluation
+
+_CURVES = ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_accuracy")
+
+
+def finished_histories(job: str, output: Path, tracking_uri: str | None, by: str) -> dict[str, list[Evaluation]]:
+    """The evaluations of the newest finished run of the job for each value of the parameter ``by``."""
+    store = Store.open(output, tracking_uri)
+    found: dict[str, list[Evaluation]] = {}
+    for run in store.runs(job):
+        value = run.parameters.get(by)
+        if value is None or value in found:
+            continue
+        epochs = dict(store.history(run.run_id, "epoch"))
+        curves = {name: dict(store.history(run.run_id, name)) for name in _CURVES}
+        steps = sorted(set(epochs) & set(curves["train_accuracy"]))
+        found[value] = [
+            Evaluation(int(epochs[step]), step, {name: at[step] for name, at in curves.items() if step in at})
+            for step in steps
+        ]
+    return {value: history for value, history in found.items() if history}
