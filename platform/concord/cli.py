@@ -176,7 +176,7 @@ def _print_report(report: Any) -> None:
     print(f"run       {report.name}  (MLflow run {report.run_id})")
     print(f"artifacts {report.folder}")
     if report.model:
-        print(f"model     {report.model}: {report.registered.reason}")
+        print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
     print(f"seconds   {report.seconds:.1f}")
 
 

@@ -23,15 +23,21 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
     columns = {**environments, "pooled": pooled, "test o.o.d.": test}
     figure = Figure(figsize=(2.1 * len(columns), 4.4))
     axes = figure.subplots(2, len(columns), squeeze=False)
+    reach = float(test[0][:, 2:4].abs().max())
     for column, (name, (inputs, targets)) in enumerate(columns.items()):
         for row, dimensions in enumerate(((0, 1), (2, 3))):
             panel = axes[row, column]
+            # An environment's shortcuts are two points; those of the test are as many as its examples.
+            size = 4 if row == 0 or name == "test o.o.d." else 40
             for label, colour in ((0, BLUE), (1, ORANGE)):
                 chosen = inputs[targets == label]
-                panel.scatter(*chosen[:800, list(dimensions)].T, s=4, c=colour, linewidths=0)
+                panel.scatter(*chosen[:, list(dimensions)].T, s=size, c=colour, linewidths=0)
             panel.set_xticks([])
             panel.set_yticks([])
-            panel.set_aspect("equal", adjustable="datalim")
+            panel.set_aspect("equal", adjustable="box")
+            if row == 1:
+                panel.set_xlim(-reach, reach)
+                panel.set_ylim(-reach, reach)
         axes[0, column].set_title(name, fontsize=9)
     axes[0, 0].set_ylabel("mechanism")
     axes[1, 0].set_ylabel("shortcuts")

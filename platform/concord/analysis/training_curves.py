@@ -48,4 +48,4 @@ def draw_curves(axes: Axes, history: Sequence[Evaluated], measure: str) -> None:
     if measure == "accuracy":
         axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="center right" if measure == "accuracy" else "best")

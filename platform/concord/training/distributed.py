@@ -24,6 +24,8 @@ from concord.training.loop import Place, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
 
+# The journal of a run's metrics, in the run's folder.
+METRICS = "metrics.jsonl"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
@@ -82,6 +84,8 @@ def ray_session(config: TrainConfig) -> Iterator[None]:
         yield
         return
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":  # nothing preempts this machine, and the watcher warns of itself
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         ray.init(address=address, logging_level=logging.ERROR, configure_logging=True)
@@ -120,7 +124,7 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
         _work,
         train_loop_config={
             "assignment": Assignment(
-                job.path, job.source, dict(vars(config)), run_folder / "metrics.jsonl", tracking_uri, run_id
+                job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id
             )
         },
         scaling_config=ScalingConfig(
@@ -156,6 +160,8 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     import ray.train.torch
 
+    # Ray Train says every report of every worker; what the user prints still comes through.
+    logging.getLogger("ray.train").setLevel(logging.ERROR)
     assignment: Assignment = loop_config["assignment"]
     context = ray.train.get_context()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,16 +18,18 @@ import torch
 import concord
 from concord.environments import Environments, split_held_out
 from concord.errors import InputError, RunFailedError
-from concord.tracking import Registered, Store, log_model, register
+from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
-from concord.training.distributed import Trained, ray_session, train_on_ray
+from concord.training.distributed import METRICS, Trained, ray_session, train_on_ray
 from concord.training.evaluation import check_targets
 from concord.training.job import Job, JobFile
 from concord.training.loop import build_model, check_workers
 from concord.training.progress import watched
 
 RECORD = "run.json"
+# How long a resumed run that is finished tries to send what was left of its metrics.
+_UNSENT_SECONDS = 30.0
 Say = Callable[[str], None]
 
 
@@ -96,11 +98,13 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
         raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
     if record is not None:
         run_id: str = record["run_id"]
+        if "report" in record:
+            return _already_finished(record, store, folder, say)
         store.resume_run(run_id)
     else:
         run_id = store.start_run(job.name, name, _parameters(config), _tags(job, environments))
         folder.mkdir(parents=True)
-        _write_record(folder, job, config, run_id)
+        write_record(folder, {"job": job.name, "run_id": run_id, "config": _recorded_config(config)})
         store.log_json(run_id, _recorded_config(config), "config.json")
         store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
@@ -109,12 +113,34 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
             trained = train_on_ray(job, config, folder, store.uri, run_id)
         if trained.unsent:
             say(
-                f"tracking did not answer: {trained.unsent} metrics are kept in {folder / 'metrics.jsonl'} "
+                f"tracking did not answer: {trained.unsent} metrics are kept in {folder / METRICS} "
                 f"and sent by --name {name} --resume"
             )
         report = _finished(job, config, store, run_id, name, folder, trained, example, say)
-    store.finish_run(run_id, "FINISHED")
-    return dataclasses.replace(report, seconds=time.perf_counter() - started)
+        store.finish_run(run_id, "FINISHED")
+    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+    if report.model is not None:
+        write_record(folder, read_record(folder) | {"report": report.as_json()})
+    return report
+
+
+def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: Say) -> Report:
+    """The report of a run that is done, after sending what the store had not taken then."""
+    said = record["report"]
+    unsent = MetricLog(folder / METRICS, store.uri, record["run_id"]).close(_UNSENT_SECONDS)
+    say(f"run {said['name']} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
+    return Report(
+        job=record["job"],
+        name=said["name"],
+        run_id=record["run_id"],
+        seconds=said["seconds"],
+        model=said["model"],
+        registered=None,
+        folder=folder,
+        figures=tuple(sorted((folder / "figures").glob("*.png"))),
+        metrics=said["metrics"],
+        tracking_uri=store.uri,
+    )
 
 
 @dataclass(frozen=True)
@@ -281,9 +307,11 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _write_record(folder: Path, job: JobFile, config: TrainConfig, run_id: str) -> None:
-    record = {"job": job.name, "run_id": run_id, "config": _recorded_config(config)}
-    (folder / RECORD).write_text(json.dumps(record, indent=1))
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Replace a run's record, at once and as a whole."""
+    new = folder / f"{RECORD}.new"
+    new.write_text(json.dumps(record, indent=1))
+    new.replace(folder / RECORD)
 
 
 def _recorded_config(config: TrainConfig) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+# Each target creates .venv and installs what it needs; a second call finds it there.
+PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+	&& echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/concord demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/pytest
+
+test-slow: $(VENV)/installed-dev
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/installed
+	$(BIN)/concord bench
+
+clean:
+	rm -rf $(VENV) dist
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Concord needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,27 @@
+"""What several test files share: one Ray for the whole session, and quiet libraries."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray of our own on this machine, started once; the runs of all tests use it."""
+    from concord.training import TrainConfig
+    from concord.training.distributed import ray_session
+
+    os.environ.pop("RAY_ADDRESS", None)
+    with ray_session(TrainConfig()):
+        yield
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for runs, and no tracking server from outside."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path / "runs"
