@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from concord.aggregation import Aggregator, Statistics, rescaling_factor, sum_over_environments
+from concord.errors import InputError
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 
 # Components of a slice that are summed and finished at once on a CPU, so that they stay in its cache.
@@ -43,6 +44,11 @@ def count_dtype(environments: int) -> torch.dtype:
         if environments <= torch.iinfo(dtype).max:
             return dtype
     return torch.int32
+
+
+def _as_transported(tensor: Tensor) -> Tensor:
+    """The tensor, or its bytes: neither gloo nor NCCL moves int16."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.int16 else tensor
 
 
 class SliceExchange:
@@ -63,6 +69,9 @@ class SliceExchange:
             they send sums of statistics.
         rescale: divide each layer by its kept fraction.
         nonfinite: what to do about an environment that :meth:`send` marks as not finite.
+
+    Raises:
+        InputError: a process has no environment (in every process).
     """
 
     def __init__(
@@ -79,6 +88,9 @@ class SliceExchange:
         rescale: bool,
         nonfinite: NonFinite,
     ) -> None:
+        for rank, names in enumerate(environments):
+            if not names:
+                raise InputError(f"process {rank} of the group has no environment, expected at least 1")
         self.rule = rule
         self.group = group
         self.environments = environments
@@ -125,14 +137,16 @@ class SliceExchange:
         self._report.zero_()
         self._report[len(self._layers) : len(self._layers) + len(present)] = present
         for name, wire in self._wire.items():
-            outgoing = contributions[name].to(wire)
+            outgoing = _as_transported(contributions[name].to(wire))
+            incoming = _as_transported(self._got[name].view(-1))
+            width = wire.itemsize // outgoing.itemsize
             self._under_way.append(outgoing)
             self._works.append(
                 dist.all_to_all_single(
-                    self._got[name].view(-1),
+                    incoming,
                     outgoing,
-                    output_split_sizes=[self._sizes[self.rank]] * len(self._sizes),
-                    input_split_sizes=self._sizes,
+                    output_split_sizes=[self._sizes[self.rank] * width] * len(self._sizes),
+                    input_split_sizes=[size * width for size in self._sizes],
                     group=self.group,
                     async_op=True,
                 )
@@ -187,7 +201,9 @@ class SliceExchange:
             raise NonFiniteGradientError(bad, step)
         kept_fraction = self._reports[:, : len(self._layers)].sum(0) / self._layers
         if self.rescale:
-            factors = rescaling_factor(kept_fraction).to(out.dtype).unbind()
+            # Where nothing was kept the factor is 1e10, which float16 would round to infinity, and 0 · ∞ to nan.
+            largest = torch.finfo(out.dtype).max
+            factors = rescaling_factor(kept_fraction).clamp(max=largest).to(out.dtype).unbind()
             for layer, factor in zip(self._layer_slices, factors, strict=True):
                 out[layer].mul_(factor)
         return kept_fraction, bad

@@ -77,6 +77,7 @@ def ray_session(config: TrainConfig) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows what a job prints twice
     import ray
 
     if ray.is_initialized():
@@ -160,8 +161,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     import ray.train.torch
 
-    # Ray Train says every report of every worker; what the user prints still comes through.
-    logging.getLogger("ray.train").setLevel(logging.ERROR)
+    _quiet_ray_train()
     assignment: Assignment = loop_config["assignment"]
     context = ray.train.get_context()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -191,6 +191,12 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         "steps": outcome.steps,
         "unsent": unsent,
     }
+
+
+def _quiet_ray_train() -> None:
+    """Ray Train logs every report of every worker, past its own log level; what the user logs still comes through."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.ERROR)
 
 
 class _RayReporter:
