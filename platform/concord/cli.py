@@ -85,7 +85,8 @@ def _parse(options: type[Options], words: Sequence[str], program: str, default: 
 
     given: dict[str, Any] = {} if default is None else {"default": default}
     with tyro_errors.on_parse_error(refuse):
-        return tyro.cli(options, prog=program, args=list(words), **given)
+        parsed: Options = tyro.cli(options, prog=program, args=list(words), **given)
+    return parsed
 
 
 def _one_line(event: Any) -> str:
@@ -251,7 +252,7 @@ def _report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if job.job.report is None:
         raise InputError(f"report: job {job.name} has none; its runs are in the MLflow UI (concord ui)")
     options = _parse(job.job.report.options, rest, f"concord report {words[0]}")
-    result = job.job.report.make(options, say)
+    result: Mapping[str, Any] = job.job.report.make(options, say)
     if not as_json:
         for name, value in result.items():
             if isinstance(value, Mapping):

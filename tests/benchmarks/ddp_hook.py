@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,7 +53,7 @@ def rows() -> list[Row]:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         result = str(Path(folder) / "measured.pt")
-        mp.spawn(_measure, (port, result), nprocs=PROCESSES)
+        spawn(_measure, (port, result), nprocs=PROCESSES)
         hooked, plain, ratio = torch.load(result, weights_only=True).tolist()
     parameters = sum(parameter.numel() for parameter in _network().parameters())
     name = f"DDP step with the AND-mask hook, {PROCESSES} gloo processes, {parameters / 1e6:.1f} M parameters"

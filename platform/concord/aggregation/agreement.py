@@ -48,7 +48,10 @@ def rescaled(update: Update) -> Tensor:
     The fraction gets 1e-10 added, as in the paper's published code, so a layer of which nothing was kept stays 0.
     ``update`` is a whole layer (a parameter tensor); the fraction of a part would be another.
     """
-    return update.value * rescaling_factor(update.kept.mean(dtype=torch.float32)).to(update.value.dtype)
+    factor = rescaling_factor(update.kept.mean(dtype=torch.float32))
+    # The factor goes up to 1e10, which float16 cannot hold (and 0 · inf would be no number): multiply in float32.
+    wide = torch.promote_types(update.value.dtype, torch.float32)
+    return (update.value.to(wide) * factor).to(update.value.dtype)
 
 
 def rescaling_factor(kept_fraction: Tensor) -> Tensor:

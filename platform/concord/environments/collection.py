@@ -182,9 +182,10 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
             array = array.astype(np.int64)
         values = torch.from_numpy(np.ascontiguousarray(array))
-    if part == "targets" and not values.is_floating_point():
-        values = values.long()
-    return values
+    tensor: Tensor = values
+    if part == "targets" and not tensor.is_floating_point():
+        tensor = tensor.long()
+    return tensor
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:

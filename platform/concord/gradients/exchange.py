@@ -110,8 +110,9 @@ class SliceExchange:
         ends = torch.tensor(layer_sizes).cumsum(0).tolist()
         self._layer_slices = [slice(end - size, end) for end, size in zip(ends, layer_sizes, strict=True)]
         if mapped:
-            names = rule.map(torch.ones(1))
-            self._wire = {name: count_dtype(self.total) if name == "sign" else dtype for name in names}
+            self._wire = {
+                name: count_dtype(self.total) if name == "sign" else dtype for name in rule.map(torch.ones(1))
+            }
         else:
             self._wire = {"gradient": dtype}
         own = self._sizes[self.rank]
@@ -161,7 +162,8 @@ class SliceExchange:
             out: flat, of all components, dtype as sent; it may be the very memory that was sent.
         """
         self._wait()
-        rows, environments = slice(None), self.total
+        rows: slice | Tensor = slice(None)
+        environments = self.total
         if self.nonfinite == "skip":
             # Reading which environments are left out makes the host wait for the device: only on request.
             present = self._reports[:, len(self._layers) :].clamp(min=0).sum(1)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -88,7 +89,7 @@ class AggregationHook:
         """
         return self._kept[id(parameter)]
 
-    def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def aggregate(self, bucket: GradBucket) -> Future[Tensor]:
         """Take a bucket on; its future is done when the last bucket of this backward pass was taken on."""
         buffer = bucket.buffer()
         parameters = list(bucket.parameters())
@@ -149,7 +150,7 @@ class AggregationHook:
         self.skipped_total += len(skipped)
 
 
-def aggregation_hook(state: AggregationHook, bucket: dist.GradBucket) -> Future[Tensor]:
+def aggregation_hook(state: AggregationHook, bucket: GradBucket) -> Future[Tensor]:
     """The communication hook itself, for ``register_comm_hook(state, aggregation_hook)``."""
     return state.aggregate(bucket)
 

@@ -181,7 +181,8 @@ class StackedGradients:
 
     def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         parameters = tuple(parameter.detach() for parameter in self._parameters.values())
-        losses, buffer_sums = [], {}
+        losses: list[Tensor] = []
+        buffer_sums: dict[str, Any] = {}
         for start in range(0, len(inputs), self._chunk):
             chunk = slice(start, start + self._chunk)
             buffers = self._copies_of_buffers(len(inputs[chunk]))
@@ -194,7 +195,8 @@ class StackedGradients:
         return torch.cat(losses), {name: total / len(inputs) for name, total in buffer_sums.items()}
 
     def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, buffer_sums = [], {}
+        losses: list[Tensor] = []
+        buffer_sums: dict[str, Any] = {}
         before = self._copies_of_buffers(1)
         for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
             loss = self.loss(self.model(batch), target)

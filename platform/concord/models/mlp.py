@@ -50,8 +50,10 @@ class MLP(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``(batch, outputs)``; inputs of more dimensions are flattened to ``(batch, inputs)``."""
-        logits: Tensor = super().forward(inputs.flatten(1))
-        return logits
+        outputs = inputs.flatten(1)
+        for layer in self:
+            outputs = layer(outputs)
+        return outputs
 
 
 def _kaiming(module: nn.Module) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import tempfile
 import traceback
 import urllib.error
@@ -11,7 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +27,7 @@ from concord.training.process import tune_process
 METRICS = "metrics.jsonl"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
+_DASHBOARD_PORT = 8265
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
 
@@ -67,10 +67,10 @@ class Trained:
 
 
 @contextlib.contextmanager
-def ray_session(config: TrainConfig) -> Iterator[None]:
+def ray_session(config: TrainConfig) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
 
-    A session that is already there is used and left as it is.
+    A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
 
     Raises:
         InputError: no cluster at the address, or too few resources there for the workers.
@@ -82,20 +82,20 @@ def ray_session(config: TrainConfig) -> Iterator[None]:
 
     if ray.is_initialized():
         check_resources(config)
-        yield
+        yield None
         return
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":  # nothing preempts this machine, and the watcher warns of itself
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        ray.init(address=address, logging_level=logging.ERROR, configure_logging=True)
+        context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
     try:
         check_resources(config)
-        yield
+        yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
 
@@ -116,13 +116,15 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
         InputError: the data, or the checkpoint, do not fit; said by a worker.
         RunFailedError: training failed, also after ``max_failures`` replacements.
     """
-    import ray
-    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+    import ray.train
+    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchTrainer
 
+    # Annotated by Ray as the class of its first training library, which lacks options of the present one.
+    run_config: Any = ray.train.RunConfig
     cpus = ray.cluster_resources().get("CPU", 1.0)
-    trainer = TorchTrainer(
-        _work,
+    trainer: Any = TorchTrainer(
+        cast(Any, _work),
         train_loop_config={
             "assignment": Assignment(
                 job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id
@@ -134,7 +136,7 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
             # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting.
             resources_per_worker={"CPU": min(1.0, cpus / config.workers), **({"GPU": 1} if config.use_gpu else {})},
         ),
-        run_config=RunConfig(
+        run_config=run_config(
             name="checkpoints",
             storage_path=str(run_folder.resolve()),
             failure_config=FailureConfig(max_failures=config.max_failures),
@@ -241,23 +243,16 @@ def _cause(error: BaseException) -> str:
 
 def running_dashboard() -> str | None:
     """The address of the dashboard of a Ray that runs on this machine, if there is one."""
-    import ray
-
-    if ray.is_initialized():
-        address = ray.get_dashboard_url()
-        return f"http://{address}" if address else None
-    current = Path("/tmp/ray/session_latest")
-    for log in sorted(current.glob("logs/dashboard.log")):
-        for line in log.read_text(errors="replace").splitlines():
-            found = re.search(r"http server at (http://\S+)", line) or re.search(r"(http://127\.0\.0\.1:\d+)", line)
-            if found and _answers(found[1]):
-                return found[1]
+    # Ray takes the first free port from its default on.
+    for port in range(_DASHBOARD_PORT, _DASHBOARD_PORT + 4):
+        address = f"http://127.0.0.1:{port}"
+        try:
+            with urllib.request.urlopen(f"{address}/api/version", timeout=0.5) as answer:
+                if b"ray_version" in answer.read():
+                    return address
+        except urllib.error.HTTPError as error:
+            if error.code in {401, 403}:  # a Ray that asks for its token
+                return address
+        except OSError:
+            continue
     return None
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=1):
-            return True
-    except (OSError, ValueError) as error:
-        return isinstance(error, urllib.error.HTTPError)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from concord.training.config import TrainConfig
 
@@ -23,7 +23,7 @@ class Optimization:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int) -> None:
-        self._parameters = list(parameters)
+        self._parameters: list[Tensor] = list(parameters)
         self._config = config
         if config.optimizer == "adam":
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=config.lr)

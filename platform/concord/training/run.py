@@ -109,7 +109,9 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
         store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
     with _kept_honest(store, run_id, folder, name, new=record is None):
-        with ray_session(config), watched(store, run_id, config.epochs, say):
+        with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
+            if dashboard:
+                say(f"Ray dashboard {dashboard}")
             trained = train_on_ray(job, config, folder, store.uri, run_id)
         if trained.unsent:
             say(

@@ -1,0 +1,498 @@
+"""Stacked environments: the gradient is that of a plain loop over environments, however it is obtained."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from concord.aggregation import AGGREGATORS, AndMask, Mean, Statistics, Update, aggregate, aggregator
+from concord.errors import InputError
+from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.stacked import StackedGradients
+from concord.models.mlp import MLP
+
+ENVIRONMENTS, BATCH, CLASSES = 5, 4, 3
+
+pytestmark = pytest.mark.filterwarnings("error:environments are done one after the other")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+class Tied(nn.Module):
+    """One matrix used twice, and a scalar parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6, bias=False)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.second(torch.tanh(self.first(inputs)))) * self.temperature
+
+
+class Embedded(nn.Module):
+    """Words as integers; most rows of the table get no gradient at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 5)
+        self.last = nn.Linear(5, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.table(words)).mean(1))
+
+
+class Branching(nn.Module):
+    """Takes another path when the values ask for it, which vmap cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(6, CLASSES)
+        self.large = nn.Linear(6, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.large(inputs) if inputs.sum() > 0 else self.small(inputs)
+
+
+def partly_frozen() -> nn.Module:
+    model = MLP(6, CLASSES, hidden_units=8, hidden_layers=2)
+    model[0].weight.requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(ENVIRONMENTS, BATCH, *shape, dtype=dtype)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp": lambda: (MLP(6, CLASSES, hidden_units=8, hidden_layers=2), numbers(6)),
+    "convolutions": lambda: (
+        nn.Sequential(
+            nn.Conv2d(4, 8, 3, stride=2, groups=2),
+            nn.Tanh(),
+            nn.Conv2d(8, 8, 2, groups=8, padding=1),
+            nn.Flatten(),
+            nn.Linear(8 * 4 * 4, CLASSES),
+        ),
+        numbers(4, 8, 8),
+    ),
+    "tied": lambda: (Tied(), numbers(6)),
+    "embedded": lambda: (Embedded(), torch.randint(0, 30, (ENVIRONMENTS, BATCH, 3))),
+    "partly frozen": lambda: (partly_frozen(), numbers(6)),
+    "float64": lambda: (MLP(6, CLASSES, hidden_units=8).double(), numbers(6, dtype=torch.float64)),
+}
+
+
+def labels() -> Tensor:
+    return torch.randint(0, CLASSES, (ENVIRONMENTS, BATCH))
+
+
+def looped(
+    model: nn.Module, rule: Any, inputs: Tensor, targets: Tensor, *, rescale: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
+    """Gradients, kept masks and losses in float64, from one plain backward pass an environment."""
+    gradients: dict[str, list[Tensor]] = {}
+    losses = []
+    for batch, target in zip(inputs, targets, strict=True):
+        twin = copy.deepcopy(model).double()
+        loss = cross_entropy(twin(batch.double() if batch.is_floating_point() else batch), target)
+        loss.backward()
+        losses.append(float(loss))
+        for name, parameter in twin.named_parameters():
+            if parameter.requires_grad:
+                gradients.setdefault(name, []).append(parameter.grad)
+    value, kept = {}, {}
+    for name, stack in gradients.items():
+        value[name], kept[name] = aggregate(rule, torch.stack(stack))
+        if rescale and kept[name].sum() > 0:
+            value[name] = value[name] * kept[name].numel() / kept[name].sum()
+    return value, kept, losses
+
+
+def found(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("rescale", [False, True], ids=["plain", "rescaled"])
+@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradient_is_that_of_a_loop_over_environments(kind: str, name: Any, rescale: bool) -> None:
+    model, inputs = MODELS[kind]()
+    targets, rule = labels(), aggregator(name, 0.6)
+    expected, kept, losses = looped(model, rule, inputs, targets, rescale=rescale)
+
+    step = StackedGradients(model, cross_entropy, rule, rescale=rescale)(inputs, targets)
+
+    tolerance = 1e-9 if kind == "float64" else 1e-4
+    assert_close(found(model), expected, rtol=tolerance, atol=tolerance * 1e-2)
+    assert_close(step.losses.double(), torch.tensor(losses, dtype=torch.float64), rtol=tolerance, atol=0)
+    fractions = torch.tensor([float(mask.mean()) for mask in kept.values()])
+    assert_close(step.kept_fraction, fractions, rtol=1e-4, atol=1e-5)
+    assert step.kept_fraction.dtype == torch.float32
+    assert step.skipped == ()
+    if name != "mean":
+        assert float(step.kept_fraction.mean()) not in (0, 1)  # else the mask would not have been tested
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_chunks_and_loop_give_the_gradient_of_one_vmap(name: Any) -> None:
+    model, inputs = MODELS["convolutions"]()
+    targets, rule = labels(), aggregator(name, 0.6)
+    one_environment = 4 * sum(parameter.numel() for parameter in model.parameters())
+    results = []
+    for options in ({}, {"memory_limit": 1}, {"memory_limit": 2 * one_environment}, {"vectorize": False}):
+        step = StackedGradients(model, cross_entropy, rule, **options)(inputs, targets)
+        results.append((found(model), step.losses, step.kept_fraction))
+    for other in results[1:]:
+        assert_close(other, results[0], rtol=1e-5, atol=1e-7)
+
+
+def test_memory_limit_bounds_how_many_gradients_exist_at_once() -> None:
+    model, inputs = MODELS["mlp"]()
+    rule = Recording()
+    one_environment = 4 * sum(parameter.numel() for parameter in model.parameters())
+    StackedGradients(model, cross_entropy, rule, memory_limit=2 * one_environment)(inputs, labels())
+    assert sorted({len(gradients) for gradients in rule.seen}) == [1, 2]
+
+
+class Recording(Mean):
+    """The mean, remembering the per-environment gradients that it was given."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "seen", [])
+
+    def map(self, gradient: Tensor) -> Statistics:
+        if gradient.ndim == 2:
+            self.seen.append(gradient.clone())  # type: ignore[attr-defined]
+        return super().map(gradient)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return super().finish(sums, environments)
+
+
+def test_grad_is_replaced_not_added_to_and_steps_do_not_disturb_one_another() -> None:
+    model, inputs = MODELS["mlp"]()
+    gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
+    targets = labels()
+    gradients(inputs, targets)
+    first = {name: gradient.clone() for name, gradient in found(model).items()}
+    kept_of_caller = [parameter.grad for parameter in model.parameters()]
+    before = [gradient.clone() for gradient in kept_of_caller]
+    gradients(numbers(6), labels())
+    assert_close(kept_of_caller, before, rtol=0, atol=0)
+    gradients(inputs, targets)
+    assert_close(found(model), first, rtol=0, atol=0)
+
+
+class Direct(nn.Module):
+    """Outputs whose gradient is the input itself: components 0-3 belong to ``b``, 4 and 5 to ``a``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(2, 2))
+        self.a = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ torch.cat([self.b.flatten(), self.a])
+
+
+def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
+    return outputs.mean()
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_kept_fractions_come_in_the_order_of_named_parameters(vectorize: bool) -> None:
+    model = Direct()
+    inputs = torch.tensor([[[1.0, -1, 2, 0, 3, -2]], [[1.0, 1, 2, 0, 1, -2]]])
+    gradients = StackedGradients(model, mean_output, AndMask(1.0), rescale=True, vectorize=vectorize)
+    step = gradients(inputs, torch.zeros(2, 1))
+    assert [name for name, _ in model.named_parameters()] == ["b", "a"]
+    assert step.kept_fraction.tolist() == [0.5, 1.0]
+    assert_close(model.b.grad, torch.tensor([[2.0, 0.0], [4.0, 0.0]]))
+    assert_close(model.a.grad, torch.tensor([2.0, -2.0]))
+
+
+def test_layer_of_which_nothing_is_kept_stays_zero_when_rescaled() -> None:
+    model = Direct()
+    inputs = torch.tensor([[[1.0, -1, 2, 3, 3, -2]], [[-1.0, 1, -2, -3, 1, -2]]])
+    step = StackedGradients(model, mean_output, AndMask(1.0), rescale=True)(inputs, torch.zeros(2, 1))
+    assert step.kept_fraction.tolist() == [0, 1]
+    assert model.b.grad.tolist() == [[0, 0], [0, 0]]
+
+
+# Batch norm, dropout, other buffers
+
+
+def normalized() -> nn.Module:
+    # No bias before batch norm: its gradient is zero in exact arithmetic, so that its sign would be rounding.
+    return nn.Sequential(
+        nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.LeakyReLU(), nn.Dropout(0.0), nn.Linear(8, CLASSES)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}], ids=["vmap", "chunks", "loop"])
+def test_running_statistics_are_the_mean_of_what_each_environment_would_have_made(options: dict[str, Any]) -> None:
+    model = normalized()
+    model(torch.randn(7, 6))  # running statistics that are no longer 0 and 1
+    inputs, targets = numbers(6), labels()
+    expected, _, _ = looped(model, AndMask(0.6), inputs, targets)
+    alone = []
+    for batch in inputs:
+        twin = copy.deepcopy(model)
+        twin(batch)
+        alone.append(twin[1])
+
+    StackedGradients(model, cross_entropy, AndMask(0.6), **options)(inputs, targets)
+
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+    for statistic in ("running_mean", "running_var"):
+        each = torch.stack([getattr(norm, statistic) for norm in alone])
+        assert each.std(0).min() > 0
+        assert_close(getattr(model[1], statistic), each.mean(0))
+    assert model[1].num_batches_tracked.item() == 2
+    assert model[1].num_batches_tracked.dtype == torch.int64
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_batch_norm_in_eval_mode_leaves_its_buffers_alone(vectorize: bool) -> None:
+    model = normalized().eval()
+    inputs, targets = numbers(6), labels()
+    before = copy.deepcopy(dict(model.named_buffers()))
+    expected, _, _ = looped(model, AndMask(0.6), inputs, targets)
+    StackedGradients(model, cross_entropy, AndMask(0.6), vectorize=vectorize)(inputs, targets)
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+    assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_buffers_that_the_model_only_reads_stay_exactly_as_they_are(vectorize: bool) -> None:
+    """Averaging equal numbers rounds; frozen batch norm, position tables and large counts must not drift."""
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = normalized()
+            self.register_buffer("table", torch.randn(6) * 1e-3)
+            self.register_buffer("count", torch.tensor(2**40 + 1))
+            self.register_buffer("mask", torch.tensor([True, False, True, True, True, True]))
+            self.register_buffer("bias", torch.tensor([0.0, float("-inf")]))
+            self.body[1].eval()
+            self.body[1].running_mean.normal_()
+            self.body[1].running_var.uniform_(0.5, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.body(inputs * self.mask + self.table)
+
+    model = Reading()
+    before = copy.deepcopy(dict(model.named_buffers()))
+    gradients = StackedGradients(model, cross_entropy, Mean(), vectorize=vectorize)
+    for _ in range(3):
+        gradients(numbers(6), labels())
+    assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+
+
+class Dropping(nn.Module):
+    """The gradient of ``weight`` shows which components dropout left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2000))
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.dropout(inputs * self.weight).sum(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}], ids=["vmap", "chunks", "loop"])
+def test_dropout_draws_a_mask_for_each_environment_and_step(options: dict[str, Any]) -> None:
+    rule, inputs = Recording(), torch.ones(4, 1, 2000)
+    gradients = StackedGradients(Dropping(), mean_output, rule, **options)
+    for _ in range(2):
+        gradients(inputs, torch.zeros(4, 1))
+    masks = torch.cat(rule.seen) != 0  # type: ignore[attr-defined]
+    assert masks.shape == (8, 2000)
+    deviation = (0.7 * 0.3 / 2000) ** 0.5
+    assert ((masks.double().mean(1) - 0.7).abs() < 5 * deviation).all()
+    for one in range(8):
+        for other in range(one):  # independent masks agree in .7² + .3² of the places
+            assert float((masks[one] == masks[other]).double().mean()) == pytest.approx(0.58, abs=0.06)
+
+
+# What vmap cannot do, and what the user did wrong
+
+
+def test_control_flow_on_values_falls_back_with_one_warning_and_is_exact() -> None:
+    model, inputs, targets = Branching(), numbers(6), labels()
+    inputs = inputs.abs() * torch.tensor([1.0, -1, 1, 1, -1])[:, None, None]
+    expected, _, losses = looped(model, AndMask(0.6), inputs, targets)
+    gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
+    with pytest.warns(UserWarning, match="one after the other") as caught:
+        for _ in range(3):
+            step = gradients(inputs, targets)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+    assert_close(step.losses.double(), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_batch_norm_that_vmap_cannot_take_falls_back_to_the_same_statistics() -> None:
+    """momentum=None asks for the value of num_batches_tracked."""
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, CLASSES))
+    inputs = numbers(6)
+    each = torch.stack([model[0](batch).mean(0) for batch in inputs]).detach()
+    with pytest.warns(UserWarning, match="one after the other"):
+        StackedGradients(model, cross_entropy, Mean())(inputs, labels())
+    assert_close(model[1].running_mean, each.mean(0))
+    assert model[1].num_batches_tracked.item() == 1
+
+
+def test_a_mistake_in_the_users_loss_is_the_error_that_the_user_sees() -> None:
+    model, inputs, targets = MLP(6, CLASSES, hidden_units=8), numbers(6), labels()
+
+    def wrong(outputs: Tensor, target: Tensor) -> Tensor:
+        return (outputs - target).square().mean()  # (4, 3) and (4,)
+
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"size of tensor a \(3\)") as caught:
+        warnings.simplefilter("error")
+        StackedGradients(model, wrong, Mean())(inputs, targets)
+    assert "vmap" not in str(caught.value)
+
+    gradients = StackedGradients(model, cross_entropy, Mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            gradients(numbers(5), targets)
+        gradients(inputs, targets)  # and it is still vectorized, without a word
+
+
+def test_a_loss_for_each_example_is_refused() -> None:
+    model, inputs = MODELS["mlp"]()
+    with pytest.raises(RuntimeError, match="scalar"):
+        StackedGradients(model, lambda out, y: cross_entropy(out, y, reduction="none"), Mean())(inputs, labels())
+
+
+# Gradients that are not finite
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_raise_names_environment_and_step_and_leaves_the_model_untouched(bad: float, vectorize: bool) -> None:
+    model, targets = normalized(), labels()
+    inputs = numbers(6)
+    names = [f"hospital-{letter}" for letter in "abcde"]
+    gradients = StackedGradients(model, cross_entropy, AndMask(0.6), names=names, vectorize=vectorize)
+    gradients(inputs, targets)
+    state = copy.deepcopy(model.state_dict())
+    before = copy.deepcopy([parameter.grad for parameter in model.parameters()])
+    broken = inputs.clone()
+    broken[1, 2, 3] = broken[3, 0, 0] = bad
+
+    with pytest.raises(NonFiniteGradientError, match="hospital-b, hospital-d is not finite at step 1;") as caught:
+        gradients(broken, targets)
+    assert caught.value.environments == ("hospital-b", "hospital-d")
+    assert caught.value.step == 1
+    with pytest.raises(NonFiniteGradientError, match="step 77"):
+        gradients(broken, targets, step=77)
+    assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert_close([parameter.grad for parameter in model.parameters()], before, rtol=0, atol=0)
+
+    gradients(inputs, targets)  # nothing of the broken step is left in the sums
+    for parameter in model.parameters():
+        assert bool(parameter.grad.isfinite().all())
+
+
+def test_environments_without_names_are_named_by_their_number() -> None:
+    model, inputs = MODELS["mlp"]()
+    inputs[4] = float("nan")
+    with pytest.raises(NonFiniteGradientError, match="environment 4 is not finite at step 0"):
+        StackedGradients(model, cross_entropy, Mean())(inputs, labels())
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}], ids=["vmap", "chunks", "loop"])
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_skip_gives_the_gradient_over_the_others(name: Any, options: dict[str, Any]) -> None:
+    model, inputs, targets = normalized(), numbers(6), labels()
+    rule, others = aggregator(name, 0.6), [0, 2, 4]
+    twin = copy.deepcopy(model)
+    inputs[1, 0, 0] = float("nan")
+    inputs[3, 2, 1] = float("-inf")
+
+    step = StackedGradients(model, cross_entropy, rule, nonfinite="skip", rescale=True, **options)(inputs, targets)
+    plain = StackedGradients(twin, cross_entropy, rule, rescale=True, **options)(inputs[others], targets[others])
+
+    assert step.skipped == ("environment 1", "environment 3")
+    assert step.losses.shape == (5,)
+    assert_close(step.losses[others], plain.losses)
+    assert_close(step.kept_fraction, plain.kept_fraction)
+    assert_close(found(model), found(twin), rtol=1e-6, atol=1e-8)
+    assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert bool(model[1].running_var.isfinite().all())
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_skip_with_no_environment_left_is_a_zero_gradient(name: Any, vectorize: bool) -> None:
+    model, targets = normalized(), labels()
+    rule, before = aggregator(name, 0.6), copy.deepcopy(dict(model.named_buffers()))
+    gradients = StackedGradients(model, cross_entropy, rule, nonfinite="skip", rescale=True, vectorize=vectorize)
+    step = gradients(torch.full((ENVIRONMENTS, BATCH, 6), float("nan")), targets)
+    assert len(step.skipped) == ENVIRONMENTS
+    assert step.kept_fraction.tolist() == [0.0] * 5
+    for parameter in model.parameters():
+        assert parameter.grad.shape == parameter.shape
+        assert bool((parameter.grad == 0).all())
+    assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+
+    inputs = numbers(6)
+    expected, _, _ = looped(model, rule, inputs, targets, rescale=True)
+    assert gradients(inputs, targets).skipped == ()
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_sums_that_overflow_are_no_reason_to_skip_an_environment() -> None:
+    model = Direct()
+    inputs = torch.full((4, 1, 6), 2e38)
+    inputs[:2] *= -1  # every environment is finite, and so is the mean; only the order of sums could overflow
+    step = StackedGradients(model, mean_output, AndMask(0.0), nonfinite="skip")(inputs, torch.zeros(4, 1))
+    assert step.skipped == ()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [((3, 4, 6), (2, 4)), ((3, 4, 6), (3, 5)), ((0, 4, 6), (0, 4)), ((12, 6), (12,)), ((12,), (12,)), ((3, 4, 6), ())],
+)
+def test_shapes_that_do_not_fit_are_refused(inputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    gradients = StackedGradients(MLP(6, CLASSES), cross_entropy, Mean())
+    with pytest.raises(InputError) as caught:
+        gradients(torch.zeros(inputs), torch.zeros(targets, dtype=torch.int64))
+    assert str(tuple(inputs)) in str(caught.value)
+    assert str(tuple(targets)) in str(caught.value)
+
+
+def test_names_that_are_not_as_many_as_the_environments_are_refused() -> None:
+    gradients = StackedGradients(MLP(6, CLASSES), cross_entropy, Mean(), names=["a", "b"])
+    with pytest.raises(InputError, match="3 environments, expected 2"):
+        gradients(torch.zeros(3, 4, 6), torch.zeros(3, 4, dtype=torch.int64))
+
+
+def test_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(InputError, match="none of its parameters"):
+        StackedGradients(MLP(6, CLASSES).requires_grad_(False), cross_entropy, Mean())
