@@ -1,7 +1,6 @@
 """Stacked environments: the gradient is that of a plain loop over environments, however it is obtained."""
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,9 +23,12 @@ pytestmark = pytest.mark.filterwarnings("error:environments are done one after t
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # networks this small are slower on more
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
+    torch.set_num_threads(threads)
 
 
 class Tied(nn.Module):
@@ -112,10 +114,11 @@ def looped(
         twin = copy.deepcopy(model).double()
         loss = cross_entropy(twin(batch.double() if batch.is_floating_point() else batch), target)
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         for name, parameter in twin.named_parameters():
             if parameter.requires_grad:
-                gradients.setdefault(name, []).append(parameter.grad)
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients.setdefault(name, []).append(gradient)
     value, kept = {}, {}
     for name, stack in gradients.items():
         value[name], kept[name] = aggregate(rule, torch.stack(stack))
@@ -133,12 +136,12 @@ def found(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradient_is_that_of_a_loop_over_environments(kind: str, name: Any, rescale: bool) -> None:
     model, inputs = MODELS[kind]()
-    targets, rule = labels(), aggregator(name, 0.6)
+    targets, rule = labels(), aggregator(name, 0.5)
     expected, kept, losses = looped(model, rule, inputs, targets, rescale=rescale)
 
     step = StackedGradients(model, cross_entropy, rule, rescale=rescale)(inputs, targets)
 
-    tolerance = 1e-9 if kind == "float64" else 1e-4
+    tolerance = 1e-4 if kind != "float64" else 1e-6 if rescale else 1e-9  # the kept fraction is float32
     assert_close(found(model), expected, rtol=tolerance, atol=tolerance * 1e-2)
     assert_close(step.losses.double(), torch.tensor(losses, dtype=torch.float64), rtol=tolerance, atol=0)
     fractions = torch.tensor([float(mask.mean()) for mask in kept.values()])
@@ -211,7 +214,7 @@ class Direct(nn.Module):
         return inputs @ torch.cat([self.b.flatten(), self.a])
 
 
-def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
+def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean()
 
 
@@ -280,6 +283,16 @@ def test_batch_norm_in_eval_mode_leaves_its_buffers_alone(vectorize: bool) -> No
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
+def test_batch_norm_that_alone_is_in_training_mode_takes_every_environment_alike(vectorize: bool) -> None:
+    model, inputs = normalized().eval(), numbers(6)
+    model[1].train()
+    each = torch.stack([model[0](batch).mean(0) for batch in inputs]).detach()
+    StackedGradients(model, cross_entropy, Mean(), vectorize=vectorize)(inputs, labels())
+    assert_close(model[1].running_mean, 0.1 * each.mean(0))
+    assert model[1].num_batches_tracked.item() == 1
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
 def test_buffers_that_the_model_only_reads_stay_exactly_as_they_are(vectorize: bool) -> None:
     """Averaging equal numbers rounds; frozen batch norm, position tables and large counts must not drift."""
 
@@ -342,10 +355,10 @@ def test_control_flow_on_values_falls_back_with_one_warning_and_is_exact() -> No
     expected, _, losses = looped(model, AndMask(0.6), inputs, targets)
     gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
     with pytest.warns(UserWarning, match="one after the other") as caught:
-        for _ in range(3):
-            step = gradients(inputs, targets)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
+        gradients(inputs, targets)
+    assert [warning.filename for warning in caught] == [__file__]
+    gradients(inputs, targets)  # a second warning would be an error in this file
+    step = gradients(inputs, targets)
     assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
     assert_close(step.losses.double(), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=0)
 
@@ -367,17 +380,16 @@ def test_a_mistake_in_the_users_loss_is_the_error_that_the_user_sees() -> None:
     def wrong(outputs: Tensor, target: Tensor) -> Tensor:
         return (outputs - target).square().mean()  # (4, 3) and (4,)
 
-    with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"size of tensor a \(3\)") as caught:
-        warnings.simplefilter("error")
-        StackedGradients(model, wrong, Mean())(inputs, targets)
+    gradients = StackedGradients(model, wrong, Mean())
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(3\)") as caught:
+        gradients(inputs, targets)
     assert "vmap" not in str(caught.value)
 
     gradients = StackedGradients(model, cross_entropy, Mean())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            gradients(numbers(5), targets)
-        gradients(inputs, targets)  # and it is still vectorized, without a word
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        gradients(numbers(5), targets)
+    gradients(inputs, targets)
+    assert gradients.vectorize  # one mistake does not make all later steps slow
 
 
 def test_a_loss_for_each_example_is_refused() -> None:
@@ -389,7 +401,7 @@ def test_a_loss_for_each_example_is_refused() -> None:
 # Gradients that are not finite
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("vectorize", [True, False])
 def test_raise_names_environment_and_step_and_leaves_the_model_untouched(bad: float, vectorize: bool) -> None:
     model, targets = normalized(), labels()

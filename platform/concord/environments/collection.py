@@ -174,14 +174,19 @@ def generator_for(*key: int | str) -> torch.Generator:
 
 def _tensor(name: str, part: str, values: Array) -> Tensor:
     if not isinstance(values, Tensor):
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError as error:  # rows of different lengths
+            raise InputError(f"environment {name}: its {part} make no array ({error})") from error
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise InputError(f"environment {name}: its {part} are of type {array.dtype}; expected numbers")
-        if array.dtype == np.float64:
+        if array.dtype.kind == "f" and array.dtype.itemsize > 4:
             array = array.astype(np.float32)
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
             array = array.astype(np.int64)
-        values = torch.from_numpy(np.ascontiguousarray(array))
+        # A tensor takes neither another machine's byte order nor memory that is not to be written, as Arrow's.
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     tensor: Tensor = values
     if part == "targets" and not tensor.is_floating_point():
         tensor = tensor.long()

@@ -205,7 +205,7 @@ class SliceExchange:
         if self.rescale:
             # Where nothing was kept the factor is 1e10, which float16 would round to infinity, and 0 · ∞ to nan.
             largest = torch.finfo(out.dtype).max
-            factors = rescaling_factor(kept_fraction).clamp(max=largest).to(out.dtype).unbind()
+            factors = rescaling_factor(kept_fraction).to(out.dtype).clamp(max=largest).unbind()
             for layer, factor in zip(self._layer_slices, factors, strict=True):
                 out[layer].mul_(factor)
         return kept_fraction, bad

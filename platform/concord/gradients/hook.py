@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,7 +88,7 @@ class AggregationHook:
         """
         return self._kept[id(parameter)]
 
-    def aggregate(self, bucket: GradBucket) -> Future[Tensor]:
+    def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Take a bucket on; its future is done when the last bucket of this backward pass was taken on."""
         buffer = bucket.buffer()
         parameters = list(bucket.parameters())
@@ -150,7 +149,7 @@ class AggregationHook:
         self.skipped_total += len(skipped)
 
 
-def aggregation_hook(state: AggregationHook, bucket: GradBucket) -> Future[Tensor]:
+def aggregation_hook(state: AggregationHook, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     """The communication hook itself, for ``register_comm_hook(state, aggregation_hook)``."""
     return state.aggregate(bucket)
 

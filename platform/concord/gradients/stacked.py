@@ -174,7 +174,7 @@ class StackedGradients:
                 reason = str(error).strip().split("\n")[0]
                 warnings.warn(
                     f"environments are done one after the other, since vmap cannot take this model or loss: {reason}",
-                    stacklevel=4,
+                    stacklevel=3,  # the caller of this object
                 )
                 return result
         return self._sum_one_by_one(inputs, targets)
@@ -182,7 +182,7 @@ class StackedGradients:
     def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         parameters = tuple(parameter.detach() for parameter in self._parameters.values())
         losses: list[Tensor] = []
-        buffer_sums: dict[str, Any] = {}
+        buffer_means = _BufferMeans(self.model)
         for start in range(0, len(inputs), self._chunk):
             chunk = slice(start, start + self._chunk)
             buffers = self._copies_of_buffers(len(inputs[chunk]))
@@ -190,14 +190,13 @@ class StackedGradients:
             losses.append(loss)
             for index, gradient in enumerate(gradients):
                 self._add(index, gradient, accumulate=start > 0)
-            for name, value in buffers.items():
-                buffer_sums[name] = buffer_sums.get(name, 0) + value.sum(0)
-        return torch.cat(losses), {name: total / len(inputs) for name, total in buffer_sums.items()}
+            buffer_means.add(buffers)
+        return torch.cat(losses), buffer_means.over(len(inputs))
 
     def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         losses: list[Tensor] = []
-        buffer_sums: dict[str, Any] = {}
         before = self._copies_of_buffers(1)
+        buffer_means = _BufferMeans(self.model)
         for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
             loss = self.loss(self.model(batch), target)
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
@@ -205,10 +204,11 @@ class StackedGradients:
             for index, gradient in enumerate(gradients):
                 self._add(index, gradient[None], accumulate=environment > 0)
             state = dict(self.model.named_buffers())
+            after = {name: state[name].detach().clone()[None] for name in before}
             for name, value in before.items():
-                buffer_sums[name] = buffer_sums.get(name, 0) + state[name].detach().clone()
                 state[name].copy_(value[0])
-        return torch.stack(losses), {name: total / len(inputs) for name, total in buffer_sums.items()}
+            buffer_means.add(after)
+        return torch.stack(losses), buffer_means.over(len(inputs))
 
     def _add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
         parts: Statistics = {name: self._layout.part(flat, index) for name, flat in self._flat.items()}
@@ -240,7 +240,7 @@ class StackedGradients:
         return torch.stack(flags).cpu()
 
     def _copies_of_buffers(self, environments: int) -> dict[str, Tensor]:
-        if not self.model.training:
+        if not any(module.training for module in self.model.modules()):
             return {}
         return {
             name: buffer.detach().expand(environments, *buffer.shape).clone()
@@ -263,3 +263,33 @@ class StackedGradients:
             )
         if self.names is not None and len(self.names) != inputs.shape[0]:
             raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
+
+
+class _BufferMeans:
+    """The mean over environments of what each made of the model's buffers.
+
+    What no environment changed stays exactly as it is: the mean of equal numbers is rounded, so that tables, frozen
+    statistics and large counts would drift.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._sums: dict[str, Tensor] = {}
+        self._changed: dict[str, Tensor] = {}
+
+    def add(self, new: dict[str, Tensor]) -> None:
+        """Add what environments made of the buffers, each ``(environments, *buffer.shape)``."""
+        old = dict(self._model.named_buffers()) if new else {}
+        for name, values in new.items():
+            total, changed = values.sum(0), (values != old[name]).any(0)
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            self._changed[name] = self._changed[name] | changed if name in self._changed else changed
+
+    def over(self, environments: int) -> dict[str, Tensor]:
+        """The buffers' new values; whole numbers stay whole."""
+        old = dict(self._model.named_buffers()) if self._sums else {}
+        new = {}
+        for name, total in self._sums.items():
+            mean = total / environments if total.is_floating_point() else total // environments
+            new[name] = torch.where(self._changed[name], mean.to(old[name].dtype), old[name])
+        return new

@@ -1,5 +1,6 @@
 """The options that every training run has; a job adds its own by deriving from :class:`TrainConfig`."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class TrainConfig:
             self.require(option, getattr(self, option) >= 0, "must not be negative")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
-        self.require("lr", self.lr > 0, "must be above 0")
+        self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
         if self.resume and self.name is None:

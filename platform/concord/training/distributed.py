@@ -25,6 +25,8 @@ from concord.training.process import tune_process
 
 # The journal of a run's metrics, in the run's folder.
 METRICS = "metrics.jsonl"
+# What went wrong in a worker, there too, if it was a mistake and no outage.
+ERROR = "error.txt"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
 _DASHBOARD_PORT = 8265
@@ -144,10 +146,11 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
+    (run_folder / ERROR).unlink(missing_ok=True)
     try:
         result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        raise RunFailedError(f"training failed: {_cause(error)}") from error
+        raise RunFailedError(f"training failed: {_recorded_error(run_folder) or _cause(error)}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
         raise InputError(said["input_error"])
@@ -161,6 +164,7 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
 def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     """One worker. What is wrong with input or model comes back as a value: to start again would not mend it."""
     import ray.train
+    import ray.train.collective
     import ray.train.torch
 
     _quiet_ray_train()
@@ -169,6 +173,9 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     tune_process(threads=max(1, cores // context.get_local_world_size()))
     place = Place(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    failed = ray.train.collective.broadcast_from_rank_zero(_recorded_error(assignment.journal.parent))
+    if failed:
+        return {"error": failed}
     checkpoint = ray.train.get_checkpoint()
     log = MetricLog(assignment.journal, assignment.tracking_uri, assignment.run_id) if place.rank == 0 else None
     reporter = _RayReporter(place.rank, log)
@@ -177,14 +184,16 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
             config = job.config(**assignment.options)
             outcome = train(job, config, place, reporter, Path(folder) if folder else None)
-    except InputError as error:
+    except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
-    except NonFiniteGradientError as error:
+    except NonFiniteGradientError as error:  # raised in every worker
         return {"error": str(error)}
     except Exception as error:
-        if _is_communication(error):
-            raise  # another worker is gone: Ray starts the group again from the last checkpoint
-        return {"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
+        # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
+        # made again, so the group that is started next finds it written down.
+        if not _is_communication(error):
+            (assignment.journal.parent / ERROR).write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        raise
     finally:
         unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
     return {
@@ -222,6 +231,11 @@ class _RayReporter:
             write(Path(folder))
             short = {name: value for name, value in metrics.items() if "/" not in name}
             ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def _recorded_error(folder: Path) -> str | None:
+    path = folder / ERROR
+    return path.read_text() if path.exists() else None
 
 
 def _is_communication(error: Exception) -> bool:

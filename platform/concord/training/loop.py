@@ -129,8 +129,7 @@ class _Run:
         self.job = job
         if place.world > 1:
             _same_everywhere(self.model)
-        for part in _all_data(prepared):
-            check_targets(part, _outputs(self.model, part, place.device))
+        _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
         self.batches = BatchStream(training, config.batch_size, config.seed, place.device)
         sizes = [max(len(environment) for environment in training)]
@@ -248,6 +247,11 @@ def check_workers(config: TrainConfig, environments: Environments) -> None:
 def _all_data(prepared: _Prepared) -> list[Environment]:
     held = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.elsewhere]
+
+
+def _check_all_targets(model: nn.Module, prepared: _Prepared, device: torch.device) -> None:
+    for part in _all_data(prepared):
+        check_targets(part, _outputs(model, part, device))
 
 
 def _outputs(model: nn.Module, environment: Environment, device: torch.device) -> Tensor:

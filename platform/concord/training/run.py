@@ -334,15 +334,19 @@ def _tags(job: JobFile, environments: Environments) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    commit = _commit(Path(job.path).parent)
-    return tags | ({"mlflow.source.git.commit": commit} if commit else {})
+    commit = _git(Path(job.path).parent, "rev-parse", "HEAD")
+    if commit is None:
+        return tags
+    # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
+    described = _git(Path(job.path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
 
 
-def _commit(folder: Path) -> str | None:
-    """The commit of the code the job lives in, if it lives in a git checkout."""
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says of the checkout the job lives in, if it lives in one."""
     try:
         found = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -1,0 +1,914 @@
+"""What the collective gradients promise, as functions that run in every one of several real gloo processes.
+
+``test_collective.py`` runs them; by hand: ``python tests/collective_checks.py [NAME …]``. PyTorch is imported once,
+and each check forks its own processes from that, so a check that fails or hangs leaves the others alone. One JSON
+line a check: its name, its traceback or null, its seconds.
+"""
+
+import copy
+import faulthandler
+import itertools
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, XorMask, aggregate
+from concord.errors import InputError
+from concord.gradients import (
+    AggregationHook,
+    HookedGradients,
+    NonFiniteGradientError,
+    StackedGradients,
+    aggregation_hook,
+    register_aggregation_hook,
+)
+
+SECONDS = 30  # after which a check counts as hanging
+TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB
+
+RULES: dict[str, Aggregator] = {
+    "mean": Mean(),
+    "and-mask": AndMask(0.6),
+    "geometric-mean": GeometricMean(0.6),
+    "xor-mask": XorMask(0.6),
+    "sand-mask": SandMask(0.3, steepness=1e-3),
+}
+CHECKS: dict[str, tuple[int, Callable[[], None]]] = {}
+
+Gradients = dict[str, tuple[Tensor, Tensor]]
+"""For every parameter's name its gradient and its kept fraction."""
+
+
+def check(*worlds: int, **options: Sequence[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a check for these numbers of processes and every combination of the options."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        for world, *values in itertools.product(worlds, *options.values()):
+            arguments = dict(zip(options, values, strict=True))
+            labels = [value if isinstance(value, str) else f"{name}={value}" for name, value in arguments.items()]
+            name = "-".join([function.__name__, f"{world} processes", *labels])
+            CHECKS[name] = world, lambda arguments=arguments: function(**arguments)
+        return function
+
+    return register
+
+
+# What the checks share
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """A network of 275 components: no number of processes used here divides it at the borders of its layers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batches(environments: int, seed: int = 0, batch: int = 12) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of environments that share one mechanism beside one of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(environments, batch, 6, generator=generator)
+    shared = torch.randn(6, 3, generator=generator)
+    own = torch.randn(environments, 6, 3, generator=generator)
+    return inputs, torch.tanh(inputs @ shared) + inputs @ own
+
+
+def stacked(
+    model: nn.Module, rule: Aggregator, inputs: Tensor, targets: Tensor, *, rescale: bool = False, loss: Any = mse_loss
+) -> Gradients:
+    """The gradients of all these environments in one process: what the collective forms are compared with."""
+    model = copy.deepcopy(model)
+    step = StackedGradients(model, loss, rule, rescale=rescale)(inputs, targets)
+    return {
+        name: (parameter.grad, kept)
+        for (name, parameter), kept in zip(model.named_parameters(), step.kept_fraction, strict=True)
+    }
+
+
+def ddp(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(copy.deepcopy(model), **options)
+
+
+def backward(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    model.zero_grad()
+    mse_loss(model(inputs), targets).backward()
+
+
+def of_hook(model: DistributedDataParallel, hook: AggregationHook) -> Gradients:
+    return {
+        name: (parameter.grad, hook.kept_fraction(parameter)) for name, parameter in model.module.named_parameters()
+    }
+
+
+def assert_same(actual: Gradients, expected: Gradients, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+    assert actual.keys() == expected.keys()
+    for name, (gradient, kept) in expected.items():
+        note = f"{name} in process {dist.get_rank()}: "
+        torch.testing.assert_close(
+            actual[name][0], gradient, rtol=rtol, atol=atol, msg=lambda text, note=note: note + text
+        )
+        torch.testing.assert_close(
+            actual[name][1], kept, rtol=1e-5, atol=1e-6, msg=lambda text, note=note: note + "kept fraction: " + text
+        )
+
+
+def assert_selective(gradients: Gradients) -> None:
+    """The comparison says something: the rule kept some components and dropped some."""
+    kept = [float(fraction) for _, fraction in gradients.values()]
+    assert any(0.02 < fraction < 0.98 for fraction in kept), kept
+
+
+def environment_names(counts: Sequence[int]) -> list[list[str]]:
+    return [[f"site {rank}.{index}" for index in range(count)] for rank, count in enumerate(counts)]
+
+
+def local(counts: Sequence[int], rank: int) -> slice:
+    """Which of all environments are this process's."""
+    return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+
+def two_level(
+    model: nn.Module, rule: Aggregator, counts: Sequence[int], group: dist.ProcessGroup | None = None, **options: Any
+) -> StackedGradients:
+    names = environment_names(counts)[dist.get_rank(group)]
+    return StackedGradients(model, mse_loss, rule, names=names, group=group or dist.group.WORLD, **options)
+
+
+def of_two_level(
+    gradients: StackedGradients, inputs: Tensor, targets: Tensor, counts: Sequence[int], group: Any = None
+) -> Gradients:
+    mine = local(counts, dist.get_rank(group))
+    step = gradients(inputs[mine], targets[mine])
+    parameters = gradients.model.named_parameters()
+    return {
+        name: (parameter.grad, kept) for (name, parameter), kept in zip(parameters, step.kept_fraction, strict=True)
+    }
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Every process's tensor, stacked."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
+
+
+# One environment a process: the hook
+
+
+@check(4, rule=list(RULES), rescale=[False, True])
+@check(2, rule=list(RULES), rescale=[False])
+def hook_equals_stacked(rule: str, rescale: bool) -> None:
+    inputs, targets = batches(dist.get_world_size())
+    model = ddp(network())
+    hook = register_aggregation_hook(model, RULES[rule], rescale=rescale)
+    backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+    expected = stacked(network(), RULES[rule], inputs, targets, rescale=rescale)
+    if rule != "mean":
+        assert_selective(expected)
+    assert_same(of_hook(model, hook), expected)
+
+
+def assert_passes_agree(
+    rule: str, model: DistributedDataParallel, hook: AggregationHook, rescale: bool, environments: int | None = None
+) -> None:
+    """Four passes on new data, the parameters changing between them, equal the stacked form."""
+    for seed in range(4):
+        inputs, targets = batches(environments or dist.get_world_size(), seed)
+        expected = stacked(model.module, RULES[rule], inputs, targets, rescale=rescale)
+        rank = dist.get_rank(model.process_group)
+        backward(model, inputs[rank], targets[rank])
+        assert_same(of_hook(model, hook), expected)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+
+
+@check(4, rule=list(RULES))
+def hook_after_buckets_were_rebuilt(rule: str) -> None:
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = AggregationHook(RULES[rule], rescale=True)
+    passes: list[int] = []
+
+    def counted(state: AggregationHook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        passes.append(bucket.index())
+        return aggregation_hook(state, bucket)
+
+    model.register_comm_hook(hook, counted)
+    assert_passes_agree(rule, model, hook, rescale=True)
+    assert passes[:2] == [0, 0], "the first pass had one bucket"
+    assert passes[1:] == list(range(len(passes) // 3)) * 3, passes
+    assert len(passes) // 3 >= 3, "later ones several"
+
+
+@check(4)
+def hook_with_small_buckets_from_the_first_pass_on() -> None:
+    indices: list[int] = []
+
+    def counted(state: AggregationHook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        indices.append(bucket.index())
+        return aggregation_hook(state, bucket)
+
+    model = ddp(network(), bucket_cap_mb=TINY, find_unused_parameters=True)  # such buckets are never rebuilt
+    hook = AggregationHook(RULES["and-mask"])
+    model.register_comm_hook(hook, counted)
+    assert_passes_agree("and-mask", model, hook, rescale=False)
+    assert indices == list(range(len(indices) // 4)) * 4
+    assert len(indices) >= 8
+
+
+@check(2, 4, rule=["and-mask", "geometric-mean"])
+def layers_split_over_slices(rule: str) -> None:
+    torch.manual_seed(3)
+    layer = nn.Linear(6, 3)  # 18 and 3 components: in slices of 6 (4 processes) or 11 (2)
+    inputs, targets = batches(dist.get_world_size())
+    model = ddp(layer)
+    hook = register_aggregation_hook(model, RULES[rule], rescale=True)
+    backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+    assert_same(of_hook(model, hook), stacked(layer, RULES[rule], inputs, targets, rescale=True))
+
+
+class OneWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.3, -0.2]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs[:, :1] * self.weight[0] + self.weight[1]
+
+
+@check(4, rescale=[False, True])
+def fewer_components_than_processes(rescale: bool) -> None:
+    inputs, targets = batches(8)
+    targets = targets[..., :1]
+    model = ddp(OneWeight())
+    hook = register_aggregation_hook(model, AndMask(0.4), rescale=rescale)
+    backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+    assert_same(of_hook(model, hook), stacked(OneWeight(), AndMask(0.4), inputs[:4], targets[:4], rescale=rescale))
+
+    counts = [2, 2, 2, 2]
+    gradients = two_level(OneWeight(), AndMask(0.4), counts, rescale=rescale)
+    expected = stacked(OneWeight(), AndMask(0.4), inputs, targets, rescale=rescale)
+    assert_same(of_two_level(gradients, inputs, targets, counts), expected)
+
+
+@check(2)
+def hook_with_gradient_accumulation() -> None:
+    inputs, targets = batches(2, batch=24)
+    rank = dist.get_rank()
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, AndMask(1.0))
+    expected = stacked(network(), AndMask(1.0), inputs, targets, loss=lambda *pair: 2 * mse_loss(*pair))
+    for _ in range(3):
+        model.zero_grad()
+        with model.no_sync():
+            mse_loss(model(inputs[rank, :12]), targets[rank, :12]).backward()
+        mse_loss(model(inputs[rank, 12:]), targets[rank, 12:]).backward()
+        assert_same(of_hook(model, hook), expected)
+    assert hook.step == 3, "passes under no_sync() are no steps"
+
+
+class TwoHeads(nn.Module):
+    """The sign of the first input says which head is used; ``gated`` does it without control flow."""
+
+    def __init__(self, gated: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.nobody = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
+        self.gated = gated
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.trunk(inputs))
+        if not self.gated:
+            return self.heads[int(inputs[0, 0] > 0)](hidden)
+        gate = (inputs[0, 0] > 0).float()
+        return (1 - gate) * self.heads[0](hidden) + gate * self.heads[1](hidden)
+
+
+@check(4, bucket_view=[False, True])
+def hook_with_unused_parameters(bucket_view: bool) -> None:
+    rank = dist.get_rank()
+    model = ddp(TwoHeads(), find_unused_parameters=True, bucket_cap_mb=TINY, gradient_as_bucket_view=bucket_view)
+    hook = register_aggregation_hook(model, AndMask(0.5), rescale=True)
+    for seed in range(3):
+        inputs, targets = batches(4, seed)
+        inputs[:, 0, 0] = torch.tensor([1.0, -1.0, 1.0, 1.0]).roll(seed)
+        backward(model, inputs[rank], targets[rank])
+        assert model.module.nobody.weight.grad is None
+        expected = stacked(TwoHeads(gated=True), AndMask(0.5), inputs, targets, rescale=True)
+        actual = {
+            name: (parameter.grad, hook.kept_fraction(parameter))
+            for name, parameter in model.module.named_parameters()
+            if not name.startswith("nobody")
+        }
+        assert_same(actual, {name: expected[name] for name in actual})
+
+
+@check(4)
+def hook_with_static_graph() -> None:
+    model = ddp(network(), static_graph=True, bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, RULES["and-mask"])
+    assert_passes_agree("and-mask", model, hook, rescale=False)
+
+
+@check(4)
+def hook_with_gradients_as_bucket_views() -> None:
+    model = ddp(network(), gradient_as_bucket_view=True, bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, RULES["geometric-mean"], rescale=True)
+    assert_passes_agree("geometric-mean", model, hook, rescale=True)
+
+
+def assert_half_precision_agrees(
+    dtype: torch.dtype, as_sent: torch.dtype, wrap: Callable[[Any], Any], rtol: float
+) -> None:
+    """The hook equals the rule on the very gradients of the processes, as they are sent."""
+    inputs, targets = (part.to(dtype) for part in batches(4))
+    inputs, targets = inputs[dist.get_rank()], targets[dist.get_rank()]
+    for rule, rescale in itertools.product(RULES.values(), (False, True)):
+        plain = network().to(dtype)
+        backward(plain, inputs, targets)
+        model = ddp(network().to(dtype), bucket_cap_mb=TINY)
+        hook = AggregationHook(rule, rescale=rescale)
+        model.register_comm_hook(hook, wrap(aggregation_hook))
+        expected = {}
+        for name, parameter in plain.named_parameters():
+            value, kept = aggregate(rule, gathered(parameter.grad.to(as_sent).float()))
+            fraction = kept.mean()
+            expected[name] = (value / (fraction + 1e-10) if rescale else value).to(dtype), fraction
+        for _ in range(3):
+            backward(model, inputs, targets)
+            assert_same(of_hook(model, hook), expected, rtol=rtol, atol=1e-5)
+
+
+@check(4)
+def hook_with_bf16_parameters() -> None:
+    assert_half_precision_agrees(torch.bfloat16, torch.bfloat16, lambda hook: hook, rtol=2**-6)
+
+
+@check(4)
+def hook_under_fp16_compression() -> None:
+    assert_half_precision_agrees(torch.float32, torch.float16, fp16_compress_wrapper, rtol=2**-8)
+
+
+@check(2)
+def fp16_rescaling_of_a_layer_of_which_nothing_is_kept() -> None:
+    inputs, targets = batches(1)
+    model = ddp(network())
+    hook = AggregationHook(XorMask(1.0), rescale=True)  # both processes agree everywhere: nothing is kept
+    model.register_comm_hook(hook, fp16_compress_wrapper(aggregation_hook))
+    backward(model, inputs[0], targets[0])
+    for name, (gradient, kept) in of_hook(model, hook).items():
+        assert not gradient.any(), f"{name}: {gradient}"
+        assert kept == 0
+
+
+@check(2)
+def hook_with_channels_last_and_mixed_dtypes() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.convolution = nn.Conv2d(2, 4, 3)
+            self.head = nn.Linear(4, 3, dtype=torch.float64)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.convolution(inputs)).mean((2, 3)).double())
+
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(2, 8, 2, 5, 5), torch.randn(2, 8, 3, dtype=torch.float64)
+    model = ddp(Mixed().to(memory_format=torch.channels_last))
+    hook = register_aggregation_hook(model, AndMask(1.0), rescale=True)
+    expected = stacked(Mixed(), AndMask(1.0), inputs, targets, rescale=True)
+    for _ in range(3):
+        backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+        assert_same(of_hook(model, hook), expected)
+
+
+@check(2, 4)
+def mean_hook_equals_plain_ddp() -> None:
+    inputs, targets = batches(dist.get_world_size())
+    plain, model = ddp(network(), bucket_cap_mb=TINY), ddp(network(), bucket_cap_mb=TINY)
+    register_aggregation_hook(model, Mean())
+    for _ in range(3):
+        for either in (plain, model):
+            backward(either, inputs[dist.get_rank()], targets[dist.get_rank()])
+        for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: name + text)
+
+
+@check(4)
+def hook_counts_steps_and_kept_fractions() -> None:
+    inputs, targets = batches(4)
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, AndMask(1.0))
+    assert hook.step == 0
+    for step in range(1, 4):
+        backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+        assert hook.step == step
+        assert (hook.skipped, hook.skipped_total) == ((), 0)
+        for parameter in model.parameters():
+            kept = hook.kept_fraction(parameter)
+            assert (kept.dtype, kept.shape) == (torch.float32, ())
+            # Where no gradient is exactly zero, what is kept is what is not zero.
+            assert abs(float(kept) - float((parameter.grad != 0).float().mean())) < 1e-6
+    with pytest.raises(KeyError):
+        hook.kept_fraction(torch.ones(1))
+
+
+@check(4)
+def hooked_gradients_are_a_gradient_source() -> None:
+    inputs, targets = batches(4)
+    mine = slice(dist.get_rank(), dist.get_rank() + 1)
+    model = network()
+    gradients = HookedGradients(model, mse_loss, RULES["and-mask"], environment=f"site {dist.get_rank()}")
+    expected = stacked(network(), RULES["and-mask"], inputs, targets)
+    for step in (0, 7):
+        result = gradients(inputs[mine], targets[mine], step)
+        kept = dict(zip(dict(model.named_parameters()), result.kept_fraction, strict=True))
+        assert_same({name: (part.grad, kept[name]) for name, part in model.named_parameters()}, expected)
+        torch.testing.assert_close(result.losses, mse_loss(network()(inputs[mine][0]), targets[mine][0]).detach()[None])
+        assert result.skipped == ()
+    with refused([f"site {rank}" for rank in range(4)], 11):
+        gradients(inputs[mine] * float("nan"), targets[mine], 11)
+
+
+# Several environments in each of several processes: the two-level form
+
+COUNTS = {
+    "even": {2: [3, 3], 4: [3, 3, 3, 3]},
+    "uneven": {2: [5, 1], 4: [1, 4, 2, 3]},
+    "one each": {2: [1, 1], 4: [1, 1, 1, 1]},
+}
+
+
+@check(4, rule=list(RULES), rescale=[False, True], placement=["even", "uneven"])
+@check(2, rule=["and-mask"], rescale=[True], placement=list(COUNTS))
+@check(4, rule=["sand-mask"], rescale=[True], placement=["one each"])
+def two_level_equals_one_process(rule: str, rescale: bool, placement: str) -> None:
+    counts = COUNTS[placement][dist.get_world_size()]
+    gradients = two_level(network(), RULES[rule], counts, rescale=rescale)
+    for seed in range(3):
+        inputs, targets = batches(sum(counts), seed)
+        expected = stacked(gradients.model, RULES[rule], inputs, targets, rescale=rescale)
+        assert_same(of_two_level(gradients, inputs, targets, counts), expected)
+        with torch.no_grad():
+            for parameter in gradients.model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+
+
+class Probe(nn.Module):
+    """A model whose gradient is its input: the output is weight · input."""
+
+    def __init__(self, components: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(components))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.weight
+
+
+def identity(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+@check(2, 4, total=[127, 128, 140, 300])
+def many_environments_are_counted_exactly(total: int) -> None:
+    """Component j is negative in j environments, so |Σ sign g| = |d - 2j|; τ asks for d - 10."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    counts = [total // world + (1 if rank < total % world else 0) for rank in range(world)]
+    rows = (torch.arange(total)[:, None] * 11) % total  # spread over the processes
+    gradients = torch.where(rows < torch.arange(total + 1), -1.0, 1.0)
+    threshold = (total - 10) / total
+    model = Probe(total + 1)
+    names = environment_names(counts)[rank]
+    source = StackedGradients(model, identity, AndMask(threshold), names=names, group=dist.group.WORLD)
+    mine = gradients[local(counts, rank)][:, None]
+    step = source(mine, torch.zeros(mine.shape[:2]))
+    signs = gradients.sum(0)
+    kept = signs.abs() >= total - 10
+    assert int(kept.sum()) == 12
+    assert torch.equal(model.weight.grad != 0, kept)
+    torch.testing.assert_close(model.weight.grad, torch.where(kept, signs / total, 0))
+    torch.testing.assert_close(step.kept_fraction, kept.float().mean()[None])
+
+
+@check(4, ranks=[(0, 1), (1, 3), (3, 1, 2)])
+def sub_group(ranks: tuple[int, ...]) -> None:
+    group = dist.new_group(list(ranks))
+    if dist.get_rank() not in ranks:
+        return
+    model = ddp(network(), process_group=group, bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, RULES["and-mask"], rescale=True)
+    assert_passes_agree("and-mask", model, hook, rescale=True, environments=len(ranks))
+    assert hook.environments == [[f"rank {rank}"] for rank in range(len(ranks))]
+
+    counts = [2, 3, 1][: len(ranks)]
+    inputs, targets = batches(sum(counts))
+    gradients = two_level(network(), RULES["and-mask"], counts, group, rescale=True)
+    expected = stacked(network(), RULES["and-mask"], inputs, targets, rescale=True)
+    assert_same(of_two_level(gradients, inputs, targets, counts, group), expected)
+
+
+@check(2)
+def a_process_without_environments_is_refused_in_every_process() -> None:
+    with pytest.raises(InputError, match="process 1"):
+        two_level(network(), Mean(), [2, 0])
+
+
+def trained(source: Callable[[nn.Module], Callable[[Tensor, Tensor], object]], environments: int) -> Tensor:
+    """The parameters after 20 steps of Adam on the same batches."""
+    model = network()
+    step = source(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for seed in range(20):
+        step(*batches(environments, seed))
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def assert_placement_does_not_matter(rule: str, environments: int, worlds: Sequence[int]) -> None:
+    one = trained(lambda model: StackedGradients(model, mse_loss, RULES[rule]), environments)
+    assert not torch.allclose(one, nn.utils.parameters_to_vector(network().parameters()), rtol=1e-2)
+    for world in worlds:
+        group = dist.new_group(list(range(world)))
+        if dist.get_rank() >= world:
+            continue
+        counts = [environments // world] * world
+
+        def placed(model: nn.Module, counts: list[int] = counts, group: Any = group) -> Any:
+            source = two_level(model, RULES[rule], counts, group)
+            mine = local(counts, dist.get_rank(group))
+            return lambda inputs, targets: source(inputs[mine], targets[mine])
+
+        several = trained(placed, environments)
+        assert (several - one).norm() <= 1e-5 * one.norm(), f"{world} × {environments // world}"
+        torch.testing.assert_close(several, one, rtol=1e-5, atol=1e-5)
+
+
+@check(4, rule=list(RULES))
+def placement_of_16_environments(rule: str) -> None:
+    assert_placement_does_not_matter(rule, 16, [2, 4])
+
+
+@check(8)
+def placement_on_8_processes() -> None:
+    assert_placement_does_not_matter("and-mask", 16, [8])
+
+    def hooked(model: nn.Module) -> Any:
+        source = HookedGradients(model, mse_loss, RULES["and-mask"])
+        mine = slice(dist.get_rank(), dist.get_rank() + 1)
+        return lambda inputs, targets: source(inputs[mine], targets[mine], 0)
+
+    one = trained(lambda model: StackedGradients(model, mse_loss, RULES["and-mask"]), 8)
+    several = trained(hooked, 8)
+    assert (several - one).norm() <= 1e-5 * one.norm()
+    assert_same_everywhere(several)
+
+
+def assert_same_everywhere(tensor: Tensor) -> None:
+    """Every process has the very same bits: parameters that drift apart would never meet again."""
+    everyone = gathered(tensor)
+    assert torch.equal(everyone, everyone[:1].expand_as(everyone))
+
+
+@check(4, rule=["and-mask", "geometric-mean"])
+def every_process_gets_the_same_bits(rule: str) -> None:
+    inputs, targets = batches(8)
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, RULES[rule], rescale=True)
+    gradients = two_level(network(), RULES[rule], [2] * 4, rescale=True)
+    for _ in range(2):
+        backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+        of_two_level(gradients, inputs, targets, [2] * 4)
+        for parameter in (*model.parameters(), *gradients.model.parameters()):
+            assert_same_everywhere(parameter.grad)
+        assert_same_everywhere(torch.stack([hook.kept_fraction(parameter) for parameter in model.parameters()]))
+
+
+# Gradients that are not finite
+
+
+def poisoned(inputs: Tensor, *environments: int) -> Tensor:
+    inputs = inputs.clone()
+    for environment in environments:
+        inputs[environment, 0, 0] = float("nan") if environment % 2 else float("inf")
+    return inputs
+
+
+@contextmanager
+def refused(environments: Sequence[str], step: int) -> Iterator[None]:
+    with pytest.raises(NonFiniteGradientError, match=f"step {step}") as caught:
+        yield
+    assert type(caught.value) is NonFiniteGradientError
+    assert (caught.value.environments, caught.value.step) == (tuple(environments), step)
+    assert all(name in str(caught.value) for name in environments)
+
+
+@check(4, buckets=["one bucket", "several buckets"])
+def hook_raises_in_every_process(buckets: str) -> None:
+    rank = dist.get_rank()
+    inputs, targets = batches(4)
+    model = ddp(network(), bucket_cap_mb=25 if buckets == "one bucket" else TINY)
+    register_aggregation_hook(model, AndMask(1.0), environment=f"site {rank}")
+    for _ in range(3):
+        backward(model, inputs[rank], targets[rank])
+    with refused(["site 1", "site 2"], 3):
+        backward(model, poisoned(inputs, 1, 2)[rank], targets[rank])
+
+
+@check(4)
+def hook_raises_for_one_layer_and_names_environments_of_all_buckets() -> None:
+    rank = dist.get_rank()
+    inputs, targets = batches(4)
+    model = ddp(network(), bucket_cap_mb=TINY)
+    register_aggregation_hook(model, AndMask(1.0), environment=f"site {rank}")
+    for _ in range(2):
+        backward(model, inputs[rank], targets[rank])
+    parameters = list(model.parameters())
+    bad = {1: parameters[-1], 3: parameters[0]}.get(rank)  # the first bucket's, and the last one's
+    if bad is not None:
+        bad.register_hook(lambda gradient: gradient / 0)
+    with refused(["site 1", "site 3"], 2):
+        backward(model, inputs[rank], targets[rank])
+
+
+@check(2)
+def large_finite_gradients_are_no_error() -> None:
+    model = ddp(Probe(8))
+    register_aggregation_hook(model, AndMask(1.0))
+    model(torch.full((1, 8), 1.5e38)).sum().backward()  # their sum over components is infinite
+    torch.testing.assert_close(model.module.weight.grad, torch.full((8,), 1.5e38))
+
+
+@check(4)
+def two_level_raises_in_every_process_and_goes_on() -> None:
+    counts = [1, 4, 2, 3]
+    inputs, targets = batches(10)
+    gradients = two_level(network(), AndMask(0.6), counts)
+    expected = stacked(network(), AndMask(0.6), inputs, targets)
+    assert_same(of_two_level(gradients, inputs, targets, counts), expected)
+    with refused(["site 1.1", "site 3.2"], 1):
+        of_two_level(gradients, poisoned(inputs, 2, 9), targets, counts)
+    assert_same(of_two_level(gradients, inputs, targets, counts), expected)
+    mine = local(counts, dist.get_rank())
+    with refused(["site 0.0"], 41):
+        gradients(poisoned(inputs, 0)[mine], targets[mine], step=41)
+
+
+@check(4, rule=list(RULES))
+@check(2, rule=["and-mask"])
+def hook_skips(rule: str) -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    inputs, targets = batches(world)
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, RULES[rule], nonfinite="skip", rescale=True, environment=f"site {rank}")
+    whole = stacked(network(), RULES[rule], inputs, targets, rescale=True)
+    skipped_total = 0
+    # Twice everything: in one bucket (DDP's first pass) and in several; after a skipped step a whole one.
+    for bad in ([1], [], [1, 0], [], list(range(world)), []):
+        backward(model, poisoned(inputs, *bad)[rank], targets[rank])
+        good = [environment for environment in range(world) if environment not in bad]
+        skipped_total += len(bad)
+        assert hook.skipped == tuple(f"site {environment}" for environment in sorted(bad))
+        assert hook.skipped_total == skipped_total
+        if good:
+            assert_same(
+                of_hook(model, hook),
+                stacked(network(), RULES[rule], inputs[good], targets[good], rescale=True) if bad else whole,
+            )
+        else:
+            for gradient, kept in of_hook(model, hook).values():
+                assert not gradient.any()
+                assert kept == 0
+    assert hook.step == 6
+
+
+@check(4)
+def hook_skips_an_environment_of_which_one_layer_is_bad() -> None:
+    rank = dist.get_rank()
+    inputs, targets = batches(4)
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, AndMask(0.6), nonfinite="skip")
+    if rank == 2:
+        list(model.parameters())[1].register_hook(lambda gradient: gradient / 0)
+    for _ in range(3):
+        backward(model, inputs[rank], targets[rank])
+        assert hook.skipped == ("rank 2",)
+        good = [0, 1, 3]
+        assert_same(of_hook(model, hook), stacked(network(), AndMask(0.6), inputs[good], targets[good]))
+
+
+@check(2)
+def hook_skips_under_fp16_compression() -> None:
+    rank = dist.get_rank()
+    inputs, targets = batches(2)
+    model = ddp(network())
+    hook = AggregationHook(Mean(), nonfinite="skip", rescale=True)
+    model.register_comm_hook(hook, fp16_compress_wrapper(aggregation_hook))
+    backward(model, inputs[rank] * 1, targets[rank] * (1e6 if rank == 0 else 1))  # infinite in float16
+    assert hook.skipped == ("rank 0",)
+    assert_same(of_hook(model, hook), stacked(network(), Mean(), inputs[1:], targets[1:]), rtol=2**-8, atol=1e-5)
+    backward(model, inputs[rank] * float("nan"), targets[rank])
+    assert hook.skipped == ("rank 0", "rank 1")
+    assert not any(gradient.any() for gradient, _ in of_hook(model, hook).values())
+
+
+@check(4, rule=list(RULES))
+def two_level_skips(rule: str) -> None:
+    counts = [1, 4, 2, 3]
+    inputs, targets = batches(10)
+    names = list(itertools.chain(*environment_names(counts)))
+    mine = local(counts, dist.get_rank())
+    gradients = two_level(network(), RULES[rule], counts, nonfinite="skip", rescale=True)
+    # One of several, the only one of a process, all of a process, all; after each a whole step.
+    for bad in ([2], [], [0, 6], [], [5, 6], [], list(range(10)), []):
+        step = gradients(poisoned(inputs, *bad)[mine], targets[mine])
+        good = [environment for environment in range(10) if environment not in bad]
+        assert step.skipped == tuple(names[environment] for environment in bad)
+        parameters = gradients.model.named_parameters()
+        actual = {name: (part.grad, kept) for (name, part), kept in zip(parameters, step.kept_fraction, strict=True)}
+        if good:
+            assert_same(actual, stacked(network(), RULES[rule], inputs[good], targets[good], rescale=True))
+        else:
+            for gradient, kept in actual.values():
+                assert not gradient.any()
+                assert kept == 0
+
+
+# What crosses the network
+
+
+@contextmanager
+def counted_bytes() -> Iterator[dict[str, int]]:
+    """Bytes that this process sends to others, by collective, as ``torch.distributed`` is given them."""
+    sent: dict[str, int] = {}
+    allowed = ("all_to_all_single", "broadcast", "all_gather")
+    refused = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all", "reduce", "reduce_scatter")
+    originals = {name: getattr(dist, name) for name in (*allowed, *refused)}
+    rank, others = dist.get_rank(), dist.get_world_size() - 1
+
+    def all_to_all_single(output: Tensor, input: Tensor, *arguments: Any, **options: Any) -> Any:  # noqa: A002
+        sizes = options["input_split_sizes"]
+        count("all_to_all_single", (sum(sizes) - sizes[rank]) * input.itemsize)
+        return originals["all_to_all_single"](output, input, *arguments, **options)
+
+    def broadcast(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        if options["group_src"] == rank:
+            count("broadcast", others * tensor.nbytes)
+        return originals["broadcast"](tensor, *arguments, **options)
+
+    def all_gather(outputs: list[Tensor], tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        count("all_gather", others * tensor.nbytes)
+        return originals["all_gather"](outputs, tensor, *arguments, **options)
+
+    def count(name: str, number: int) -> None:
+        sent[name] = sent.get(name, 0) + number
+
+    def unexpected(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a collective that is not counted")
+
+    for name in originals:
+        setattr(dist, name, locals()[name] if name in allowed else unexpected)
+    try:
+        yield sent
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def wide() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 3))
+
+
+def ring_bytes(model: nn.Module) -> float:
+    """What one process sends in a ring all-reduce of the gradient; half of it is the first phase."""
+    world = dist.get_world_size()
+    return 2 * (world - 1) / world * sum(parameter.nbytes for parameter in model.parameters())
+
+
+@check(2, 4, nonfinite=["raise", "skip"])
+def hooked_and_mask_sends_what_an_all_reduce_sends(nonfinite: Any) -> None:
+    inputs, targets = batches(dist.get_world_size())
+    model = ddp(wide(), bucket_cap_mb=0.001)
+    buckets: list[int] = []
+
+    def counted(state: AggregationHook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buckets.append(bucket.index())
+        return aggregation_hook(state, bucket)
+
+    model.register_comm_hook(AggregationHook(AndMask(1.0), nonfinite=nonfinite), counted)
+    for _ in range(3):
+        buckets.clear()
+        with counted_bytes() as sent:
+            backward(model, inputs[dist.get_rank()], targets[dist.get_rank()])
+    assert len(buckets) >= 3
+    ring = ring_bytes(model)
+    assert sent["all_to_all_single"] > 0.4 * ring, "the counters see what is sent"
+    assert sum(sent.values()) <= ring + 300 * len(buckets), (sent, ring, len(buckets))
+
+
+@check(2, 4)
+def two_level_and_mask_sends_a_quarter_more_in_the_first_phase() -> None:
+    world = dist.get_world_size()
+    counts = [2] * world
+    inputs, targets = batches(sum(counts))
+    gradients = two_level(wide(), AndMask(1.0), counts)
+    for _ in range(2):
+        with counted_bytes() as sent:
+            of_two_level(gradients, inputs, targets, counts)
+    phase = ring_bytes(gradients.model) / 2
+    assert phase < sent["all_to_all_single"] <= 1.25 * phase + 300, (sent, phase)
+    assert sum(sent.values()) <= 2.25 * phase + 600, (sent, phase)
+
+
+# Running them
+
+
+def _process(rank: int, world: int, name: str, folder: Path, report: Connection) -> None:
+    torch.set_num_threads(1)
+    trace = (folder / f"hanging {rank}").open("w")
+    faulthandler.dump_traceback_later(SECONDS - 2, file=trace)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/rendezvous",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=2 * SECONDS),  # a collective that hangs is ended from outside, with a traceback
+        )
+        CHECKS[name][1]()
+        report.send(None)
+        dist.barrier()  # nobody leaves while another still needs it
+        dist.destroy_process_group()
+    except BaseException:
+        report.send(traceback.format_exc())
+
+
+def run(name: str) -> str | None:
+    """The check's traceback, or None; processes that hang are ended."""
+    world = CHECKS[name][0]
+    context = multiprocessing.get_context("fork")
+    outcomes: dict[int, str | None] = {}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        pipes = [context.Pipe(duplex=False) for _ in range(world)]
+        processes = [
+            context.Process(target=_process, args=(rank, world, name, folder, pipe[1]), daemon=True)
+            for rank, pipe in enumerate(pipes)
+        ]
+        for process, (_, writer) in zip(processes, pipes, strict=True):
+            process.start()
+            writer.close()
+        readers = {reader: rank for rank, (reader, _) in enumerate(pipes)}
+        deadline = time.monotonic() + SECONDS
+        while readers and (ready := wait(list(readers), max(0.0, deadline - time.monotonic()))):
+            for reader in ready:
+                rank = readers.pop(reader)
+                try:
+                    outcomes[rank] = reader.recv()
+                except EOFError:
+                    outcomes[rank] = f"ended with status {processes[rank].exitcode}"
+            if any(outcomes.values()):  # the others may now wait for it in vain
+                deadline = min(deadline, time.monotonic() + 2)
+        failed = any(outcomes.values())
+        for rank in readers.values():
+            outcomes[rank] = None if failed else "hangs:\n" + (folder / f"hanging {rank}").read_text()
+        for process in processes:
+            process.join(2 if not any(outcomes.values()) else 0.1)
+            process.kill()
+            process.join()
+        for reader, _ in pipes:
+            reader.close()
+    errors = {rank: outcome for rank, outcome in sorted(outcomes.items()) if outcome is not None}
+    if not errors:
+        return None
+    return "\n".join(f"in process {rank} of {world}: {error}" for rank, error in errors.items())
+
+
+def main(names: Sequence[str]) -> None:
+    import torch._dynamo  # noqa: F401  the first DDP of a process imports it, 2 to 6 seconds: here once for all
+
+    for name in names or CHECKS:
+        start = time.monotonic()
+        error = run(name)
+        print(json.dumps({"check": name, "error": error, "seconds": round(time.monotonic() - start, 2)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

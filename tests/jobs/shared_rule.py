@@ -1,0 +1,58 @@
+"""A job as a user writes it: three hospitals whose scanners differ, one rule that holds in all of them."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from concord.environments import Environments
+from concord.training import Job, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    """Three hospitals."""
+
+    trouble: str = ""
+    """What is wrong with the data of hospital c, for tests."""
+    pause: float = 0.0
+    """Seconds that a batch takes longer, so that a test can interfere."""
+
+
+def environments(config: Config) -> Environments:
+    def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(ord(name))
+        inputs = torch.randn(80, 4, generator=generator)
+        targets = (inputs[:, 0] + inputs[:, 1] > 0).long()
+        if name == "c":
+            if config.trouble == "bug":
+                targets = targets[: 1 // (len(targets) - 80)]
+            if config.trouble == "shape":
+                inputs = inputs[:, :3]
+            if config.trouble == "empty":
+                inputs, targets = inputs[:0], targets[:0]
+            if config.trouble == "target":
+                targets = targets + 1
+            if config.trouble == "infinite":
+                inputs = inputs * 1e38
+        return inputs, targets
+
+    return Environments(load, train=["a", "b", "c"], test=["d"])
+
+
+class Slow(torch.nn.Linear):
+    pause = 0.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(self.pause)
+        return super().forward(inputs)
+
+
+def model(config: Config) -> torch.nn.Module:
+    layer = Slow(4, 2)
+    layer.pause = config.pause
+    return layer
+
+
+job = Job(environments=environments, model=model, loss=torch.nn.functional.cross_entropy, config=Config)

@@ -1,0 +1,571 @@
+"""Environments: what is drawn depends on seed, name and step alone, and data that do not fit are refused by name."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from concord.environments import BatchStream, Environment, Environments, Spirals, from_folder, split_held_out
+from concord.environments.collection import generator_for
+from concord.errors import InputError
+
+claim = settings(max_examples=40, deadline=None)
+
+
+def bitwise(found: Tensor, expected: Tensor) -> None:
+    assert_close(found, expected, rtol=0, atol=0)
+
+
+def numbered(name: str, size: int) -> Environment:
+    """An environment whose example i is the number i, so that batches show which examples they hold."""
+    return Environment.of(name, np.arange(size, dtype=np.float32)[:, None], np.arange(size) * 10)
+
+
+def digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+# Batches
+
+sizes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
+
+
+@claim
+@given(sizes, st.integers(1, 9), st.integers(0, 1000), st.data())
+def test_a_batch_depends_on_seed_environment_and_step_alone(
+    sizes: list[int], batch_size: int, seed: int, data: st.DataObject
+) -> None:
+    environments = [numbered(f"e{index}", size) for index, size in enumerate(sizes)]
+    together = BatchStream(environments, batch_size, seed)
+    from_start = [together.batch(step) for step in range(8)]
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    for process in set(owners):
+        mine = [index for index, owner in enumerate(owners) if owner == process]
+        alone = BatchStream([environments[index] for index in reversed(mine)], batch_size, seed)
+        for step in data.draw(st.permutations(range(8))):  # any start, any order: as after a resume
+            inputs, targets = alone.batch(step)
+            bitwise(inputs.flip(0), from_start[step][0][mine])
+            bitwise(targets.flip(0), from_start[step][1][mine])
+
+
+@claim
+@given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 5))
+def test_every_example_comes_once_a_pass(size: int, batch_size: int, seed: int) -> None:
+    stream = BatchStream([numbered("small", size), numbered("other", 5)], batch_size, seed)
+    steps = -(-3 * size // batch_size)
+    batches = [stream.batch(step) for step in range(steps)]
+    for inputs, targets in batches:
+        assert inputs.shape == (2, batch_size, 1)
+        assert targets.shape == (2, batch_size)
+        bitwise(inputs[..., 0] * 10, targets.float())
+    drawn = torch.cat([targets[0] for _, targets in batches]) // 10
+    for passes in range(len(drawn) // size):
+        assert sorted(drawn[passes * size : (passes + 1) * size].tolist()) == list(range(size))
+
+
+def test_passes_seeds_and_environments_have_orders_of_their_own() -> None:
+    environments = [numbered("a", 100), numbered("b", 100)]
+    stream, other = BatchStream(environments, 100, seed=1), BatchStream(environments, 100, seed=2)
+    orders = [stream.batch(0)[1][0], stream.batch(1)[1][0], stream.batch(0)[1][1], other.batch(0)[1][0]]
+    for one in range(4):
+        assert sorted(orders[one].tolist()) == [10 * index for index in range(100)]
+        for another in range(one):
+            assert float((orders[one] == orders[another]).float().mean()) < 0.1
+
+
+def test_drawing_batches_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    BatchStream([numbered("a", 9)], 4, seed=0).batch(5)
+    bitwise(torch.rand(4), expected)
+
+
+def test_batch_size_below_one_is_refused() -> None:
+    with pytest.raises(InputError, match="--batch-size 0"):
+        BatchStream([numbered("a", 3)], 0, seed=0)
+
+
+# The same in every process
+
+ELSEWHERE = """
+import hashlib, json
+from concord.environments import Spirals
+from concord.environments.collection import generator_for
+import torch
+digest = lambda tensor: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+torch.rand(7)
+drawn = torch.rand(5, generator=generator_for(3, "é-site", "batches", 2)).tolist()
+data = {name: digest(Spirals(seed=4).load(name)[0]) for name in ("ood", "train-031", "train-007")}
+print(json.dumps({"drawn": drawn, "data": data}))
+"""
+
+
+def test_generators_and_generated_data_are_the_same_in_another_process() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    output = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True, env=environment
+    )
+    elsewhere = json.loads(output.stdout)
+    assert elsewhere["drawn"] == torch.rand(5, generator=generator_for(3, "é-site", "batches", 2)).tolist()
+    environments = Spirals(seed=4).as_environments()
+    for name in ("train-007", "train-031", "ood"):  # another order, and others loaded in between
+        assert elsewhere["data"][name] == digest(environments[name].inputs)
+        environments["train-001"]
+
+
+def test_generators_of_different_keys_differ() -> None:
+    keys = [(0, "a", "x"), (1, "a", "x"), (0, "b", "x"), (0, "a", "y"), (0, "a", "x", 1), (0, "ax")]
+    assert len({generator_for(*key).initial_seed() for key in keys}) == len(keys)
+
+
+# Splits
+
+
+@claim
+@given(st.integers(2, 60), st.floats(0, 1, exclude_max=True), st.integers(0, 10))
+def test_split_is_disjoint_covers_and_leaves_something_on_both_sides(size: int, fraction: float, seed: int) -> None:
+    environment = numbered("site", size)
+    training, held_out = split_held_out(environment, fraction, seed)
+    if fraction == 0:
+        assert held_out is None
+        assert training is environment
+        return
+    assert held_out is not None
+    assert training.name == held_out.name == "site"
+    assert len(training) >= 1
+    assert len(held_out) == min(max(round(fraction * size), 1), size - 1)
+    together = training.targets.tolist() + held_out.targets.tolist()
+    assert sorted(together) == environment.targets.tolist()
+    for part in (training, held_out):
+        bitwise(part.inputs[:, 0] * 10, part.targets.float())
+
+
+def test_split_depends_on_seed_and_name_alone() -> None:
+    def held(name: str, seed: int) -> list[int]:
+        part = split_held_out(numbered(name, 200), 0.3, seed).held_out
+        assert part is not None
+        return part.targets.tolist()
+
+    assert held("a", 0) == held("a", 0)
+    assert held("a", 0) != held("b", 0)
+    assert held("a", 0) != held("a", 1)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
+def test_held_out_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
+    with pytest.raises(InputError, match=f"--held-out {fraction}"):
+        split_held_out(numbered("a", 10), fraction, 0)
+
+
+def test_one_example_cannot_be_split() -> None:
+    with pytest.raises(InputError, match="environment a: one example"):
+        split_held_out(numbered("a", 1), 0.5, 0)
+    assert split_held_out(numbered("a", 1), 0.0, 0).held_out is None
+
+
+# From arrays
+
+PAIR = (np.zeros((4, 3), np.float32), np.zeros(4, np.int64))
+
+
+def test_arrays_become_named_environments() -> None:
+    environments = Environments.from_arrays(dict.fromkeys("abcd", PAIR), validation=["c"], test=["a"])
+    assert environments.train == ("b", "d")
+    assert environments.validation == ("c",)
+    assert environments.test == ("a",)
+    assert environments.names == ("b", "d", "c", "a")
+    assert [environment.name for environment in environments.load(["d", "a"])] == ["d", "a"]
+    assert len(environments["b"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (np.zeros((2, 3)), torch.float32),
+        (np.zeros((2, 3), np.longdouble), torch.float32),
+        (np.zeros((2, 3), np.float32), torch.float32),
+        (np.zeros((2, 3), np.float16), torch.float16),
+        (np.zeros((2, 3), ">f4"), torch.float32),
+        (np.zeros((2, 3), ">i4"), torch.int32),
+        (np.zeros((2, 8, 8, 3), np.uint8), torch.uint8),
+        (np.zeros((2, 3), np.uint16), torch.int64),
+        (np.zeros((3, 2), np.float32).T, torch.float32),
+        (np.zeros((4, 3), np.float32)[::-2], torch.float32),
+        ([[1.0, 2.0], [3.0, 4.0]], torch.float32),
+        (torch.zeros(2, 3, dtype=torch.float64), torch.float64),
+    ],
+)
+def test_types_of_inputs(array: Any, dtype: torch.dtype) -> None:
+    environment = Environment.of("a", array, [0, 1])
+    assert environment.inputs.dtype == dtype
+    assert tuple(environment.inputs.shape) == tuple(np.shape(array))
+    assert environment.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (np.array([1, 0], np.uint8), torch.int64),
+        (np.array([True, False]), torch.int64),
+        (np.array([0.5, 1.5]), torch.float32),
+    ],
+)
+def test_types_of_targets(array: Any, dtype: torch.dtype) -> None:
+    targets = Environment.of("a", np.zeros((2, 3)), array).targets
+    assert targets.dtype == dtype
+    assert targets.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.zeros((0, 3)), np.zeros(0), "it is empty"),
+        (torch.tensor(1.0), np.zeros(1), "it is empty"),
+        (np.zeros((4, 3)), np.zeros(3), "4 inputs and 3 targets"),
+        (np.zeros((4, 3)), torch.tensor(3), "4 inputs and 0 targets"),
+        (np.array([[1.0, np.nan]]), np.zeros(1), "its inputs hold values that are not finite"),
+        (np.array([[1.0, 2.0]]), np.array([np.inf]), "its targets hold values that are not finite"),
+        (np.array([["a", "b"]]), np.zeros(1), "its inputs are of type <U1"),
+        (np.zeros((1, 2)), np.array([None]), "its targets are of type object"),
+        (np.zeros((1, 2), np.complex64), np.zeros(1), "its inputs are of type complex64"),
+        ([[1.0, 2.0], [3.0]], [0, 1], "its inputs make no array"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused_by_name(inputs: Any, targets: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"environment clinic: .*{message}"):
+        Environments.from_arrays({"fine": (np.zeros((1, 2)), np.zeros(1)), "clinic": (inputs, targets)})
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ((np.zeros((4, 2), np.float32), PAIR[1]), r"environment b: .*inputs is \(2,\) float32, but \(3,\) float32 in"),
+        ((PAIR[0].astype(np.uint8), PAIR[1]), r"environment b: .*inputs is \(3,\) uint8, but \(3,\) float32 in .* a"),
+        ((PAIR[0], np.zeros(4)), r"environment b: .*targets is \(\) float32, but \(\) int64 in environment a"),
+        ((PAIR[0], np.zeros((4, 2), int)), r"environment b: .*targets is \(2,\) int64, but \(\) int64"),
+    ],
+)
+def test_environments_that_differ_in_shape_or_type_are_refused(pair: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Environments.from_arrays({"a": PAIR, "b": pair})
+    with pytest.raises(InputError, match=message):
+        Environments(lambda name: PAIR if name == "a" else pair, ["a", "b"]).load(["a", "b"])
+
+
+def test_names_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(InputError, match="environment c: there is none of this name; there are a, b"):
+        Environments.from_arrays({"a": PAIR, "b": PAIR}, test=["c"])
+    with pytest.raises(InputError, match="environment b: named twice"):
+        Environments.from_arrays({"a": PAIR, "b": PAIR}, validation=["b"], test=["b"])
+    with pytest.raises(InputError, match="no training environment"):
+        Environments.from_arrays({"a": PAIR}, test=["a"])
+    with pytest.raises(InputError, match="environment z: there is none"):
+        Environments.from_arrays({"a": PAIR})["z"]
+
+
+def test_data_are_made_only_when_asked_for() -> None:
+    asked = []
+
+    def load(name: str) -> tuple[Any, Any]:
+        asked.append(name)
+        return PAIR
+
+    environments = Environments(load, ["a", "b"], test=["c"])
+    assert asked == []
+    environments.load(["b"])
+    assert asked == ["b"]
+
+
+# From a folder
+
+
+@pytest.fixture(autouse=True)
+def no_numpy_or_torch_warnings() -> Any:
+    """A user who reads a folder should not be told about arrays that are not writable."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+def write_npz(path: Path, seed: int = 0, **more: Any) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    inputs, targets = generator.normal(size=(5, 3)), generator.integers(0, 2, 5)
+    np.savez(path, **{"inputs": inputs, "targets": targets, **more})
+    return inputs.astype(np.float32), targets
+
+
+def test_npz_files_become_environments(tmp_path: Path) -> None:
+    written = {name: write_npz(tmp_path / f"{name}.npz", seed) for seed, name in enumerate(["b", "a.2019", "c"])}
+    (tmp_path / "notes.txt").write_text("not data")
+    environments = from_folder(tmp_path, test=["c"])
+    assert environments.train == ("a.2019", "b")
+    assert environments.test == ("c",)
+    for name, (inputs, targets) in written.items():
+        assert environments[name].inputs.dtype == torch.float32
+        assert environments[name].inputs.tolist() == inputs.tolist()
+        assert environments[name].targets.tolist() == targets.tolist()
+
+
+def test_arrays_of_an_npz_file_go_by_the_names_given(tmp_path: Path) -> None:
+    images = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
+    write_npz(tmp_path / "a.npz", images=images, digit=np.arange(5), width=np.ones(5), height=np.zeros(5))
+    environment = from_folder(tmp_path, inputs="images", targets="digit")["a"]
+    assert environment.inputs.dtype == torch.uint8
+    assert environment.inputs.tolist() == images.tolist()
+    assert environment.targets.tolist() == [0, 1, 2, 3, 4]
+    assert from_folder(tmp_path, inputs=["width", "height"])["a"].inputs.tolist() == [[1.0, 0.0]] * 5
+
+
+TABLE = {"age": [1.0, 2.0, 3.0], "dose": [4, 5, 6], "targets": [0, 1, 1]}
+
+
+def column_types() -> dict[str, tuple[pa.Array, list[Any]]]:
+    lists = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    return {
+        "numbers": (pa.array([1.0, 2.0, 3.0], pa.float32()), [1.0, 2.0, 3.0]),
+        "lists": (pa.array(lists, pa.list_(pa.float32())), lists),
+        "large lists": (pa.array(lists, pa.large_list(pa.float64())), lists),
+        "fixed lists": (pa.array(lists, pa.list_(pa.float32(), 2)), lists),
+        "sliced lists": (pa.array([[9.0], *lists], pa.list_(pa.float32())).slice(1), lists),
+        "booleans": (pa.array([True, False, True]), [True, False, True]),
+        "bytes": (pa.array([[1, 2], [3, 4], [5, 255]], pa.list_(pa.uint8())), [[1, 2], [3, 4], [5, 255]]),
+    }
+
+
+@pytest.mark.parametrize("kind", column_types())
+def test_parquet_column_becomes_the_inputs(kind: str, tmp_path: Path) -> None:
+    column, expected = column_types()[kind]
+    table = pa.table({"inputs": column, "targets": pa.array([0, 1, 1], pa.int64())})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)  # so that it is read in several chunks
+    environment = from_folder(tmp_path)["a"]
+    assert environment.inputs.tolist() == expected
+    assert environment.targets.tolist() == [0, 1, 1]
+    environment.inputs[0] = 0  # the memory is ours
+
+
+def test_parquet_columns_become_features_in_the_order_given(tmp_path: Path) -> None:
+    pq.write_table(pa.table(TABLE), tmp_path / "a.parquet")
+    assert from_folder(tmp_path)["a"].inputs.tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert from_folder(tmp_path, inputs=["dose", "age"])["a"].inputs.tolist() == [[4, 1], [5, 2], [6, 3]]
+    assert from_folder(tmp_path, inputs=["dose"])["a"].inputs.tolist() == [[4], [5], [6]]
+    assert from_folder(tmp_path, inputs="age", targets="dose")["a"].targets.tolist() == [4, 5, 6]
+
+
+def parquet(**columns: Any) -> Callable[[Path], None]:
+    return lambda folder: pq.write_table(pa.table({**TABLE, **columns}), folder / "site.parquet")
+
+
+def npz(**arrays: Any) -> Callable[[Path], None]:
+    return lambda folder: write_npz(folder / "site.npz", **arrays) and None
+
+
+def truncated(suffix: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (npz() if suffix == "npz" else parquet())(folder)
+        path = folder / f"site.{suffix}"
+        path.write_bytes(path.read_bytes()[:-60])
+
+    return write
+
+
+def text(suffix: str, content: bytes = b"this is no data\n") -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / f"site.{suffix}").write_bytes(content)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "message"),
+    [
+        (text("npz"), {}, r"site\.npz cannot be read"),
+        (text("npz", b""), {}, r"site\.npz cannot be read"),
+        (text("parquet"), {}, r"site\.parquet cannot be read"),
+        (text("parquet", b""), {}, r"site\.parquet cannot be read"),
+        (truncated("npz"), {}, r"site\.npz cannot be read"),
+        (truncated("parquet"), {}, r"site\.parquet cannot be read"),
+        (npz(inputs=np.array([{}, 1], dtype=object)), {}, r"site\.npz cannot be read"),
+        (npz(), {"inputs": "images"}, r"site\.npz has no array images; it has inputs, targets"),
+        (npz(), {"targets": "digit"}, r"site\.npz has no array digit"),
+        (parquet(), {"inputs": ["age", "height"]}, r"site\.parquet has no column height; it has age, dose, targets"),
+        (parquet(), {"targets": "digit"}, r"site\.parquet has no column digit"),
+        (parquet(age=[1.0, None, 3.0]), {}, r"column age of .*site\.parquet has 1 missing values"),
+        (parquet(age=[1.0, float("nan"), 3.0]), {}, "its inputs hold values that are not finite"),
+        (parquet(inputs=[[1.0], [1.0, 2.0], [3.0]]), {}, r"the lists in column inputs of .* differ in length"),
+        (parquet(inputs=[[1.0], [None], [3.0]]), {}, "its inputs hold values that are not finite"),
+        (parquet(age=["x", "y", "z"]), {"inputs": "age"}, "its inputs are of type object"),
+        (npz(inputs=np.full((5, 3), np.nan)), {}, "its inputs hold values that are not finite"),
+        (npz(inputs=np.zeros((4, 3))), {}, "4 inputs and 5 targets"),
+        (npz(inputs=np.zeros((0, 3)), targets=np.zeros(0)), {}, "it is empty"),
+        (parquet(age=pa.array([], pa.float32()), dose=pa.array([], pa.int64()), targets=pa.array([], pa.int64())), {},
+         "it is empty"),
+    ],
+)  # fmt: skip
+def test_file_that_cannot_be_used_is_refused_by_name(
+    write: Callable[[Path], None], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    environments = from_folder(tmp_path, **options)
+    with pytest.raises(InputError, match=f"environment site: .*{message}") as caught:
+        environments["site"]
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--data-dir .*nowhere: there is no such folder"):
+        from_folder(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"no \.npz or \.parquet file"):
+        from_folder(tmp_path)
+    write_npz(tmp_path / "a.npz")
+    with pytest.raises(InputError, match=r"a\.npz: there is no such folder"):
+        from_folder(tmp_path / "a.npz")
+    with pytest.raises(InputError, match="environment b: there is none of this name; there are a"):
+        from_folder(tmp_path, test=["b"])
+    pq.write_table(pa.table(TABLE), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"both a\.npz and a\.parquet"):
+        from_folder(tmp_path)
+
+
+def test_files_that_differ_in_shape_are_refused_when_loaded_together(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz")
+    write_npz(tmp_path / "b.npz", inputs=np.zeros((5, 4)))
+    with pytest.raises(InputError, match=r"environment b: .* \(4,\) float32, but \(3,\) float32 in environment a"):
+        from_folder(tmp_path).load(["a", "b"])
+
+
+# The synthetic memorization dataset (appendix B.2)
+
+LARGE = Spirals(examples=40_000, test_examples=20_000, seed=5)
+
+
+@pytest.fixture(scope="module")
+def spirals() -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: LARGE.load(name) for name in ("train-000", "train-001", "ood")}
+
+
+def undone(inputs: Tensor, revolutions: float) -> tuple[Tensor, Tensor]:
+    """Radius and angle, after taking back the scaling to unit variance (found here by drawing from the formula)."""
+    generator = np.random.default_rng(0)
+    radius = generator.uniform(0.08, 1.0, 500_000)
+    angle = 2 * np.pi * revolutions * radius
+    noisy = radius + generator.uniform(-0.02, 0.02, radius.size)
+    x = inputs[:, 0].double() * np.std(np.concatenate([noisy * np.cos(angle), -noisy * np.cos(angle)]))
+    y = inputs[:, 1].double() * np.std(np.concatenate([noisy * np.sin(angle), -noisy * np.sin(angle)]))
+    return torch.hypot(x, y), torch.atan2(y, x)
+
+
+def test_paper_defaults() -> None:
+    environments = Spirals().as_environments()
+    assert len(environments.train) == 32
+    assert environments.test == ("ood",)
+    assert environments["train-000"].inputs.shape == (1280, 34)
+    assert environments["ood"].inputs.shape == (2000, 34)
+    assert environments["train-000"].targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["train-000", "ood"])
+def test_classes_are_balanced_and_coordinates_have_unit_variance(name: str, spirals: Any) -> None:
+    inputs, targets = spirals[name]
+    assert set(targets.tolist()) == {0, 1}
+    assert abs(float(targets.float().mean()) - 0.5) < 4 * 0.5 / len(targets) ** 0.5
+    assert_close(inputs[:, :2].mean(0), torch.zeros(2), rtol=0, atol=0.03)
+    assert_close(inputs[:, :2].var(0), torch.ones(2), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("name", ["train-000", "train-001", "ood"])
+def test_radius_is_uniform_from_008_to_1_with_noise_of_002(name: str, spirals: Any) -> None:
+    radius, _ = undone(spirals[name][0], LARGE.revolutions)
+    assert float(radius.min()) == pytest.approx(0.06, abs=0.005)
+    assert float(radius.max()) == pytest.approx(1.02, abs=0.005)
+    counts = torch.histc(radius.float(), bins=8, min=0.1, max=0.98)
+    expected = len(radius) * 0.11 / 0.92
+    assert bool(((counts - expected).abs() < 5 * expected**0.5).all())
+
+
+@pytest.mark.parametrize("revolutions", [1.0, 3.0])
+def test_an_oracle_that_knows_the_spiral_makes_no_mistake_in_any_environment(revolutions: float) -> None:
+    made = Spirals(revolutions=revolutions, examples=3000, test_examples=3000, validation_environments=1)
+    for name in ("train-000", "validation-000", "ood"):
+        inputs, targets = made.load(name)
+        radius, angle = undone(inputs, revolutions)
+        away = angle - 2 * torch.pi * revolutions * radius  # 0 on the spiral of class 1, π on that of class 0
+        away = torch.atan2(away.sin(), away.cos())
+        bitwise((away.abs() < torch.pi / 2).long(), targets)
+        noise = torch.where(targets == 1, away.abs(), torch.pi - away.abs())
+        assert float(noise.max()) == pytest.approx(2 * torch.pi * revolutions * 0.02, rel=0.1)
+
+
+def test_shortcuts_are_one_vector_an_environment_and_its_negative(spirals: Any) -> None:
+    vectors = []
+    for name in ("train-000", "train-001"):
+        inputs, targets = spirals[name]
+        one, zero = inputs[targets == 1, 2:], inputs[targets == 0, 2:]
+        bitwise(one, one[:1].expand_as(one))
+        bitwise(zero, -one[:1].expand_as(zero))
+        vectors.append(one[0])
+    assert float((vectors[0] - vectors[1]).abs().min()) > 0
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(None, 0.1**0.5), (1.0, 1.0)])
+def test_shortcuts_differ_between_environments_with_the_papers_variance(scale: Any, expected: float) -> None:
+    made = Spirals(examples=1, environments=300, **({} if scale is None else {"shortcut_scale": scale}))
+    vectors = []
+    for name in made.as_environments().train:
+        inputs, targets = made.load(name)
+        vectors.append(inputs[0, 2:] * (2 * targets[0] - 1))
+    stacked = torch.stack(vectors)  # 9,600 numbers: the deviation is known to 0.7 %
+    assert float(stacked.std()) == pytest.approx(expected, rel=0.03)
+    assert abs(float(stacked.mean())) < 4 * expected / 9600**0.5
+    assert len({tuple(vector.tolist()) for vector in stacked}) == 300
+
+
+def test_shortcuts_of_the_test_environment_say_nothing_of_the_class(spirals: Any) -> None:
+    inputs, targets = spirals["ood"]
+    shortcuts = inputs[:, 2:]
+    assert_close(shortcuts.var(0), torch.full((32,), 0.1), rtol=0.06, atol=0)
+    difference = shortcuts[targets == 1].mean(0) - shortcuts[targets == 0].mean(0)
+    assert float(difference.abs().max()) < 4.5 * (0.1 * 4 / len(targets)) ** 0.5
+    across = torch.corrcoef(shortcuts.T) - torch.eye(32)
+    assert float(across.abs().max()) < 5 / len(targets) ** 0.5
+
+
+def test_seed_and_name_choose_the_data() -> None:
+    digests = {digest(Spirals(seed=seed).load(name)[0]) for seed in (0, 1) for name in ("train-000", "train-001")}
+    assert len(digests) == 4
+    more = Spirals(environments=64).load("train-001")[0]
+    bitwise(more, Spirals(environments=2).load("train-001")[0])  # what others there are does not matter
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"environments": 0}, "--environments 0"),
+        ({"examples": 0}, "--examples 0"),
+        ({"test_examples": -1}, "--test-examples -1"),
+        ({"shortcut_dimensions": -1}, "--shortcut-dimensions -1"),
+        ({"validation_environments": -2}, "--validation-environments -2"),
+        ({"shortcut_scale": -0.5}, "--shortcut-scale -0.5"),
+        ({"radius_noise": -0.1}, "--radius-noise -0.1"),
+        ({"smallest_radius": 1.5}, "--smallest-radius 1.5"),
+        ({"smallest_radius": -0.1}, "--smallest-radius -0.1"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Spirals(**options)

@@ -1,0 +1,183 @@
+"""From the gradient to the next weights, against the update rules written out in a few lines."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from concord.errors import InputError
+from concord.training.config import TrainConfig
+from concord.training.optimization import Optimization
+
+STEPS = 8
+
+
+def config(**options: Any) -> TrainConfig:
+    return TrainConfig(**{"lr": 0.1, "milestones": (), **options})
+
+
+def weights() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 2), (4,))]
+
+
+def gradients() -> list[list[Tensor]]:
+    """Of every step; some components are masked, as the rules leave them."""
+    generator = torch.Generator().manual_seed(2)
+    made = [[torch.randn(w.shape, generator=generator, dtype=torch.float64) for w in weights()] for _ in range(STEPS)]
+    for step in made:
+        step[0][0, 1] = step[1][2] = 0
+    return made
+
+
+def run(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) -> tuple[list[Tensor], list[float]]:
+    parameters = [nn.Parameter(weight.clone()) for weight in start]
+    optimization = Optimization(parameters, options, len(steps))
+    rates = []
+    for step in steps:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        rates.append(optimization.lr)
+        optimization.step()
+    return [parameter.detach() for parameter in parameters], rates
+
+
+def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) -> list[Tensor]:
+    """The update rules, on one vector of all weights."""
+    w = torch.cat([weight.flatten() for weight in start])
+    first, second, velocity = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
+    for index, step in enumerate(steps):
+        lr = options.lr * options.decay ** sum(index >= round(at * len(steps)) for at in options.milestones)
+        g = torch.cat([gradient.flatten() for gradient in step])
+        if options.clip > 0:
+            g = g * min(1.0, options.clip / (float(g.norm()) + 1e-6))
+        if options.regularization == "coupled":
+            g = g + options.l1 * w.sign() + options.l2 * w
+        if options.optimizer == "adam":
+            first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
+            move = (first / (1 - 0.9 ** (index + 1))) / ((second / (1 - 0.999 ** (index + 1))).sqrt() + 1e-8)
+        else:
+            velocity = 0.9 * velocity + g
+            move = velocity
+        w = w - lr * move
+        if options.regularization == "decoupled":
+            w = w - lr * options.l2 * w
+            w = w.sign() * (w.abs() - lr * options.l1).clamp(min=0)
+    sizes = [weight.numel() for weight in start]
+    return [part.view(weight.shape) for part, weight in zip(w.split(sizes), start, strict=True)]
+
+
+PENALTIES = [{}, {"l1": 0.05}, {"l2": 0.3}, {"l1": 0.05, "l2": 0.3}]
+EXTRAS = [{}, {"clip": 0.5}, {"clip": 100.0}, {"milestones": (0.25, 0.5), "decay": 0.3}]
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=str)
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("regularization", ["coupled", "decoupled"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_weights_follow_the_update_rule(optimizer: Any, regularization: Any, penalty: Any, extra: Any) -> None:
+    options = config(optimizer=optimizer, regularization=regularization, **penalty, **extra)
+    found, _ = run(options, weights(), gradients())
+    assert_close(found, reference(options, weights(), gradients()), rtol=1e-9, atol=1e-12)
+
+
+def test_options_make_a_difference() -> None:
+    """The reference shares no code with the product, but an option that both ignored would go unseen."""
+    results = {
+        (optimizer, regularization, str(penalty), str(extra)): tuple(
+            run(config(optimizer=optimizer, regularization=regularization, **penalty, **extra), weights(), gradients())[
+                0
+            ][0]
+            .flatten()
+            .tolist()
+        )
+        for optimizer in ("adam", "sgd")
+        for regularization in ("coupled", "decoupled")
+        for penalty in PENALTIES[1:]
+        for extra in (EXTRAS[0], EXTRAS[1], EXTRAS[3])
+    }
+    assert len(set(results.values())) == len(results)
+
+
+def still(count: int, steps: int) -> list[list[Tensor]]:
+    return [[torch.zeros(count, dtype=torch.float64)] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_decoupled_l1_moves_a_weight_to_zero_and_stops_there(optimizer: Any) -> None:
+    start = [torch.tensor([0.025, -0.025, 1.0, 0.0], dtype=torch.float64)]
+    options = config(optimizer=optimizer, l1=0.1)  # 0.01 a step
+    (after_two,), _ = run(options, start, still(4, 2))
+    assert_close(after_two, torch.tensor([0.005, -0.005, 0.98, 0.0], dtype=torch.float64))
+    (after_ten,), _ = run(options, start, still(4, 10))
+    assert_close(after_ten, torch.tensor([0.0, 0.0, 0.9, 0.0], dtype=torch.float64))
+    assert bool((after_ten[[0, 1, 3]] == 0).all())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_decoupled_l2_shrinks_by_the_learning_rate_times_the_coefficient(optimizer: Any) -> None:
+    start = [torch.tensor([1.0, -2.0], dtype=torch.float64)]
+    (after,), _ = run(config(optimizer=optimizer, l2=0.5), start, still(2, 3))
+    assert_close(after, start[0] * 0.95**3)
+
+
+def test_coupled_penalty_moves_a_masked_weight_by_a_full_adam_step() -> None:
+    """Why decoupled is the default: the penalty is the only gradient of a masked weight, and Adam scales it up."""
+    start = [torch.tensor([1.0], dtype=torch.float64)]
+    (coupled,), _ = run(config(l2=1e-5, regularization="coupled"), start, still(1, 1))
+    (decoupled,), _ = run(config(l2=1e-5), start, still(1, 1))
+    assert float(start[0] - coupled) == pytest.approx(0.1, rel=1e-2)
+    assert float(start[0] - decoupled) == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_without_gradient_or_penalty_weights_stay() -> None:
+    start = [torch.tensor([1.0, -2.0])]
+    for optimizer in ("adam", "sgd"):
+        (after,), _ = run(config(optimizer=optimizer), start, [[torch.zeros(2)]] * 3)
+        assert_close(after, start[0], rtol=0, atol=0)
+
+
+def test_clip_bounds_the_norm_over_all_parameters_before_the_penalty() -> None:
+    start = [torch.tensor([0.0]), torch.tensor([10.0])]
+    options = config(optimizer="sgd", clip=1.0, l2=0.1, regularization="coupled")
+    after, _ = run(options, start, [[torch.tensor([3.0]), torch.tensor([4.0])]])
+    assert_close(after, [torch.tensor([-0.1 * 0.6]), torch.tensor([10 - 0.1 * (0.8 + 1.0)])], rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_falls_at_the_milestones() -> None:
+    """B.3: by a factor of 10 halfway through, and again at three quarters."""
+    options = TrainConfig(lr=0.01)
+    _, rates = run(options, [torch.zeros(2)], [[torch.ones(2)]] * 20)
+    assert rates == pytest.approx([1e-2] * 10 + [1e-3] * 5 + [1e-4] * 5)
+    _, rates = run(config(milestones=(0.5, 0.52)), [torch.zeros(2)], [[torch.ones(2)]] * 4)  # the same step twice
+    assert rates == pytest.approx([0.1, 0.1, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.0}, "--lr 0.0: must be a finite number above 0"),
+        ({"lr": math.nan}, "--lr nan"),
+        ({"lr": math.inf}, "--lr inf"),
+        ({"l1": -1e-5}, "--l1 -1e-05: must not be negative"),
+        ({"l2": -1.0}, "--l2 -1.0"),
+        ({"l2": math.nan}, "--l2 nan"),
+        ({"clip": -1.0}, "--clip -1.0"),
+        ({"decay": 0.0}, r"--decay 0.0: must lie in \(0, 1\]"),
+        ({"decay": 1.5}, "--decay 1.5"),
+        ({"milestones": (0.5, 1.0)}, "--milestones 0.5 1.0: fractions of the run, between 0 and 1"),
+        ({"milestones": (0.0,)}, "--milestones 0.0"),
+        ({"threshold": 1.2}, "--threshold 1.2"),
+        ({"held_out": 1.0}, "--held-out 1.0"),
+        ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
+        ({"epochs": 0}, "--epochs 0"),
+        ({"aggregator": "median"}, "--aggregator median: must be one of mean"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
+    TrainConfig().check()
+    with pytest.raises(InputError, match=message):
+        TrainConfig(**options).check()

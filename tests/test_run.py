@@ -1,0 +1,199 @@
+"""Whole runs on real Ray workers and a real MLflow store: kept, found again, and the same after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord.errors import InputError, RunFailedError
+from concord.tracking import Store, models, show
+from concord.training import load_job
+from concord.training.run import Report, run
+
+JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
+OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}
+
+
+def start(output: Path, **changes: Any) -> Report:
+    job = load_job(JOB_FILE)
+    return run(job, job.job.config(**(OPTIONS | {"output": output} | changes)), lambda _: None)
+
+
+def comparable(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+
+
+@pytest.fixture(scope="module")
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """A run that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
+
+
+def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: Report) -> None:
+    said = calm.as_json()
+    assert set(said) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
+    assert said["job"] == "shared-rule"
+    assert said["metrics"]["ood_accuracy"] > 0.9
+    assert said["model"] == "models:/shared-rule/1"
+    assert json.loads(json.dumps(said)) == said
+
+
+def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(calm: Report) -> None:
+    store = Store.open(calm.folder.parent.parent, None)
+    (kept,) = store.runs("shared-rule")
+    assert kept.run_id == calm.run_id
+    assert kept.parameters["threshold"] == "0.6"
+    assert kept.parameters["aggregator"] == "and-mask"
+    assert kept.tags["concord.version"]
+    assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
+    steps = store.history(calm.run_id, "step/loss")
+    assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) == 8 * 5
+    for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
+        assert name in kept.metrics
+    assert comparable(kept.metrics) == pytest.approx(
+        comparable(json.loads((calm.folder / "metrics.json").read_text()))
+        | {name: value for name, value in kept.metrics.items() if name.startswith("step/")}
+    )
+    artifacts = {str(path.relative_to(store.artifacts)) for path in store.artifacts.rglob("*") if path.is_file()}
+    for wanted in ("config.json", "environments.json", "figures/curves.png"):
+        assert any(path.endswith(wanted) for path in artifacts), wanted
+
+
+def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Report) -> None:
+    program = (
+        "import sys, json, numpy, mlflow\n"
+        f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
+        f"model = mlflow.pyfunc.load_model({calm.model!r})\n"
+        "rows = numpy.random.default_rng(0).normal(size=(50, 4)).astype('float32')\n"
+        "assert not any(name.split('.')[0] == 'concord' for name in sys.modules)\n"
+        "print(json.dumps(model.predict(rows).argmax(1).tolist()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    predicted = np.array(json.loads(done.stdout.strip().splitlines()[-1]))
+    rows = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+    assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
+
+
+def test_the_champion_moves_only_to_a_better_version(calm: Report) -> None:
+    output = calm.folder.parent.parent
+    worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
+    store = Store.open(output, None)
+    assert worse.registered is not None
+    assert not worse.registered.champion
+    assert show(store, "shared-rule").version == 1
+    assert {version.version for version in models(store)} == {1, 2}
+
+
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: Report) -> None:
+    output = calm.folder.parent.parent
+    with pytest.raises(InputError, match="--name calm: there is a run of this name"):
+        start(output, name="calm")
+    again = start(output, name="calm", resume=True)
+    assert (again.run_id, again.model, again.metrics) == (calm.run_id, calm.model, calm.metrics)
+    with pytest.raises(InputError, match=r"--lr 0\.5: the run calm was started with 0\.05"):
+        start(output, name="calm", resume=True, lr=0.5)
+    with pytest.raises(InputError, match="--name never: there is no such run"):
+        start(output, name="never", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        ("shape", r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in environment a"),
+        ("empty", "environment c: it is empty"),
+        ("target", "environment c: target 2 is out of range"),
+    ],
+)
+def test_wrong_data_found_by_a_worker_leave_nothing_behind(
+    ray_cluster: None,
+    output: Path,
+    trouble: str,
+    line: str,
+) -> None:
+    with pytest.raises(InputError, match=line):
+        start(output, trouble=trouble, name="wrong")
+    assert not (output / "runs" / "wrong").exists()
+    assert Store.open(output, None).runs("shared-rule", finished_only=False) == []
+
+
+def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
+    ray_cluster: None,
+    output: Path,
+) -> None:
+    with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
+        start(output, trouble="infinite", name="failed")
+    (kept,) = Store.open(output, None).runs("shared-rule", finished_only=False)
+    assert kept.status == "FAILED"
+
+
+def test_a_mistake_in_the_job_that_one_worker_meets_fails_the_run_once_with_its_traceback(
+    ray_cluster: None, output: Path
+) -> None:
+    with pytest.raises(RunFailedError, match="ZeroDivisionError"):
+        start(output, trouble="bug", name="bug", max_failures=2)
+
+
+def command(output: Path, *options: str) -> list[str]:
+    given = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    program = "from concord.cli import entry; entry()"
+    return [sys.executable, "-c", program, "train", JOB_FILE, *given, "--output", str(output), "--json", *options]
+
+
+def wait_for(found: Any, seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"nothing came within {seconds} s")
+
+
+def children_named(parent: int, name: str) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    parents = {int(pid): int(ppid) for pid, ppid, _ in rows}
+
+    def descends(pid: int) -> bool:
+        while pid in parents and pid != parent:
+            pid = parents[pid]
+        return pid == parent
+
+    return [int(pid) for pid, _, args in rows if name in args and descends(int(pid))]
+
+
+@pytest.mark.parametrize("killed", ["worker", "driver"])
+def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Report, output: Path, killed: str) -> None:
+    slow = ("--name", "hit", "--pause", "0.15")
+    process = subprocess.Popen(
+        command(output, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()
+    )
+    checkpoints = output / "runs" / "hit" / "checkpoints"
+    wait_for(lambda: list(checkpoints.glob("checkpoint_*/model.safetensors")), 120)
+    if killed == "worker":
+        os.kill(children_named(process.pid, "ray::RayTrainWorker")[0], signal.SIGKILL)
+    else:
+        process.kill()
+    said, errors = process.communicate(timeout=180)
+    if killed == "driver":
+        assert process.returncode == -signal.SIGKILL
+        resumed = [*command(output)[:4], "--name", "hit", "--resume", "--output", str(output), "--json"]
+        done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
+        said, errors = done.stdout, done.stderr
+    report = json.loads(said.strip().splitlines()[-1])
+    assert "metrics" in report, errors[-2000:]
+    assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    steps = Store.open(output, None).history(report["run_id"], "step/loss")
+    assert [step for step, _ in steps] == list(range(1, 41))

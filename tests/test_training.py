@@ -1,0 +1,342 @@
+"""The training loop in this process: exact to resume, honest about what is wrong, the same wherever it runs."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from concord.environments import Environments
+from concord.errors import InputError
+from concord.gradients import NonFiniteGradientError
+from concord.training import Job, Place, TrainConfig, build_model, load_job, share, train
+from concord.training.checkpoint import MODEL, OPTIMIZER, read_checkpoint, read_weights
+from concord.training.config import PLACEMENT_OPTIONS
+from concord.training.evaluation import EvaluatedPart, evaluate
+from concord.training.optimization import Optimization
+from concord.training.sweep import sweep
+
+
+def blobs(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    targets = torch.randint(0, 3, (60,), generator=generator)
+    inputs = torch.randn(60, 5, generator=generator)
+    inputs[:, 0] += 2.0 * targets
+    inputs[:, 4] += targets * torch.randn((), generator=generator)
+    return inputs, targets
+
+
+def network(_: TrainConfig) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def plain_network(_: TrainConfig) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def environments(_: TrainConfig) -> Environments:
+    return Environments(blobs, train=["a", "b", "c", "d"], validation=["v"], test=["t"])
+
+
+JOB: Job[TrainConfig] = Job(environments=environments, model=network, loss=cross_entropy, name="blobs")
+CONFIG = TrainConfig(epochs=6, batch_size=16, lr=1e-2, threshold=0.5, checkpoints=3, evaluations=3, l1=1e-4)
+
+
+class Kept:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.folder = folder
+        self.checkpoints: list[Path] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        if self.folder is not None:
+            self.checkpoints.append(self.folder / f"checkpoint-{len(self.checkpoints)}")
+            self.checkpoints[-1].mkdir(parents=True)
+            write(self.checkpoints[-1])
+
+
+def without_time(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, optimizer: Any) -> None:
+    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    whole = Kept(tmp_path / "whole")
+    outcome = train(JOB, config, Place(), whole)
+    assert len(whole.checkpoints) == 3
+    resumed = Kept(tmp_path / "resumed")
+    again = train(JOB, config, Place(), resumed, resume_from=whole.checkpoints[0])
+    assert without_time(again.metrics) == without_time(outcome.metrics)
+    assert [at.epoch for at in again.history] == [at.epoch for at in outcome.history] == [2, 4, 6]
+    first, second = (torch.load(k.checkpoints[-1] / OPTIMIZER, weights_only=True) for k in (whole, resumed))
+    for one, other in zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True):
+        for name, value in one.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, other[name])
+
+
+def test_every_step_and_every_epoch_is_logged_once_with_the_metrics_promised() -> None:
+    kept = Kept()
+    outcome = train(JOB, CONFIG, Place(), kept)
+    steps = [step for step, metrics in kept.logged if "step/loss" in metrics]
+    assert steps == list(range(1, outcome.steps + 1))
+    last = outcome.metrics
+    for name in ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_accuracy", "kept_fraction"):
+        assert 0 <= last[name] <= 1
+    for split, names in {"train": "abcd", "held_out": "abcd", "validation": "v", "ood": "t"}.items():
+        by_name = [last[f"accuracy/{split}/{name}"] for name in names]
+        assert last[f"worst_{split}_accuracy"] == min(by_name)
+        assert last[f"{split}_accuracy"] == pytest.approx(sum(by_name) / len(by_name))
+    layers = [name for name, _ in network(CONFIG).named_parameters()]
+    assert {f"kept_fraction/{name}" for name in layers} <= set(last)
+
+
+def test_where_no_environment_is_for_validation_the_held_out_parts_are() -> None:
+    job = dataclasses.replace(JOB, environments=lambda _: Environments(blobs, train=["a", "b"]))
+    metrics = train(job, CONFIG, Place(), Kept()).metrics
+    assert metrics["validation_accuracy"] == metrics["held_out_accuracy"]
+    assert metrics["worst_validation_loss"] == metrics["worst_held_out_loss"]
+    assert "ood_accuracy" not in metrics
+
+
+def test_a_regression_reports_losses_and_the_measures_of_the_job() -> None:
+    def line(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = blobs(name)
+        return inputs, inputs[:, :1] * 2 + 0.1 * targets[:, None]
+
+    def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).abs()[:, 0]
+
+    job: Job[TrainConfig] = Job(
+        environments=lambda _: Environments(line, train=["a", "b"], test=["t"]),
+        model=lambda _: nn.Linear(5, 1),
+        loss=mse_loss,
+        measures={"absolute_error": absolute},
+        name="line",
+    )
+    config = dataclasses.replace(CONFIG, epochs=60, lr=5e-2, aggregator="mean")
+    metrics = train(job, config, Place(), Kept()).metrics
+    assert "train_accuracy" not in metrics
+    assert metrics["ood_loss"] < 0.1
+    assert metrics["ood_absolute_error"] < 0.3
+
+
+def test_evaluation_is_the_mean_over_examples_whatever_the_size_of_environments() -> None:
+    model = nn.Linear(5, 3)
+    loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
+    small = dataclasses.replace(loaded[1], inputs=loaded[1].inputs[:7], targets=loaded[1].targets[:7])
+    parts = [EvaluatedPart("train", "a", loaded[0]), EvaluatedPart("train", "b", small)]
+    metrics = evaluate(model, cross_entropy, {}, parts, torch.device("cpu"), distributed=False)
+    inputs, targets = torch.cat([loaded[0].inputs, small.inputs]), torch.cat([loaded[0].targets, small.targets])
+    assert metrics["train_loss"] == pytest.approx(cross_entropy(model(inputs), targets).item(), rel=1e-6)
+    assert metrics["worst_train_loss"] == max(metrics["loss/train/a"], metrics["loss/train/b"])
+
+
+def test_shares_cover_all_environments_and_differ_by_one_at_most() -> None:
+    names = [str(index) for index in range(32)]
+    for world in (1, 3, 5, 8, 32):
+        shares = [share(names, Place(rank, world)) for rank in range(world)]
+        assert [name for own in shares for name in own] == names
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def _train_in_group(rank: int, world: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    job = dataclasses.replace(JOB, model=plain_network)
+    kept = Kept(Path(folder) / f"rank-{rank}")
+    outcome = train(job, CONFIG, Place(rank, world), kept)
+    if rank == 0:
+        (Path(folder) / "metrics.json").write_text(json.dumps(outcome.metrics))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_that_share_the_environments_train_what_one_process_trains(tmp_path: Path, world: int) -> None:
+    """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), against one with all."""
+    alone = Kept(tmp_path / "alone")
+    metrics = train(dataclasses.replace(JOB, model=plain_network), CONFIG, Place(), alone).metrics
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store
+    spawn(_train_in_group, (world, port, str(tmp_path)), nprocs=world)
+    shared = json.loads((tmp_path / "metrics.json").read_text())
+    assert set(shared) == set(metrics)
+    for name, value in without_time(metrics).items():
+        assert shared[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    one, other = plain_network(CONFIG), plain_network(CONFIG)
+    read_weights(alone.checkpoints[-1], one)
+    read_weights(tmp_path / "rank-0" / "checkpoint-2", other)
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted() -> None:
+    def exploding(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = blobs(name)
+        return (inputs * 1e30 if name == "b" else inputs), targets
+
+    def cubed(_: TrainConfig) -> nn.Module:
+        class Cube(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(5, 3)
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return self.linear(inputs) ** 3
+
+        return Cube()
+
+    job = dataclasses.replace(JOB, environments=lambda _: Environments(exploding, train=["a", "b"]), model=cubed)
+    config = dataclasses.replace(CONFIG, held_out=0.0, lr=1e-4)
+    with pytest.raises(NonFiniteGradientError, match=r"environment b .* step 0"):
+        train(job, config, Place(), Kept())
+    outcome = train(job, dataclasses.replace(config, nonfinite="skip"), Place(), Kept())
+    assert outcome.metrics["skipped_environments"] == outcome.steps
+    assert math.isfinite(outcome.metrics["loss/train/a"])
+
+
+# --- checkpoints
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = Kept(tmp_path_factory.mktemp("checkpoint"))
+    train(JOB, dataclasses.replace(CONFIG, epochs=1), Place(), kept)
+    return kept.checkpoints[-1]
+
+
+def _read(folder: Path, model: nn.Module) -> None:
+    read_checkpoint(folder, model, Optimization(list(model.parameters()), CONFIG, 10))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_parameter_that_differs(checkpoint: Path) -> None:
+    wider = nn.Sequential(nn.Linear(5, 17, bias=False), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(), nn.Linear(17, 3))
+    with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) there and \(17, 5\) here"):
+        _read(checkpoint, wider)
+    with pytest.raises(InputError, match="of another model"):
+        _read(checkpoint, nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("file", [MODEL, OPTIMIZER, "progress.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, tmp_path: Path, file: str, damage: str) -> None:
+    for path in checkpoint.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if damage == "missing":
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        _read(tmp_path, network(CONFIG))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_first_weights_depend_on_the_seed_alone() -> None:
+    torch.randn(10)
+    one, other = build_model(JOB, CONFIG), build_model(JOB, CONFIG)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(
+        next(build_model(JOB, dataclasses.replace(CONFIG, seed=1)).parameters()), next(one.parameters())
+    )
+
+
+# --- wrong input
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("threshold", 1.5, "--threshold 1.5"),
+        ("threshold", float("nan"), "--threshold nan"),
+        ("held_out", 1.0, "--held-out 1.0"),
+        ("epochs", 0, "--epochs 0"),
+        ("batch_size", -1, "--batch-size -1"),
+        ("lr", 0.0, "--lr 0.0"),
+        ("seed", -1, "--seed -1"),
+        ("workers", 0, "--workers 0"),
+        ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
+        ("aggregator", "median", "--aggregator median"),
+        ("name", "../elsewhere", "--name ../elsewhere"),
+        ("resume", True, "--resume"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: str) -> None:
+    with pytest.raises(InputError) as caught:
+        dataclasses.replace(CONFIG, **{option: value}).check()
+    assert str(caught.value).startswith(named)
+
+
+def test_more_workers_than_environments_are_refused() -> None:
+    with pytest.raises(InputError, match="--workers 5: more than the 4 training environments"):
+        train(JOB, dataclasses.replace(CONFIG, workers=5), Place(), Kept())
+
+
+def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
+    job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 2))
+    with pytest.raises(InputError, match="target 2 is out of range; the model has 2 outputs"):
+        train(job, CONFIG, Place(), Kept())
+
+
+def test_every_option_of_a_run_is_science_or_placement() -> None:
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert names >= PLACEMENT_OPTIONS
+
+
+# --- jobs
+
+
+def test_the_built_in_jobs_load_and_say_what_they_reproduce() -> None:
+    job = load_job("synthetic")
+    assert job.name == "synthetic"
+    assert "§3.1" in job.job.reproduces
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("job = 3", "names no job"),
+        ("import nothing_of_this_name", r"cannot be loaded .*nothing_of_this_name"),
+        ("def broken(:", r"cannot be loaded .*SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(InputError, match=problem):
+        load_job(str(path))
+
+
+def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="job synthetik: there is none; give one of synthetic"):
+        load_job("synthetik")
+    with pytest.raises(InputError, match="there is no such file"):
+        load_job("elsewhere/mine.py")
+
+
+# --- sweeps
+
+
+def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    configurations = {1: [dataclasses.replace(CONFIG, epochs=1, seed=seed) for seed in range(2)]}
+    lines: list[str] = []
+    first = sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append)
+    recorded = (tmp_path / "sweep.jsonl").read_text()
+    again = sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append)
+    assert first == again
+    assert len(first[1]) == 2
+    assert (tmp_path / "sweep.jsonl").read_text() == recorded
