@@ -508,3 +508,32 @@ def test_names_that_are_not_as_many_as_the_environments_are_refused() -> None:
 def test_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(InputError, match="none of its parameters"):
         StackedGradients(MLP(6, CLASSES).requires_grad_(False), cross_entropy, Mean())
+
+
+def test_an_environment_that_overflows_only_under_its_dropout_mask_is_named_or_left_out() -> None:
+    """The search for what is not finite must see the masks that were drawn, not new ones."""
+
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.linear(self.dropout(inputs)) * self.dropout(torch.ones(1)) * 3e38
+
+    inputs, targets = torch.full((6, 1, 2), 1e-30), torch.zeros(6, 1, 2)
+    inputs[3:] = 1.0
+    raised = 0
+    for seed in range(20):
+        for nonfinite in ("raise", "skip"):
+            model = Overflowing()
+            gradients = StackedGradients(model, nn.functional.mse_loss, Mean(), nonfinite=nonfinite)
+            torch.manual_seed(seed)
+            try:
+                gradients(inputs, targets)
+            except NonFiniteGradientError:
+                raised += 1
+                continue
+            assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert raised > 0

@@ -99,5 +99,5 @@ def aggregate(rule: Aggregator, gradients: Tensor) -> Update:
         raise InputError(f"gradients: shape {tuple(gradients.shape)}, expected (environments, *shape) with at least 1")
     if not gradients.is_floating_point():
         raise InputError(f"gradients: dtype {gradients.dtype}, expected a floating-point dtype")
-    value, kept = rule.finish(sum_over_environments(rule, gradients), gradients.shape[0])
+    value, kept = rule.finish(sum_over_environments(rule, gradients.detach()), gradients.shape[0])
     return Update(value.to(gradients.dtype), kept)

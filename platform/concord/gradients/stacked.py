@@ -87,6 +87,7 @@ class StackedGradients:
         self._chunk = max(1, memory_limit // (self._layout.components * self._layout.dtype.itemsize))
         self._gradients = vmap(grad_and_value(self._objective, has_aux=True), (None, 0, 0, 0), randomness="different")
         self._exchange: SliceExchange | None = None
+        self._finite_flags: list[Tensor] | None = None
         if group is not None:
             everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
             dist.all_gather_object(everyone, list(names or []), group=group)
@@ -119,15 +120,7 @@ class StackedGradients:
         self._check(inputs, targets)
         step = self.steps if step is None else step
         self.steps = step + 1
-        environments = inputs.shape[0]
-        losses, buffers = self._sum(inputs, targets)
-        finite = torch.ones(environments, dtype=torch.bool)
-        if not bool(torch.isfinite(self._gradient_total())):
-            finite = self._finite(inputs, targets)
-            if self.nonfinite == "skip" and bool(finite.any()):
-                _, buffers = self._sum(inputs[finite.to(inputs.device)], targets[finite.to(targets.device)])
-            elif self.nonfinite == "skip":
-                buffers = {}  # the sums hold what is not finite: _exchanged and _finished do not look at them
+        losses, buffers, finite = self._sum_of_finite(inputs, targets)
         update, kept, skipped = self._exchanged(finite, step) if self._exchange else self._finished(finite, step)
         for index, parameter in enumerate(self._parameters.values()):
             parameter.grad = self._layout.part(update, index).to(parameter.dtype)
@@ -174,7 +167,7 @@ class StackedGradients:
                 reason = str(error).strip().split("\n")[0]
                 warnings.warn(
                     f"environments are done one after the other, since vmap cannot take this model or loss: {reason}",
-                    stacklevel=3,  # the caller of this object
+                    stacklevel=4,  # the caller of this object
                 )
                 return result
         return self._sum_one_by_one(inputs, targets)
@@ -188,6 +181,7 @@ class StackedGradients:
             buffers = self._copies_of_buffers(len(inputs[chunk]))
             gradients, (loss, buffers) = self._gradients(parameters, buffers, inputs[chunk], targets[chunk])
             losses.append(loss)
+            self._note_finite(gradients)
             for index, gradient in enumerate(gradients):
                 self._add(index, gradient, accumulate=start > 0)
             buffer_means.add(buffers)
@@ -201,6 +195,7 @@ class StackedGradients:
             loss = self.loss(self.model(batch), target)
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
             losses.append(loss.detach())
+            self._note_finite([gradient[None] for gradient in gradients])
             for index, gradient in enumerate(gradients):
                 self._add(index, gradient[None], accumulate=environment > 0)
             state = dict(self.model.named_buffers())
@@ -223,21 +218,43 @@ class StackedGradients:
         outputs = functional_call(self.model, {**named, **buffers}, (inputs,))
         return self.loss(outputs, targets), buffers
 
-    def _gradient_total(self) -> Tensor:
-        return self._flat["gradient"].sum()
+    def _sum_of_finite(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Sum the environments whose gradients are finite, or all of them if that is an error anyway.
 
-    def _finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Which environments' gradients are finite, ``(environments,)``; only asked when the sum is not."""
-        flags = []
-        before = self._copies_of_buffers(1)
-        for batch, target in zip(inputs, targets, strict=True):
-            loss = self.loss(self.model(batch), target)
-            gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
-            flags.append(torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all())
-            state = dict(self.model.named_buffers())
-            for name, value in before.items():
-                state[name].copy_(value[0])
-        return torch.stack(flags).cpu()
+        Returns:
+            All losses, the new buffers, and which environments' gradients are finite, ``(environments,)``.
+        """
+        left = torch.arange(len(inputs))
+        all_losses: Tensor | None = None
+        while True:
+            random = _random_state(self._device)
+            whole = len(left) == len(inputs)  # then nothing has to be copied
+            losses, buffers = self._sum(inputs if whole else inputs[left], targets if whole else targets[left])
+            all_losses = losses if all_losses is None else all_losses
+            if bool(torch.isfinite(self._flat["gradient"].sum())):
+                break
+            # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
+            _set_random_state(self._device, random)
+            left = left[self._which_are_finite(inputs[left], targets[left])]
+            if self.nonfinite == "raise" or len(left) == 0:
+                buffers = {}
+                break
+        finite = torch.zeros(len(inputs), dtype=torch.bool)
+        finite[left] = True
+        return all_losses, buffers, finite
+
+    def _which_are_finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Which environments' gradients are finite; none if only their sum is not, since it cannot be used."""
+        self._finite_flags = []
+        self._sum(inputs, targets)
+        finite = torch.cat(self._finite_flags).cpu()
+        self._finite_flags = None
+        return torch.zeros_like(finite) if bool(finite.all()) else finite
+
+    def _note_finite(self, gradients: Sequence[Tensor]) -> None:
+        if self._finite_flags is not None:
+            flags = [torch.isfinite(gradient).reshape(len(gradient), -1).all(1) for gradient in gradients]
+            self._finite_flags.append(torch.stack(flags).all(0))
 
     def _copies_of_buffers(self, environments: int) -> dict[str, Tensor]:
         if not any(module.training for module in self.model.modules()):
@@ -263,6 +280,16 @@ class StackedGradients:
             )
         if self.names is not None and len(self.names) != inputs.shape[0]:
             raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 class _BufferMeans:

@@ -1,6 +1,7 @@
 """From the aggregated gradient to the next weights: clipping, penalties, optimizer, schedule."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from concord.training.config import TrainConfig
 
 
 class Optimization:
-    """The optimizer of a run with its schedule and penalties.
+    """The optimizer of a run with its schedule and penalties; every parameter has to have a gradient at each step.
 
     Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the
     AND-mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full
@@ -29,7 +30,7 @@ class Optimization:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=config.lr)
         else:
             self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=0.9)
-        milestones = [round(fraction * steps) for fraction in config.milestones]
+        milestones = [max(1, round(fraction * steps)) for fraction in config.milestones]
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.decay)
 
     @property
@@ -41,7 +42,7 @@ class Optimization:
     def step(self) -> None:
         """One update from ``parameter.grad``."""
         config, lr = self._config, self.lr
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
         if config.clip > 0:
             nn.utils.clip_grad_norm_(self._parameters, config.clip)
         coupled = config.regularization == "coupled"
