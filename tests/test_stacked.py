@@ -476,12 +476,14 @@ def test_skip_with_no_environment_left_is_a_zero_gradient(name: Any, vectorize: 
     assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_sums_that_overflow_are_no_reason_to_skip_an_environment() -> None:
+def test_a_sum_that_overflows_is_not_finite_although_every_environment_is() -> None:
     model = Direct()
     inputs = torch.full((4, 1, 6), 2e38)
-    inputs[:2] *= -1  # every environment is finite, and so is the mean; only the order of sums could overflow
+    with pytest.raises(NonFiniteGradientError, match="environment 0, environment 1, environment 2, environment 3"):
+        StackedGradients(model, mean_output, AndMask(0.0))(inputs, torch.zeros(4, 1))
     step = StackedGradients(model, mean_output, AndMask(0.0), nonfinite="skip")(inputs, torch.zeros(4, 1))
-    assert step.skipped == ()
+    assert len(step.skipped) == 4
+    assert all(bool((parameter.grad == 0).all()) for parameter in model.parameters())
 
 
 # What is refused
