@@ -34,7 +34,7 @@ def environments(config: Config) -> Environments:
             if config.trouble == "target":
                 targets = targets + 1
             if config.trouble == "infinite":
-                inputs = inputs * 1e38
+                inputs = torch.full_like(inputs, 3e38)  # finite, but twice that is not
         return inputs, targets
 
     return Environments(load, train=["a", "b", "c"], test=["d"])
@@ -46,7 +46,7 @@ class Slow(torch.nn.Linear):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:
             time.sleep(self.pause)
-        return super().forward(inputs)
+        return super().forward(2 * inputs)
 
 
 def model(config: Config) -> torch.nn.Module:

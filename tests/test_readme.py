@@ -1,0 +1,69 @@
+"""The README's code does what the README says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from concord.training import load_job
+from concord.training.run import run
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def snippet(name: str) -> str:
+    found = re.search(rf"<!-- tested: {name} -->\n```python\n(.*?)```", README, re.DOTALL)
+    assert found, name
+    return found[1]
+
+
+@pytest.mark.parametrize("name", ["aggregator", "stacked"])
+def test_a_snippet_runs_as_it_stands(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "this_file.py").write_text(snippet("hook"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(tmp_path / "this_file.py")], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kept = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("kept")]
+    assert len(kept) == 2
+    assert kept[0] == kept[1]
+    assert 0 <= kept[0] <= 1
+
+
+def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
+    ray_cluster: None, output: Path, tmp_path: Path
+) -> None:
+    text = snippet("job")
+    assert len(text.splitlines()) < 30
+    (tmp_path / "my_job.py").write_text(text)
+    hospitals = tmp_path / "hospitals"
+    hospitals.mkdir()
+    random = np.random.default_rng(0)
+    for name in ("north", "south", "east", "west"):
+        inputs = random.normal(size=(200, 10))
+        np.savez(hospitals / f"{name}.npz", inputs=inputs, targets=(inputs[:, 0] > 0).astype(int))
+    job = load_job(str(tmp_path / "my_job.py"))
+    config = job.job.config(data_dir=hospitals, output=output, threshold=0.6, epochs=10, lr=1e-2)
+    report = run(job, config, lambda _: None)
+    assert report.model == "models:/my-job/1"
+    assert report.metrics["ood_accuracy"] > 0.8
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    from concord.cli import COMMANDS
+
+    named = set(re.findall(r"`concord ([a-z]+)", README)) | set(re.findall(r"^concord ([a-z]+)", README, re.MULTILINE))
+    assert named <= set(COMMANDS)
+    assert named >= {"jobs", "train", "report", "demo", "models", "ui", "bench"}
