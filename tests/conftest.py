@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow_server import Server
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -18,6 +19,15 @@ def ray_cluster() -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running MLflow server."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

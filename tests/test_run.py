@@ -1,10 +1,12 @@
 """Whole runs on real Ray workers and a real MLflow store: kept, found again, and the same after a kill."""
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow_server import Server
 
 from concord.errors import InputError, RunFailedError
 from concord.tracking import Store, models, show
@@ -138,6 +141,33 @@ def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
     assert kept.status == "FAILED"
 
 
+def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers_the_model(
+    ray_cluster: None, output: Path, server: Server
+) -> None:
+    def kill_after_first_checkpoint() -> None:
+        wait_for(lambda: list(output.glob("runs/outage/checkpoints/checkpoint_*")), 120)
+        server.kill()
+
+    watcher = threading.Thread(target=kill_after_first_checkpoint)
+    watcher.start()
+    lines: list[str] = []
+    job = load_job(JOB_FILE)
+    config = job.job.config(**OPTIONS, output=output, name="outage", pause=0.1, tracking_uri=server.uri)
+    report = run(job, config, lines.append)
+    watcher.join()
+    assert report.model is None
+    assert report.metrics["ood_accuracy"] > 0.9
+    assert any("metrics are kept in" in line for line in lines), lines
+    server.start()
+    again = run(job, dataclasses.replace(config, resume=True), lines.append)
+    assert again.model == "models:/shared-rule/1"
+    assert comparable(again.metrics) == comparable(report.metrics)
+    store = Store.open(output, server.uri)
+    steps = [step for step, _ in store.history(report.run_id, "step/loss")]
+    assert steps == list(range(1, 41))
+    assert store.run(report.run_id).status == "FINISHED"
+
+
 def test_a_mistake_in_the_job_that_one_worker_meets_fails_the_run_once_with_its_traceback(
     ray_cluster: None, output: Path
 ) -> None:
@@ -189,7 +219,7 @@ def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Report, 
     said, errors = process.communicate(timeout=180)
     if killed == "driver":
         assert process.returncode == -signal.SIGKILL
-        resumed = [*command(output)[:4], "--name", "hit", "--resume", "--output", str(output), "--json"]
+        resumed = [*command(output)[:5], "--name", "hit", "--resume", "--output", str(output), "--json"]
         done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
         said, errors = done.stdout, done.stderr
     report = json.loads(said.strip().splitlines()[-1])

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow_server import Server
 
 from concord.errors import InputError, RunFailedError
 from concord.tracking import MetricLog, Store, log_model, models, promote, register, show
@@ -42,54 +42,6 @@ def run_id(store: Store) -> str:
 def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
     """Every point that the store has, so that one stored twice is seen twice."""
     return sorted((point.step, point.value) for point in store.client.get_metric_history(run_id, key))
-
-
-class Server:
-    """An `mlflow server` on loopback that can be killed and started again at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-                *("--host", "127.0.0.1", "--port", str(self.port)),
-                *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
-                *("--artifacts-destination", str(self.folder / "server-artifacts")),
-            ],
-            cwd=self.folder,
-            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for _ in range(400):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise TimeoutError("the MLflow server did not start")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
-    yield server
-    server.kill()
 
 
 # Importing and opening

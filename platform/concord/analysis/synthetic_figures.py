@@ -83,7 +83,9 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
             ]
             x, mean, deviation = (np.array(column) for column in zip(*shown, strict=True))
             axes.plot(x, mean, style, color=colour, marker=".", label=f"with the {signal} gradient")
-            axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(
+                x, mean - deviation, np.minimum(mean + deviation, 1), color=colour, alpha=0.2, linewidth=0
+            )
         axes.axhline(0, color=GREY, linewidth=0.6)
         axes.set_xlabel("agreement threshold τ")
         axes.set_title("XOR-mask: what disagrees" if mask == "xor-mask" else "AND-mask: what agrees", fontsize=10)

@@ -45,8 +45,9 @@ class AggregationHook:
         rule: the aggregator.
         rescale: divide each parameter tensor's update by its kept fraction.
         nonfinite: ``raise`` ends backward in every process with an error that names the process's environment and
-            the step; ``skip`` leaves that environment out of the step. Then no bucket can be aggregated before all
-            are there, so nothing overlaps with backward any more.
+            the step (to go on after it, wrap the model in DDP anew, as after any error in a hook); ``skip`` leaves
+            that environment out of the step. Then no bucket can be aggregated before all are there, so nothing
+            overlaps with backward any more.
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
 

@@ -119,7 +119,8 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
                 f"and sent by --name {name} --resume"
             )
         report = _finished(job, config, store, run_id, name, folder, trained, example, say)
-        store.finish_run(run_id, "FINISHED")
+        with _said_if_failing(say, "status"):
+            store.finish_run(run_id, "FINISHED")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:
         write_record(folder, read_record(folder) | {"report": report.as_json()})
@@ -220,12 +221,11 @@ def _finished(
     model.eval()
     (folder / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
     figures = _draw(job.job, config, trained, model, folder)
-    with _said_if_failing(say, "figures"):
-        for figure in figures:
-            store.log_files(run_id, figure, "figures")
     registered = None
     with _said_if_failing(say, "model"):
         criterion, mode = criterion_of(job.job, metrics)
+        for figure in figures:
+            store.log_files(run_id, figure, "figures")
         uri = log_model(store, run_id, model, example)
         registered = register(store, uri, run_id, job.name, metrics, criterion, mode)
     return Report(
@@ -264,7 +264,7 @@ def _said_if_failing(say: Say, what: str) -> Iterator[None]:
     try:
         yield
     except RunFailedError as error:
-        say(f"the {what} could not be kept in MLflow: {error}")
+        say(f"the {what} could not be kept in MLflow, --resume tries again: {error}")
 
 
 def _draw(
