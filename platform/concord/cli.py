@@ -6,22 +6,26 @@ one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
 
 import contextlib
 import dataclasses
+import difflib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import tyro
 from tyro import _errors as tyro_errors
 
 import concord
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
-from concord.training.config import DEFAULT_OUTPUT
 
 Options = TypeVar("Options")
 
@@ -45,31 +49,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
+    # With --json, what a job file or a worker prints must not come before the reader's JSON.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        status, result = _outcome(words, as_json)
+    if as_json and result is not None:
+        print(json.dumps(_plain(result)), flush=True)
+    return status
+
+
+def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
+    """The exit status of a command and what --json shows; what went wrong is said here."""
     try:
-        if not words or words[0] in {"-h", "--help"}:
+        if not words:
+            raise InputError(f"no command given; there are {', '.join(COMMANDS)}; concord --help says more")
+        if words[0] in {"-h", "--help"}:
             print(USAGE)
-            return 0 if words else 2
+            return 0, None
         if words[0] == "--version":
-            print(concord.__version__)
-            return 0
-        command, rest = words[0], words[1:]
-        if command not in COMMANDS:
-            raise InputError(f"command {command}: there is none; there are {', '.join(COMMANDS)}")
-        result = COMMANDS[command](rest, as_json)
-        if as_json:
-            print(json.dumps(result), flush=True)
+            if not as_json:
+                print(concord.__version__)
+            return 0, {"version": concord.__version__}
+        if words[0] not in COMMANDS:
+            raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
+        return 0, COMMANDS[words[0]](words[1:], as_json)
     except (InputError, RunFailedError) as error:
-        status = 2 if isinstance(error, InputError) else 1
-        print(f"concord: {error}", file=sys.stderr)
-        if as_json:
-            print(json.dumps({"error": str(error)}), flush=True)
-        return status
+        status, problem = (2 if isinstance(error, InputError) else 1), str(error)
     except KeyboardInterrupt:
-        print("concord: stopped", file=sys.stderr)
-        if as_json:
-            print(json.dumps({"error": "stopped"}), flush=True)
-        return 1
-    return 0
+        status, problem = 1, "stopped"
+    except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
+        status, problem = 1, f"{type(error).__name__}: {error}"
+        print(_without_passwords(traceback.format_exc()), file=sys.stderr)
+    problem = _without_passwords(problem)
+    print(f"concord: {problem}", file=sys.stderr, flush=True)
+    return status, {"error": problem}
+
+
+def _without_passwords(text: str) -> str:
+    from concord.tracking.client import redact
+
+    return redact(text)
+
+
+def _plain(value: Any) -> Any:
+    """The value with null for each number that JSON does not have (a loss that is not finite)."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(line: str) -> None:
@@ -81,7 +108,9 @@ def _parse(options: type[Options], words: Sequence[str], program: str, default: 
     """The options in these words; what is wrong with them becomes one line."""
 
     def refuse(event: Any) -> None:
-        raise InputError(_one_line(event))
+        raise InputError(
+            _one_line(event, [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cast(Any, options))])
+        )
 
     given: dict[str, Any] = {} if default is None else {"default": default}
     with tyro_errors.on_parse_error(refuse):
@@ -89,21 +118,41 @@ def _parse(options: type[Options], words: Sequence[str], program: str, default: 
     return parsed
 
 
-def _one_line(event: Any) -> str:
+# What tyro calls the values of an option, in words.
+_KINDS = {
+    "INT": "a whole number",
+    "FLOAT": "a number",
+    "[INT [INT ...]]": "whole numbers",
+    "[FLOAT [FLOAT ...]]": "numbers",
+}
+
+
+def _one_line(event: Any, known: Sequence[str]) -> str:
     """What a parse error is about: the option, the value, and what would be right."""
     lowered = getattr(getattr(event, "argument", None), "lowered", None)
     option = "/".join(getattr(lowered, "name_or_flags", ()) or ())
+    if not option.startswith("-"):
+        option = event.prog.removeprefix("concord ")
+    metavar = str(getattr(lowered, "metavar", None) or "").removeprefix("{None}|")
+    kind = _KINDS.get(metavar, metavar)
     match type(event).__name__:
         case "UnrecognizedArgs":
-            return f"{' '.join(event.tokens)}: there is no such option; {event.prog} --help lists them"
+            first = event.tokens[0]
+            if not first.startswith("-"):
+                return f"{' '.join(event.tokens)}: not expected here; {event.prog} --help lists the options"
+            near = difflib.get_close_matches(first.split("=")[0].lower(), known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            return f"{' '.join(event.tokens)}: there is no such option; {meant}{event.prog} --help lists them"
         case "InvalidChoice":
             return f"{option} {event.value}: must be one of {', '.join(event.choices)}"
+        case "BadValue" if event.reason == "too_few_values":
+            return f"{option}: needs a value, {kind}"
         case "BadValue":
-            reason = " ".join(str(event.reason).split())
-            reason = "needs a value" if reason == "too_few_values" else reason
-            return f"{option} {event.offending_value or ''}: {reason}".replace(" :", ":")
+            return f"{option} {event.offending_value or ''}: {' '.join(str(event.reason).split())}".replace(" :", ":")
         case "InstantiationFailure":
-            return f"{option}: {' '.join(event.message.split())}".removeprefix(": ")
+            message = " ".join(event.message.split())
+            value = " ".join(re.findall(r"'([^']*)'", message))
+            return f"{option} {value}: must be {kind}" if metavar in _KINDS else f"{option}: {message}"
         case _:
             return f"{' '.join(event.prog.split())}: the options are incomplete or contradict one another; see --help"
 
@@ -158,6 +207,7 @@ def _resumed_options(job: Any, words: Sequence[str]) -> Any:
     """With --resume, the options the run was started with: they need not be given again."""
     from concord.training.run import read_record
 
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
@@ -198,13 +248,17 @@ class _Demo:
 
 def _demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The AND-mask beside the average."""
+    from concord.tracking import Store
     from concord.training.distributed import ray_session
     from concord.training.job import load_job
-    from concord.training.run import run
+    from concord.training.run import preflight, run
 
     options = _parse(_Demo, words, "concord demo")
     job = load_job("synthetic")
     config = job.job.config(seed=options.seed, workers=options.workers, output=options.output)
+    config.check()
+    preflight(job, config)  # this and the store, before Ray takes its seconds to start
+    Store.open(config.output)
     reports = {}
     with ray_session(config):
         for aggregator in ("and-mask", "mean"):
@@ -229,9 +283,9 @@ def _print_next_steps(report: Any, output: Path) -> None:
     if report.model is None:
         return
     python = _shortened(program.with_name("python")) if program.parent != Path() else "python"
-    width = 34
+    width, uri = 34, _without_passwords(report.tracking_uri)
     print(
-        f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{report.tracking_uri}'); "
+        f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{uri}'); "
         f"print(mlflow.pyfunc.load_model('{report.model}')"
         f'.predict(numpy.zeros((1, {width}), numpy.float32)))"'
     )
@@ -296,7 +350,7 @@ def _models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options = _parse(_Models, words, "concord models")
     if options.do != "list" and options.name is None:
         raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
-    if options.do == "promote" and not (options.version or "").isdigit():
+    if options.do == "promote" and not (options.version or "").isdecimal():
         raise InputError(f"models promote {options.name}: which version? give its number")
     store = _store(options.output, options.tracking_uri)
     if options.do == "list":
@@ -352,12 +406,15 @@ class _Ui:
 def _ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG001
     """The MLflow UI, and the Ray dashboard's address."""
     options = _parse(_Ui, words, "concord ui")
+    if not 0 < options.port < 2**16:
+        raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = _store(options.output, options.tracking_uri)
     dashboard = _ray_dashboard()
     say(f"Ray dashboard: {dashboard or 'no Ray is running here; a run shows it while it lasts'}")
     if store.uri.startswith("http"):
-        say(f"MLflow UI: {store.uri}")
-        return {"mlflow": store.uri, "ray": dashboard}
+        address = _without_passwords(store.uri)
+        say(f"MLflow UI: {address}")
+        return {"mlflow": address, "ray": dashboard}
     address = f"http://{options.host}:{options.port}"
     say(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from concord.aggregation import AGGREGATORS, AggregatorName
+from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.gradients import NonFinite
 
-DEFAULT_OUTPUT = Path("concord-runs")
+_LARGEST_SEED = 2**63 - 1  # that PyTorch takes
+_LONGEST_NAME = 200  # letters; it is a folder's name too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ class TrainConfig:
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         for option in ("seed", "l1", "l2", "clip", "max_failures"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
@@ -97,6 +100,7 @@ class TrainConfig:
         if self.name is not None:
             plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
             self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
+            self.require("name", len(self.name) <= _LONGEST_NAME, f"must not be longer than {_LONGEST_NAME} letters")
 
     def require(self, option: str, right: bool, expected: str) -> None:
         """Raise InputError for the option, with its value and what was expected, unless ``right``."""

@@ -1,6 +1,7 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +114,11 @@ def load_job(reference: str) -> JobFile:
         if not path.is_file():
             raise InputError(f"job {reference}: there is no such file")
     path = path.resolve()
-    return job_from_source(str(path), path.read_text(encoding="utf-8"))
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"job {reference}: cannot be read ({reason(error, reference)})") from error
+    return job_from_source(str(path), source)
 
 
 def job_from_source(path: str, source: str) -> JobFile:
@@ -131,9 +136,30 @@ def job_from_source(path: str, source: str) -> JobFile:
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, path, "exec"), module.__dict__)
-    except Exception as error:  # the file is the user's: anything can be raised
-        raise InputError(f"job {path}: cannot be loaded ({type(error).__name__}: {error})") from error
+    except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
+        raise InputError(f"job {path}: cannot be loaded ({reason(error, path)})") from error
     job = getattr(module, "job", None)
     if not isinstance(job, Job):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
-    return JobFile(replace(job, name=job.name or stem.replace("_", "-")), path, source)
+    job = replace(job, name=job.name or stem.replace("_", "-"))
+    _check_parts(job, path)
+    return JobFile(job, path, source)
+
+
+def _check_parts(job: Job[Any], path: str) -> None:
+    """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
+    for part in ("environments", "model", "loss"):
+        value = getattr(job, part)
+        if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
+            raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
+    if not (isinstance(job.config, type) and issubclass(job.config, TrainConfig)):
+        raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from TrainConfig")
+    if not isinstance(job.name, str) or set(job.name) & set("/:"):
+        raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
+
+
+def reason(error: BaseException, path: str) -> str:
+    """In one line, what was raised, and where in the file of this path."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    said = str(error).strip().split("\n")[0]
+    return type(error).__name__ + (f": {said}" if said else "") + (f", line {lines[-1]}" if lines else "")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 
 import concord
-from concord.environments import Environments, split_held_out
+from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
-from concord.training.distributed import METRICS, Trained, ray_session, train_on_ray
-from concord.training.evaluation import check_targets
-from concord.training.job import Job, JobFile
+from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
+from concord.training.evaluation import check_targets, default_measures
+from concord.training.job import Job, JobFile, Measure, reason
 from concord.training.loop import build_model, check_workers
 from concord.training.progress import watched
 
@@ -89,21 +90,28 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
     """
     started = time.perf_counter()
     config.check()
-    environments, example = _preflight(job, config)
-    store = Store.open(config.output, config.tracking_uri)
+    environments, example = preflight(job, config)
     name = config.name or f"{job.name}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
     folder = config.output / "runs" / name
     record = _resumed(job, config, folder) if config.resume else None
     if record is None and folder.exists():
         raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
+    store = Store.open(config.output, config.tracking_uri)
     if record is not None:
         run_id: str = record["run_id"]
         if "report" in record:
             return _already_finished(record, store, folder, say)
         store.resume_run(run_id)
     else:
-        run_id = store.start_run(job.name, name, _parameters(config), _tags(job, environments))
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
+        try:
+            run_id = store.start_run(job.name, name, _parameters(config), _tags(job, environments))
+        except BaseException:
+            folder.rmdir()
+            raise
         write_record(folder, {"job": job.name, "run_id": run_id, "config": _recorded_config(config)})
         store.log_json(run_id, _recorded_config(config), "config.json")
         store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
@@ -157,31 +165,92 @@ class _Names:
         return _Names(environments.train, environments.validation, environments.test)
 
 
-def _preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Tensor]:
-    """Try data, model and loss on one environment here, before anything is written or started."""
-    environments = job.job.environments(config)
+def preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Tensor]:
+    """Try data, model, loss and measures on one environment here, before anything is written or started.
+
+    Raises:
+        InputError: they cannot be used, or there are not the GPUs that are asked for.
+    """
+    _check_gpus(config)
+    with _blamed(job, "its environments cannot be made"):
+        environments = job.job.environments(config)
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
     check_workers(config, environments)
-    first = environments[environments.train[0]]
+    name = environments.train[0]
+    with _blamed(job, f"environment {name} cannot be loaded as a pair, inputs and targets"):
+        first = environments[name]
     split_held_out(first, config.held_out, config.seed)
-    model = build_model(job.job, config).eval()
+    with _blamed(job, "its model cannot be made"):
+        model = build_model(job.job, config)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
+    measures = job.job.measures if job.job.measures is not None else default_measures(first.targets)
+    _check_batch(job, model.eval(), first, measures)
+    if job.job.criterion is not None:
+        _check_criterion(job, config, environments, measures)
+    return environments, first.inputs[: min(len(first), 4)]
+
+
+def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment, measures: Mapping[str, Measure]) -> None:
+    """Try model, loss and measures on two examples."""
+    inputs, targets = first.inputs[:2], first.targets[:2]
+    shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
+    with _blamed(job, f"model and loss cannot take {shapes}"):
+        outputs = model(inputs)
+        if not isinstance(outputs, torch.Tensor):
+            raise InputError(f"job {job.name}: the model's outputs are {type(outputs).__name__}, expected a tensor")
+        check_targets(first, outputs)
+        loss = job.job.loss(outputs, targets)
+    if not isinstance(loss, torch.Tensor):
+        raise InputError(f"job {job.name}: the loss is of type {type(loss).__name__}, expected a scalar tensor")
+    if loss.ndim != 0:
+        raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
+    if not loss.requires_grad:
+        raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
+    for name, measure in measures.items():
+        with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
+            shape = tuple(measure(outputs.detach(), targets).shape)
+        if shape != (len(inputs),):
+            raise InputError(f"job {job.name}: measure {name} gave shape {shape}, expected {(len(inputs),)}")
+
+
+def _check_criterion(
+    job: JobFile, config: TrainConfig, environments: Environments, measures: Mapping[str, Measure]
+) -> None:
+    """Refuse a criterion that training will not report (InputError): it would be found out at the end."""
+    held_out = ["held_out", "validation"] if config.held_out > 0 else []
+    validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
+    splits = dict.fromkeys(["train", *held_out, *validation, *ood])
+    reported = [f"{split}_{measure}" for split in splits for measure in ("loss", *measures)]
+    if job.job.criterion not in {*reported, *(f"worst_{name}" for name in reported), "kept_fraction"}:
+        raise InputError(
+            f"job {job.name}: criterion {job.job.criterion} is not reported; there are {', '.join(reported)}"
+        )
+
+
+def _check_gpus(config: TrainConfig) -> None:
+    """Refuse GPUs that this machine does not have, if Ray is to start here, before it takes its seconds to start."""
+    if not config.use_gpu:
+        return
+    import ray
+
+    if ray.is_initialized():
+        check_resources(config)
+    elif not (config.address or os.environ.get("RAY_ADDRESS")) and config.workers > torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise InputError(f"--use-gpu: {config.workers} workers want a GPU each; this machine has {found}")
+
+
+@contextlib.contextmanager
+def _blamed(job: JobFile, what: str) -> Iterator[None]:
+    """Whatever the job's own functions raise is wrong input, said in one line."""
     try:
-        with torch.no_grad():
-            outputs = model(first.inputs[:2])
-            check_targets(first, outputs)
-            loss = job.job.loss(outputs, first.targets[:2])
+        yield
     except InputError:
         raise
     except Exception as error:
-        line = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"job {job.name}: model and loss cannot take a batch of environment {first.name}, inputs "
-            f"{tuple(first.inputs[:2].shape)} and targets {tuple(first.targets[:2].shape)} ({line})"
-        ) from error
-    if loss.ndim != 0:
-        raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
-    return environments, first.inputs[: min(len(first), 4)]
+        raise InputError(f"job {job.name}: {what} ({reason(error, job.path)})") from error
 
 
 @contextlib.contextmanager
@@ -220,7 +289,7 @@ def _finished(
     read_weights(trained.checkpoint, model)
     model.eval()
     (folder / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
-    figures = _draw(job.job, config, trained, model, folder)
+    figures = _draw(job, config, trained, model, folder, say)
     registered = None
     with _said_if_failing(say, "model"):
         criterion, mode = criterion_of(job.job, metrics)
@@ -263,20 +332,23 @@ def _said_if_failing(say: Say, what: str) -> Iterator[None]:
     """A store that fails, or a model that cannot be exported, does not undo a finished training."""
     try:
         yield
-    except RunFailedError as error:
+    except (RunFailedError, InputError) as error:
         say(f"the {what} could not be kept in MLflow, --resume tries again: {error}")
 
 
 def _draw(
-    job: Job[Any], config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path
+    job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, say: Say
 ) -> tuple[Path, ...]:
     from concord.analysis.figures import save
     from concord.analysis.training_curves import training_curves
 
     measures = ["accuracy"] if "train_accuracy" in trained.outcome.metrics else ["loss"]
     drawn = {"curves": training_curves(trained.outcome.history, measures[0])}
-    if job.figures is not None:
-        drawn |= job.figures(job, config, trained.outcome, model)
+    if job.job.figures is not None:
+        try:
+            drawn |= job.job.figures(job.job, config, trained.outcome, model)
+        except Exception as error:  # the user's; the training it came after is not lost by it
+            say(f"the job's figures could not be drawn ({reason(error, job.path)})")
     return tuple(save(figure, folder / "figures" / f"{name}.png") for name, figure in drawn.items())
 
 
@@ -302,9 +374,11 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        if not (isinstance(record, dict) and record.keys() >= {"job", "run_id", "config"}):
+            raise ValueError("it is no record of a run")
     except FileNotFoundError as error:
         raise InputError(f"--name {folder.name}: there is no such run in {folder.parent.parent}") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"--name {folder.name}: {folder / RECORD} cannot be read ({error})") from error
     return record
 
