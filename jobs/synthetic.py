@@ -25,6 +25,7 @@ from concord.analysis.synthetic_figures import (
 )
 from concord.environments import BatchStream, Environments, Spirals
 from concord.environments.spirals import MECHANISM_DIMENSIONS
+from concord.errors import InputError
 from concord.models import MLP
 from concord.training import Job, Outcome, Report, TrainConfig
 from concord.training.config import DEFAULT_OUTPUT
@@ -168,6 +169,12 @@ class SyntheticReport:
 
 def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Fig. 7 by measuring, Fig. 14 from the tracked runs, Fig. 15 by training."""
+    for option in ("seeds", "environments", "batch_size", "runs"):
+        if getattr(options, option) < 1:
+            raise InputError(f"--{option.replace('_', '-')} {getattr(options, option)}: must be at least 1")
+    if any(count < 1 for count in options.counts):
+        raise InputError(f"--counts {' '.join(map(str, options.counts))}: every number must be at least 1")
+    histories = finished_histories("synthetic", options.output, options.tracking_uri, by="aggregator")
     folder = options.output / "reports" / "synthetic"
     result: dict[str, Any] = {"job": "synthetic", "figures": {}}
 
@@ -196,7 +203,6 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
         for signal in ("mechanism", "shortcuts")
     }
 
-    histories = finished_histories("synthetic", options.output, options.tracking_uri, by="aggregator")
     if histories:
         result["figures"]["curves"] = str(save(comparison_figure(histories), folder / "curves.png"))
     else:

@@ -12,7 +12,7 @@ from concord.errors import InputError
 
 
 def from_folder(
-    folder: str | Path,
+    folder: str | Path | None,
     *,
     inputs: str | Sequence[str] = "inputs",
     targets: str = "targets",
@@ -22,7 +22,8 @@ def from_folder(
     """Environments from files, one each; the file's name without its ending is the environment's.
 
     Args:
-        folder: where the files are. It must be readable by every worker under the same path.
+        folder: where the files are, readable by every worker under the same path. None, as ``config.data_dir`` is
+            where the user gave no folder, is refused.
         inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
             several columns, which become the features of an example in this order. The default for parquet, if
             there is no column ``inputs``, is every column but the targets.
@@ -33,6 +34,8 @@ def from_folder(
         InputError: the folder is missing or holds no such file, or (when an environment is loaded) a file is
             corrupt or lacks an array or column.
     """
+    if folder is None:
+        raise InputError("--data-dir: needed; the folder with one .npz or .parquet file for each environment")
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"--data-dir {folder}: there is no such folder")

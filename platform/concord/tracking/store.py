@@ -83,13 +83,21 @@ class Store:
         option, given = "--tracking-uri", tracking_uri
         if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
             option = "--tracking-uri (from MLFLOW_TRACKING_URI)"
+        right = _RIGHT
         if not given:
             option, given = "--output", f"sqlite:///{output / 'mlflow.db'}"
+            right = "give a folder that can be written"
 
         def refuse(reason: str) -> NoReturn:
-            raise InputError(f"{option} {redact(given)}: {reason}; {_RIGHT}")
+            shown = output if option == "--output" else redact(given)
+            raise InputError(f"{option} {shown}: {reason}; {right}")
 
-        scheme = urlsplit(given).scheme.split("+")[0]
+        try:
+            scheme = urlsplit(given).scheme.split("+")[0]
+        except ValueError as error:
+            refuse(one_line(error))
+        if scheme == "sqlite" and not given.split(":", 1)[1].startswith("///"):
+            refuse("SQLite's path follows three slashes")
         if scheme in ("http", "https"):
             _check_server(given, refuse)
             return cls(given.rstrip("/"), None)

@@ -91,7 +91,7 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
     started = time.perf_counter()
     config.check()
     environments, example = preflight(job, config)
-    name = config.name or f"{job.name}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
+    name = config.name or _new_name(job, config)
     folder = config.output / "runs" / name
     record = _resumed(job, config, folder) if config.resume else None
     if record is None and folder.exists():
@@ -152,6 +152,12 @@ def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: S
         metrics=said["metrics"],
         tracking_uri=store.uri,
     )
+
+
+def _new_name(job: JobFile, config: TrainConfig) -> str:
+    name = f"{job.name}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
+    taken = (config.output / "runs" / name).exists()
+    return f"{name}-{os.getpid()}" if taken else name
 
 
 @dataclass(frozen=True)
