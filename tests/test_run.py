@@ -19,13 +19,13 @@ from mlflow_server import Server
 from concord.errors import InputError, RunFailedError
 from concord.tracking import Store, models, show
 from concord.training import load_job
-from concord.training.run import Report, run
+from concord.training.run import FinishedRun, run
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}
 
 
-def start(output: Path, **changes: Any) -> Report:
+def start(output: Path, **changes: Any) -> FinishedRun:
     job = load_job(JOB_FILE)
     return run(job, job.job.config(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
@@ -35,14 +35,14 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
     """A run that nothing disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
 
 
-def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: Report) -> None:
+def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: FinishedRun) -> None:
     said = calm.as_json()
     assert set(said) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
     assert said["job"] == "shared-rule"
@@ -51,7 +51,7 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: Report) -> N
     assert json.loads(json.dumps(said)) == said
 
 
-def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(calm: Report) -> None:
+def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(calm: FinishedRun) -> None:
     store = Store.open(calm.folder.parent.parent, None)
     (kept,) = store.runs("shared-rule")
     assert kept.run_id == calm.run_id
@@ -73,7 +73,7 @@ def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(ca
         assert any(path.endswith(wanted) for path in artifacts), wanted
 
 
-def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Report) -> None:
+def test_the_registered_model_predicts_where_concord_is_not_imported(calm: FinishedRun) -> None:
     program = (
         "import sys, json, numpy, mlflow\n"
         f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
@@ -89,7 +89,7 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Repor
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: Report) -> None:
+def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun) -> None:
     output = calm.folder.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)
@@ -99,7 +99,7 @@ def test_the_champion_moves_only_to_a_better_version(calm: Report) -> None:
     assert {version.version for version in models(store)} == {1, 2}
 
 
-def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: Report) -> None:
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: FinishedRun) -> None:
     output = calm.folder.parent.parent
     with pytest.raises(InputError, match="--name calm: there is a run of this name"):
         start(output, name="calm")
@@ -205,7 +205,7 @@ def children_named(parent: int, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("killed", ["worker", "driver"])
-def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Report, output: Path, killed: str) -> None:
+def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: FinishedRun, output: Path, killed: str) -> None:
     slow = ("--name", "hit", "--pause", "0.15")
     process = subprocess.Popen(
         command(output, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()

@@ -246,6 +246,47 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+class Tied(nn.Module):
+    """Two layers that share their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+        self.again = nn.Linear(5, 5)
+        self.again.weight = self.inner.weight
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.again(self.inner(inputs).relu()))
+
+
+def test_tied_weights_go_through_a_checkpoint(tmp_path: Path) -> None:
+    job = dataclasses.replace(JOB, model=lambda _: Tied())
+    kept = Kept(tmp_path)
+    outcome = train(job, CONFIG, Place(), kept)
+    again = train(job, CONFIG, Place(), Kept(), resume_from=kept.checkpoints[0])
+    assert without_time(again.metrics) == without_time(outcome.metrics)
+
+
+def test_one_logit_for_two_classes_trains_with_a_measure_of_the_jobs_own() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], (targets > 1).float())
+
+    def right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((outputs[:, 0] > 0) == (targets > 1)).float()
+
+    job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 1), loss=loss, measures={"accuracy": right})
+    assert train(job, CONFIG, Place(), Kept()).metrics["train_accuracy"] > 0.6
+
+
+def test_the_worst_environment_by_an_error_is_the_one_with_the_largest() -> None:
+    loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
+    parts = [EvaluatedPart("train", environment.name, environment) for environment in loaded]
+    measures = {"first_error": lambda outputs, targets: outputs[:, 0].abs()}
+    metrics = evaluate(nn.Linear(5, 3), cross_entropy, measures, parts, torch.device("cpu"), distributed=False)
+    assert metrics["worst_train_first_error"] == max(metrics[f"first_error/train/{name}"] for name in "ab")
+
+
 def test_the_first_weights_depend_on_the_seed_alone() -> None:
     torch.randn(10)
     one, other = build_model(JOB, CONFIG), build_model(JOB, CONFIG)

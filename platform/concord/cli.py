@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import tyro
 from tyro import _errors as tyro_errors
@@ -212,9 +212,9 @@ def _resumed_options(job: Any, words: Sequence[str]) -> Any:
         return None
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
-    kinds = {field.name: field for field in dataclasses.fields(job.job.config)}
+    kinds = get_type_hints(job.job.config)
     values = {
-        name: Path(value) if name in {"output", "data_dir"} and value is not None else value
+        name: Path(value) if kinds[name] in (Path, Path | None) and value is not None else value
         for name, value in recorded.items()
         if name in kinds
     }

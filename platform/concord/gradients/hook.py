@@ -184,6 +184,7 @@ class HookedGradients:
         model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled.
         loss: maps outputs and targets to a scalar, the mean over the batch.
         rule, rescale, nonfinite, environment: as for :class:`AggregationHook`.
+        find_unused_parameters: as for DDP: the loss does not depend on all parameters.
     """
 
     def __init__(
@@ -195,11 +196,15 @@ class HookedGradients:
         rescale: bool = False,
         nonfinite: NonFinite = "raise",
         environment: str | None = None,
+        find_unused_parameters: bool = False,
     ) -> None:
         self._parameters = list(trainable(model).values())
         device = self._parameters[0].device
         self._model = DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            broadcast_buffers=False,
+            find_unused_parameters=find_unused_parameters,
         )
         self._loss = loss
         self.hook = register_aggregation_hook(

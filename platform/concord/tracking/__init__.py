@@ -4,6 +4,7 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
+from concord.tracking.client import redact
 from concord.tracking.metric_log import MetricLog
 from concord.tracking.registry import ModelVersion, Registered, log_model, models, promote, register, show
 from concord.tracking.store import Run, Store
@@ -17,6 +18,7 @@ __all__ = [
     "log_model",
     "models",
     "promote",
+    "redact",
     "register",
     "show",
 ]

@@ -18,7 +18,7 @@ from concord.errors import RunFailedError
 _USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
 _SECRET_QUERY = re.compile(r"([?&][\w.-]*(?:password|passwd|secret|token|api_?key)=)[^&\s'\"]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(?:^|[_.\-\s])(?:password|passwd|secret|token|api_?key)$", re.IGNORECASE)
-_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
+_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 
 # What the store said about the request itself: asking again would bring the same answer.
 _FINAL_CODES = frozenset(

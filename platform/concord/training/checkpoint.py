@@ -36,7 +36,9 @@ class Progress:
 
 def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:
     """Write the three files of a checkpoint into an existing folder."""
-    save_file({name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}, folder / MODEL)
+    # Clones, since safetensors refuses tensors that share memory, as tied weights do.
+    weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, folder / MODEL)
     states = {"optimizer": optimization.optimizer.state_dict(), "schedule": optimization.schedule.state_dict()}
     torch.save(states, folder / OPTIMIZER)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress)))
@@ -50,7 +52,7 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     """
     read_weights(folder, model)
     try:
-        states: dict[str, Any] = torch.load(folder / OPTIMIZER, weights_only=True)
+        states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         optimization.optimizer.load_state_dict(states["optimizer"])
         optimization.schedule.load_state_dict(states["schedule"])
         progress = json.loads((folder / PROGRESS).read_text())

@@ -95,6 +95,7 @@ class TrainConfig:
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
+        self.require("output", "://" not in str(self.output) and ":/" not in str(self.output), "must be a folder")
         if self.resume and self.name is None:
             raise InputError("--resume: needs --name, to know which run to continue")
         if self.name is not None:
@@ -112,7 +113,7 @@ class TrainConfig:
 
 # What may differ when a run is resumed: where and how it runs, not what it computes.
 PLACEMENT_OPTIONS = frozenset(
-    {"workers", "use_gpu", "address", "max_failures", "data_dir", "output", "resume", "tracking_uri"}
+    {"name", "workers", "use_gpu", "address", "max_failures", "data_dir", "output", "resume", "tracking_uri"}
 )
 
 

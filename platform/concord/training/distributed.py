@@ -8,7 +8,7 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import torch
 
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
-from concord.tracking import MetricLog
+from concord.tracking import MetricLog, redact
 from concord.training.config import TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.loop import Place, train
@@ -46,10 +46,11 @@ class Assignment:
     """
 
     path: str
-    source: str
-    options: dict[str, Any]
+    # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
+    source: str = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
     journal: Path
-    tracking_uri: str
+    tracking_uri: str = field(repr=False)
     run_id: str
 
 
@@ -97,6 +98,7 @@ def ray_session(config: TrainConfig) -> Iterator[str | None]:
         raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
     try:
         check_resources(config)
+        _check_shared_storage(config)
         yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
@@ -109,6 +111,19 @@ def check_resources(config: TrainConfig) -> None:
     gpus = ray.cluster_resources().get("GPU", 0.0)
     if config.use_gpu and config.workers > gpus:
         raise InputError(f"--use-gpu: {config.workers} workers want a GPU each; the Ray cluster has {gpus:g}")
+
+
+def _check_shared_storage(config: TrainConfig) -> None:
+    """Refuse a store in a file where workers may be on other nodes than the file (InputError)."""
+    import ray
+
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    uri = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
+    if nodes > 1 and uri.startswith("sqlite"):
+        raise InputError(
+            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "
+            "give the address of an MLflow server"
+        )
 
 
 def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_uri: str, run_id: str) -> Trained:
@@ -192,7 +207,9 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
         # made again, so the group that is started next finds it written down.
         if not _is_communication(error):
-            (assignment.journal.parent / ERROR).write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            with contextlib.suppress(OSError):  # a folder that is not on this node must not hide the mistake
+                text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+                (assignment.journal.parent / ERROR).write_text(text)
         raise
     finally:
         unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
@@ -245,7 +262,7 @@ def _is_communication(error: Exception) -> bool:
         if isinstance(kind, type)
     )
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
-    return isinstance(error, distributed) or (
+    return isinstance(error, (ConnectionError, TimeoutError, *distributed)) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )
 

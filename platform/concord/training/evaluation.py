@@ -13,7 +13,6 @@ from concord.errors import InputError
 
 Split = Literal["train", "held_out", "validation", "ood"]
 Measure = Callable[[Tensor, Tensor], Tensor]
-_EXAMPLES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,16 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).float()
 
 
-def default_measures(targets: Tensor) -> dict[str, Measure]:
-    """``accuracy`` for integer targets ``(examples,)``, nothing otherwise."""
-    return {} if targets.is_floating_point() or targets.ndim != 1 else {"accuracy": correct}
+def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
+    """``accuracy`` for integer targets ``(examples,)`` and outputs of several classes, nothing otherwise."""
+    classes = not targets.is_floating_point() and targets.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1
+    return {"accuracy": correct} if classes else {}
 
 
 def check_targets(environment: Environment, outputs: Tensor) -> None:
     """Refuse class targets that the outputs ``(batch, classes)`` have no place for (InputError)."""
     targets = environment.targets
-    if targets.is_floating_point() or outputs.ndim != 2 or targets.ndim != 1:
+    if not default_measures(outputs, targets):
         return
     least, most, classes = int(targets.min()), int(targets.max()), outputs.shape[1]
     if least < 0 or most >= classes:
@@ -63,12 +63,14 @@ def evaluate(
     parts: Sequence[EvaluatedPart],
     device: torch.device,
     distributed: bool,
+    examples_at_once: int = 4096,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data.
 
     Returns:
         For each measure (``loss`` and the given ones) ``{split}_{measure}`` over all examples of the split,
-        ``worst_{split}_{measure}`` of the split's worst environment, and ``{measure}/{split}/{environment}``.
+        ``worst_{split}_{measure}`` of the split's worst environment (the largest where the measure's name ends in
+        ``loss`` or ``error``, else the smallest), and ``{measure}/{split}/{environment}``.
         The same in every worker.
     """
     names = ["loss", *measures]
@@ -78,9 +80,9 @@ def evaluate(
     for row, part in zip(totals, parts, strict=True):
         if part.data is None:
             continue
-        for start in range(0, len(part.data), _EXAMPLES_AT_ONCE):
-            inputs = part.data.inputs[start : start + _EXAMPLES_AT_ONCE].to(device)
-            targets = part.data.targets[start : start + _EXAMPLES_AT_ONCE].to(device)
+        for start in range(0, len(part.data), examples_at_once):
+            inputs = part.data.inputs[start : start + examples_at_once].to(device)
+            targets = part.data.targets[start : start + examples_at_once].to(device)
             outputs = model(inputs)
             row[0] += len(inputs)
             row[1] += float(loss(outputs, targets)) * len(inputs)
@@ -97,7 +99,7 @@ def evaluate(
             rows = [at for at, part in enumerate(parts) if part.split == split]
             means = totals[rows, 1 + index] / totals[rows, 0]
             metrics[f"{split}_{measure_name}"] = float(totals[rows, 1 + index].sum() / totals[rows, 0].sum())
-            worst = means.max() if measure_name == "loss" else means.min()
+            worst = means.max() if measure_name.endswith(("loss", "error")) else means.min()
             metrics[f"worst_{split}_{measure_name}"] = float(worst)
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[f"{measure_name}/{split}/{parts[at].name}"] = value

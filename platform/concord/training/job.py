@@ -14,10 +14,10 @@ import concord
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.training.config import TrainConfig
+from concord.training.evaluation import Measure
 from concord.training.outcome import Outcome
 
 Config = TypeVar("Config", bound=TrainConfig)
-Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Job(Generic[Config]):
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         config: the options; derive from :class:`TrainConfig` to add or change some.
         measures: further numbers to report, each maps outputs and targets to one number an example
-            ``(batch,)``, averaged over examples. None: ``accuracy`` where the targets are integers.
+            ``(batch,)``, averaged over examples; where its name ends in ``error`` the largest is the worst. None:
+            ``accuracy`` where the targets are classes.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small.
         name: of the job and the registered model; None takes the file's.

@@ -100,6 +100,7 @@ def train(
                 reporter.log(at_step, step - len(steps.each) + offset + 1)
             reporter.log(metrics, step)
         if progress.epoch in checkpoint_after:
+            run.average_buffers()
             reporter.checkpoint(lambda folder: write_checkpoint(folder, run.model, run.optimization, progress), metrics)
     return Outcome(tuple(progress.history), progress.seconds, config.epochs * run.steps_per_epoch)
 
@@ -129,12 +130,12 @@ class _Run:
         self.job = job
         if place.world > 1:
             _same_everywhere(self.model)
-        _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
+        if job.measures is None:
+            _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
         self.batches = BatchStream(training, config.batch_size, config.seed, place.device)
-        sizes = [max(len(environment) for environment in training)]
         counts = _gathered(len(training), place)
-        self.steps_per_epoch = -(-max(_gathered(sizes[0], place)) // config.batch_size)
+        self.steps_per_epoch = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
         self.optimization = Optimization(
             list(trainable(self.model).values()), config, config.epochs * self.steps_per_epoch
         )
@@ -143,15 +144,28 @@ class _Run:
         names = [environment.name for environment in training]
         if place.world > 1 and set(counts) == {1}:
             self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep] = HookedGradients(
-                self.model, job.loss, rule, environment=names[0], **options
+                self.model,
+                job.loss,
+                rule,
+                environment=names[0],
+                find_unused_parameters=self._some_parameter_is_unused(),
+                **options,
             )
         else:
             group = dist.group.WORLD if place.world > 1 else None
             self.gradients = StackedGradients(self.model, job.loss, rule, names=names, group=group, **options)
         self.parts = self._parts(prepared)
-        self.measures = job.measures if job.measures is not None else default_measures(training[0].targets)
+        outputs = _outputs(self.model, training[0], place.device)
+        self.measures = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
+
+    def _some_parameter_is_unused(self) -> bool:
+        """Whether the loss leaves a parameter without a gradient, in any process; DDP has to be told."""
+        inputs, targets = self.batches.batch(0)
+        loss = self.job.loss(self.model.eval()(inputs[0]), targets[0])
+        gradients = torch.autograd.grad(loss, list(trainable(self.model).values()), allow_unused=True)
+        return any(_gathered(int(any(gradient is None for gradient in gradients)), self.place))
 
     def epoch(self, epoch: int) -> _EpochSteps:
         """All steps of one epoch."""
@@ -185,9 +199,16 @@ class _Run:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
-        self._average_buffers()
+        self.average_buffers()
         metrics = evaluate(
-            self.model, self.job.loss, self.measures, self.parts, self.place.device, self.place.world > 1
+            self.model,
+            self.job.loss,
+            self.measures,
+            self.parts,
+            self.place.device,
+            self.place.world > 1,
+            # As many as a training step holds, so that what trains can be evaluated.
+            examples_at_once=self.config.batch_size * len(self._own_names()),
         )
         if not self.environments.validation:
             for measure in ("loss", *self.measures):
@@ -210,15 +231,21 @@ class _Run:
         rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
         return rows
 
-    def _average_buffers(self) -> None:
-        """Batch norm's running statistics become the mean over all environments; they are linear in them."""
+    def average_buffers(self) -> None:
+        """Batch norm's running statistics become the mean over all environments; they are linear in them.
+
+        What is the same in all processes stays exactly as it is.
+        """
         if self.place.world == 1:
             return
         weight = len(self._own_names()) / len(self.environments.train)
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
-                buffer.mul_(weight)
-                dist.all_reduce(buffer)
+                lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
+                dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+                dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+                dist.all_reduce(mean)
+                buffer.copy_(torch.where(lowest == highest, buffer, mean))
 
     def _own_names(self) -> list[str]:
         return share(self.environments.train, self.place)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -19,12 +20,12 @@ import torch
 import concord
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
-from concord.tracking import MetricLog, Registered, Store, log_model, register
+from concord.tracking import MetricLog, Registered, Store, log_model, redact, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
-from concord.training.evaluation import check_targets, default_measures
-from concord.training.job import Job, JobFile, Measure, reason
+from concord.training.evaluation import Measure, check_targets, default_measures
+from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_workers
 from concord.training.progress import watched
 
@@ -35,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Report:
+class FinishedRun:
     """A finished run.
 
     Attributes:
@@ -76,7 +77,7 @@ class Report:
         }
 
 
-def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
+def run(job: JobFile, config: TrainConfig, say: Say) -> FinishedRun:
     """Train a job from nothing, or resume it, and keep everything.
 
     Args:
@@ -90,8 +91,12 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
     """
     started = time.perf_counter()
     config.check()
+    # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
+    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
+    config = dataclasses.replace(config, **absolute, name=config.name or _new_name(job, config))
+    assert config.name is not None
+    name = config.name
     environments, example = preflight(job, config)
-    name = config.name or _new_name(job, config)
     folder = config.output / "runs" / name
     record = _resumed(job, config, folder) if config.resume else None
     if record is None and folder.exists():
@@ -101,6 +106,11 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
         run_id: str = record["run_id"]
         if "report" in record:
             return _already_finished(record, store, folder, say)
+        if record.get("store", redact(store.uri)) != redact(store.uri):
+            raise InputError(
+                f"--tracking-uri {redact(store.uri)}: the run {name} was started with {record['store']}; "
+                "a resumed run goes on there"
+            )
         store.resume_run(run_id)
     else:
         try:
@@ -112,11 +122,13 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
         except BaseException:
             folder.rmdir()
             raise
-        write_record(folder, {"job": job.name, "run_id": run_id, "config": _recorded_config(config)})
-        store.log_json(run_id, _recorded_config(config), "config.json")
-        store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
-    with _kept_honest(store, run_id, folder, name, new=record is None):
+    with _kept_honest(store, run_id, folder, name):
+        if record is None:
+            recorded = _recorded_config(config)
+            write_record(folder, {"job": job.name, "run_id": run_id, "store": redact(store.uri), "config": recorded})
+            store.log_json(run_id, recorded, "config.json")
+            store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
         with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
             if dashboard:
                 say(f"Ray dashboard {dashboard}")
@@ -135,12 +147,12 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> Report:
     return report
 
 
-def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: Say) -> Report:
+def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
     said = record["report"]
     unsent = MetricLog(folder / METRICS, store.uri, record["run_id"]).close(_UNSENT_SECONDS)
     say(f"run {said['name']} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
-    return Report(
+    return FinishedRun(
         job=record["job"],
         name=said["name"],
         run_id=record["run_id"],
@@ -155,7 +167,8 @@ def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: S
 
 
 def _new_name(job: JobFile, config: TrainConfig) -> str:
-    name = f"{job.name}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job.name).strip("-._") or "run"
+    name = f"{plain}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
     taken = (config.output / "runs" / name).exists()
     return f"{name}-{os.getpid()}" if taken else name
 
@@ -191,22 +204,27 @@ def preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Te
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    measures = job.job.measures if job.job.measures is not None else default_measures(first.targets)
-    _check_batch(job, model.eval(), first, measures)
+    measures = _check_batch(job, model.eval(), first)
     if job.job.criterion is not None:
         _check_criterion(job, config, environments, measures)
     return environments, first.inputs[: min(len(first), 4)]
 
 
-def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment, measures: Mapping[str, Measure]) -> None:
-    """Try model, loss and measures on two examples."""
+def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> Mapping[str, Measure]:
+    """Try model, loss and measures on two examples; gives the measures."""
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
         outputs = model(inputs)
         if not isinstance(outputs, torch.Tensor):
             raise InputError(f"job {job.name}: the model's outputs are {type(outputs).__name__}, expected a tensor")
-        check_targets(first, outputs)
+        if job.job.measures is None:
+            check_targets(first, outputs)
+        if targets.is_floating_point() and outputs.numel() == targets.numel() and outputs.shape != targets.shape:
+            raise InputError(
+                f"job {job.name}: outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; "
+                "a loss would pair every output with every target, so give both the same shape"
+            )
         loss = job.job.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor):
         raise InputError(f"job {job.name}: the loss is of type {type(loss).__name__}, expected a scalar tensor")
@@ -214,11 +232,13 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment, measu
         raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
     if not loss.requires_grad:
         raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
+    measures = job.job.measures if job.job.measures is not None else default_measures(outputs, targets)
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
         if shape != (len(inputs),):
             raise InputError(f"job {job.name}: measure {name} gave shape {shape}, expected {(len(inputs),)}")
+    return measures
 
 
 def _check_criterion(
@@ -260,12 +280,15 @@ def _blamed(job: JobFile, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept_honest(store: Store, run_id: str, folder: Path, name: str, *, new: bool) -> Iterator[None]:
+def _kept_honest(store: Store, run_id: str, folder: Path, name: str) -> Iterator[None]:
     """See that MLflow says how the run ended, and that a run on wrong input leaves nothing behind."""
     try:
         yield
     except InputError:
-        if new:
+        if any(folder.glob("checkpoints/checkpoint_*")):  # work was done: that is kept, whatever is wrong now
+            with contextlib.suppress(RunFailedError):
+                store.finish_run(run_id, "FAILED")
+        else:
             store.delete_run(run_id)
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -289,7 +312,7 @@ def _finished(
     trained: Trained,
     example: torch.Tensor,
     say: Say,
-) -> Report:
+) -> FinishedRun:
     metrics = {key: value for key, value in trained.outcome.metrics.items() if "/" not in key}
     model = build_model(job.job, config)
     read_weights(trained.checkpoint, model)
@@ -303,7 +326,7 @@ def _finished(
             store.log_files(run_id, figure, "figures")
         uri = log_model(store, run_id, model, example)
         registered = register(store, uri, run_id, job.name, metrics, criterion, mode)
-    return Report(
+    return FinishedRun(
         job=job.name,
         name=name,
         run_id=run_id,

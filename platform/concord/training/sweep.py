@@ -1,11 +1,13 @@
 """Many short runs of one job in this process, without Ray: for figures that need dozens of them."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from concord.training.config import TrainConfig
+import concord
+from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.job import Job
 from concord.training.loop import Place, train
 from concord.training.process import tune_process
@@ -39,15 +41,17 @@ def sweep(
     done = {}
     if record.exists():
         for line in record.read_text().splitlines():
-            entry = json.loads(line)
-            done[entry["configuration"]] = entry["metrics"]
+            with contextlib.suppress(ValueError, KeyError):  # the last line of a sweep that was killed
+                entry = json.loads(line)
+                done[entry["configuration"]] = entry["metrics"]
     total, finished = sum(map(len, configurations.values())), 0
     results: dict[Key, list[float]] = {}
     for key, configs in configurations.items():
         results[key] = []
         for config in configs:
             config.check()
-            identity = json.dumps(vars(config), default=str, sort_keys=True)
+            science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
+            identity = json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
             if identity not in done:
                 outcome = train(job, config, Place(), _Silent())
                 done[identity] = {name: value for name, value in outcome.metrics.items() if "/" not in name}

@@ -3,18 +3,26 @@
 from pathlib import Path
 
 from concord.tracking import Store
+from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.outcome import Evaluation
 
 _CURVES = ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_accuracy")
 
 
 def finished_histories(job: str, output: Path, tracking_uri: str | None, by: str) -> dict[str, list[Evaluation]]:
-    """The evaluations of the newest finished run of the job for each value of the parameter ``by``."""
+    """The evaluations of the newest finished run of the job for each value of the parameter ``by``.
+
+    Only of runs whose other parameters are those of the newest one, so that like is compared with like.
+    """
     store = Store.open(output, tracking_uri)
     found: dict[str, list[Evaluation]] = {}
+    ignored = {by, *PLACEMENT_OPTIONS}
+    common: dict[str, str] | None = None
     for run in store.runs(job):
         value = run.parameters.get(by)
-        if value is None or value in found:
+        others = {name: given for name, given in run.parameters.items() if name not in ignored}
+        common = others if common is None else common
+        if value is None or value in found or others != common:
             continue
         epochs = dict(store.history(run.run_id, "epoch"))
         curves = {name: dict(store.history(run.run_id, name)) for name in _CURVES}
