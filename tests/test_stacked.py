@@ -539,3 +539,37 @@ def test_an_environment_that_overflows_only_under_its_dropout_mask_is_named_or_l
                 continue
             assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     assert raised > 0
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_a_recorded_computation_is_the_same_at_every_step_and_in_every_mode(name: Any) -> None:
+    """Weights and batches change between steps, running statistics and training mode, too."""
+    one, other = normalized(), normalized()
+    other.load_state_dict(one.state_dict())
+    plain = StackedGradients(one, cross_entropy, aggregator(name, 0.6))
+    recorded = StackedGradients(other, cross_entropy, aggregator(name, 0.6), trace=True)
+    for step in range(6):
+        for model in (one, other):
+            model.train(step != 3)
+        batch = numbers(6) + step, labels()
+        ours, theirs = recorded(*batch), plain(*batch)
+        torch.testing.assert_close(ours.losses, theirs.losses)
+        for left, right in zip(other.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(left.grad, right.grad, rtol=1e-4, atol=1e-6)
+            with torch.no_grad():
+                left.sub_(0.1 * right.grad)
+                right.sub_(0.1 * right.grad)
+        for left, right in zip(other.buffers(), one.buffers(), strict=True):
+            torch.testing.assert_close(left, right)
+
+
+def test_a_recorded_dropout_draws_anew_at_every_step() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    gradients = StackedGradients(model, cross_entropy, Mean(), trace=True)
+    losses = torch.stack([gradients(numbers(6), labels()).losses for _ in range(5)])
+    assert len({tuple(step.tolist()) for step in losses}) == 5
+    torch.manual_seed(3)
+    first = gradients(numbers(6), labels()).losses
+    torch.manual_seed(3)
+    fresh = StackedGradients(model, cross_entropy, Mean(), trace=True)
+    assert torch.equal(fresh(numbers(6), labels()).losses, first)

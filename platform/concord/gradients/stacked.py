@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from concord.aggregation import Aggregator, Statistics, rescaling_factor, sum_over_environments
 from concord.aggregation.rule import new_statistics
@@ -51,6 +52,11 @@ class StackedGradients:
             their number says how many environments each process has. None: this process holds all of them.
         memory_limit: bytes of per-environment gradients that may exist at once.
         vectorize: False does one environment after the other from the start.
+        trace: record the vectorized computation once for each shape of the batch and each training mode, and replay
+            the recorded tensor operations afterwards, which spares a small network a tenth of its step. Only for
+            models and losses that do the same at every step: what Python decides in them (a schedule, a counter,
+            ``random``) would stay as it was when it was recorded. Dropout draws anew; a model with buffers in
+            training mode, such as batch norm's, is not recorded.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, or ``group`` came without ``names``.
@@ -68,6 +74,7 @@ class StackedGradients:
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 30,
         vectorize: bool = True,
+        trace: bool = False,
     ) -> None:
         self._parameters = trainable(model)
         if not self._parameters:
@@ -81,7 +88,9 @@ class StackedGradients:
         self.nonfinite = nonfinite
         self.names = names
         self.vectorize = vectorize
+        self.trace = trace
         self.steps = 0
+        self._recorded: dict[object, Callable[..., Any]] = {}
         self._layout = Layout.of(self._parameters)
         self._device = next(iter(self._parameters.values())).device
         self._chunk = max(1, memory_limit // (self._layout.components * self._layout.dtype.itemsize))
@@ -179,13 +188,28 @@ class StackedGradients:
         for start in range(0, len(inputs), self._chunk):
             chunk = slice(start, start + self._chunk)
             buffers = self._copies_of_buffers(len(inputs[chunk]))
-            gradients, (loss, buffers) = self._gradients(parameters, buffers, inputs[chunk], targets[chunk])
+            batch = (parameters, buffers, inputs[chunk], targets[chunk])
+            gradients, (loss, buffers) = self._vectorized(*batch)(*batch)
             losses.append(loss)
             self._note_finite(gradients)
             for index, gradient in enumerate(gradients):
                 self._add(index, gradient, accumulate=start > 0)
             buffer_means.add(buffers)
         return torch.cat(losses), buffer_means.over(len(inputs))
+
+    def _vectorized(self, *batch: Any) -> Callable[..., Any]:
+        """The vectorized gradient function, recorded for batches like this one if that is wanted."""
+        _, buffers, inputs, targets = batch
+        if not self.trace or buffers:  # what is written in place, as running statistics are, is not recorded right
+            return self._gradients
+        modes = tuple(module.training for module in self.model.modules())
+        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, modes)
+        if key not in self._recorded:
+            random = _random_state(self._device)
+            # Through a function of its own: make_fx would take vmap's copy of a method's signature for its own.
+            self._recorded[key] = make_fx(lambda *arguments: self._gradients(*arguments))(*batch)
+            _set_random_state(self._device, random)  # recording draws, too: a resumed run must not draw otherwise
+        return self._recorded[key]
 
     def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         losses: list[Tensor] = []

@@ -38,6 +38,9 @@ class TrainConfig:
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
 
+    trace: bool = False
+    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
+
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam with β = (.9, .999), or SGD with momentum .9."""
     lr: float = 1e-3

@@ -153,7 +153,9 @@ class _Run:
             )
         else:
             group = dist.group.WORLD if place.world > 1 else None
-            self.gradients = StackedGradients(self.model, job.loss, rule, names=names, group=group, **options)
+            self.gradients = StackedGradients(
+                self.model, job.loss, rule, names=names, group=group, trace=config.trace, **options
+            )
         self.parts = self._parts(prepared)
         outputs = _outputs(self.model, training[0], place.device)
         self.measures = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
