@@ -441,7 +441,7 @@ def test_a_data_folder_that_is_missing_or_damaged_is_refused(
 
 
 def test_no_data_folder_at_all_is_refused(refused: Callable[..., str], job_file: Callable[..., str]) -> None:
-    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("job mine: its environments cannot be made")
+    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: needed; the folder with one .npz")
 
 
 # --- stores
