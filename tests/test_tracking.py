@@ -353,7 +353,14 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCa
 
 @pytest.mark.parametrize(
     ("name", "kept"),
-    [("a b/c.d-e:f_1", "a b/c.d-e:f_1"), ("acc@5", "acc_5"), ("/a//../b/", "a/b"), ("τ", "_"), ("", "_")],
+    [
+        ("a b/c.d-e:f_1", "a b/c.d-e:f_1"),
+        ("acc@5", "acc_5"),
+        ("/a//../b/", "a/b"),
+        ("τ", "τ"),
+        ("accuracy/北京", "accuracy/北京"),
+        ("", "_"),
+    ],
 )
 def test_any_name_becomes_one_that_mlflow_takes(store: Store, run_id: str, name: str, kept: str) -> None:
     assert metric_name(name) == kept

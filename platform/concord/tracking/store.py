@@ -96,7 +96,8 @@ class Store:
             scheme = urlsplit(given).scheme.split("+")[0]
         except ValueError as error:
             refuse(one_line(error))
-        if scheme == "sqlite" and not given.split(":", 1)[1].startswith("///"):
+        path = given.split(":", 1)[-1]
+        if scheme == "sqlite" and path != "//" and not path.startswith("///"):
             refuse("SQLite's path follows three slashes")
         if scheme in ("http", "https"):
             _check_server(given, refuse)
