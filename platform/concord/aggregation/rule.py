@@ -13,7 +13,7 @@ Statistics = dict[str, Tensor]
 processes may send its sums as the smallest integer that holds them. Any other travels as it is."""
 
 # Elements of the stacked gradient that are mapped at once on a CPU: the temporaries of a map then stay in the
-# processor's cache instead of going through memory (measured: 3.4 instead of 4.1 ms for 32 × 140,000).
+# processor's cache instead of going through memory (2.6 instead of 3.4 ms for 32 × 140,000).
 _BLOCK_ELEMENTS = 1 << 19
 
 

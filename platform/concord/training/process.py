@@ -13,7 +13,8 @@ def tune_process(threads: int | None = None) -> None:
 
     * Denormal numbers become zero: they slow a collapsed network tenfold.
     * glibc keeps freed memory for the next step instead of giving it back to the system. Otherwise each step's
-      gradients are new pages to be zeroed: 12 to 25 % of the step for 32 stacked environments of a small network.
+      gradients are new pages to be zeroed, a fifth of the gradient's time for 32 stacked environments of a small
+      network.
 
     Args:
         threads: threads for PyTorch's operators; None leaves PyTorch's choice.

@@ -1,0 +1,80 @@
+"""Ways for 4 gloo processes to aggregate 6.5 million components with the AND-mask, against a plain all-reduce."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from concord.aggregation import AndMask, sum_over_environments
+from concord.benchmark import Row, interleaved
+from concord.training.process import tune_process
+
+PROCESSES, COMPONENTS, BLOCK = 4, 6_500_000, 1 << 15
+CANDIDATES = (
+    "all-reduce of gradients, all-reduce of signs as int8",
+    "all-to-all, rule on a whole slice, all-gather",
+    "all-to-all, rule on blocks of a slice, all-gather",
+    "all-to-all, rule on blocks of a slice, a broadcast of each slice",
+)
+
+
+def _measure(rank: int, port: int, result: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    tune_process(threads=1)
+    dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    rule, width = AndMask(0.8), COMPONENTS // PROCESSES
+    gradient, out, got = torch.randn(COMPONENTS), torch.empty(COMPONENTS), torch.empty(PROCESSES, width)
+    slices = list(out.split(width))
+
+    def finish(block_width: int) -> Tensor:
+        dist.all_to_all_single(got.view(-1), gradient)
+        for start in range(0, width, block_width):
+            block = slice(start, start + block_width)
+            slices[rank][block] = rule.finish(sum_over_environments(rule, got[:, block]), PROCESSES).value
+        own: Tensor = slices[rank]
+        return own
+
+    def two_all_reduces() -> None:
+        total, signs = gradient.clone(), gradient.sign().to(torch.int8)
+        dist.all_reduce(total)
+        dist.all_reduce(signs)
+        rule.finish({"gradient": total, "sign": signs.float()}, PROCESSES)
+
+    def with_all_gather(block_width: int) -> None:
+        dist.all_gather(slices, finish(block_width).clone())
+
+    def with_broadcasts() -> None:
+        finish(BLOCK)
+        works = [dist.broadcast(part, source, async_op=True) for source, part in enumerate(slices)]
+        for work in works:
+            work.wait()
+
+    functions = (two_all_reduces, lambda: with_all_gather(width), lambda: with_all_gather(BLOCK), with_broadcasts)
+    plain = torch.randn(COMPONENTS)
+    measured = [
+        interleaved(function, lambda: dist.all_reduce(plain), repeats=12, synchronize=dist.barrier)
+        for function in functions
+    ]
+    if rank == 0:
+        torch.save(torch.tensor(measured), result)
+    dist.destroy_process_group()
+
+
+def rows() -> list[Row]:
+    """A row for each way."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        result = str(Path(folder) / "measured.pt")
+        spawn(_measure, (port, result), nprocs=PROCESSES)
+        measured = torch.load(result, weights_only=True).tolist()
+    return [
+        Row(name, seconds, "plain all-reduce", reference, ratio, "the last is used")
+        for name, (seconds, reference, ratio) in zip(CANDIDATES, measured, strict=True)
+    ]
