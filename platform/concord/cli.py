@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import traceback
@@ -34,6 +35,7 @@ usage: concord COMMAND [options]
 
   concord jobs                          what there is to run, and what each reproduces
   concord train JOB [--option value]    one run; --name NAME --resume continues it
+  concord tune JOB [--trials N]         one study; the same --name continues it
   concord report JOB                    figures and tables from what was tracked
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord models                        the model registry: list, show, promote
@@ -212,13 +214,7 @@ def _resumed_options(job: Any, words: Sequence[str]) -> Any:
         return None
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
-    kinds = get_type_hints(job.job.config)
-    values = {
-        name: Path(value) if kinds[name] in (Path, Path | None) and value is not None else value
-        for name, value in recorded.items()
-        if name in kinds
-    }
-    return job.job.config(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return _restored(job.job.config, recorded)
 
 
 def _print_report(report: Any) -> None:
@@ -229,6 +225,96 @@ def _print_report(report: Any) -> None:
     if report.model:
         print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
     print(f"seconds   {report.seconds:.1f}")
+
+
+# --- tune
+
+
+def _tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """One study."""
+    from concord.tuning.options import options_for
+    from concord.tuning.plan import make_plan
+
+    job, rest = _job_and_words(words, "tune")
+    kind = options_for(job.job.config)
+    earlier, given_then = _earlier_study(kind, job, rest)
+    options = _parse(kind, rest, f"concord tune {words[0]}", default=earlier)
+    plan = make_plan(job, options, given_then | _given(kind, rest))
+    from concord.tuning.study import run_study  # imports Ray Tune, which takes seconds
+
+    result = run_study(plan, say)
+    if not as_json:
+        _print_study(result)
+    return result.as_json()
+
+
+def _given(options: type[Any], words: Sequence[str]) -> set[str]:
+    """The options that these words name."""
+    names = {field.name for field in dataclasses.fields(options)}
+    named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return (named | {name.removeprefix("no_") for name in named}) & names
+
+
+def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
+    """The options that the study of this --name was started with, which need not be given again, and their names."""
+    from concord.tuning.journal import STUDY, read_study
+    from concord.tuning.plan import studies_folder
+
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+        return None, set()
+    name = words[words.index("--name") + 1]
+    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    folder = studies_folder(output) / name
+    if "/" in name or not (folder / STUDY).exists():
+        return None, set()
+    record = read_study(folder)
+    if record["job"] != job.name:
+        raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
+    return _restored(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
+
+
+def _restored(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
+    """Options from their form in a record."""
+    hints = get_type_hints(kind)
+    values = {
+        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
+        for name, value in recorded.items()
+        if name in hints
+    }
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def _print_study(result: Any) -> None:
+    from concord.tuning.results import selections_table
+
+    _table(*result.table(int(result.record["options"]["top"])))
+    _table(*selections_table(result))
+    if result.reruns:
+        _print_reruns(result)
+    task, _ = result.best
+    print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
+    print(f"best      trial {task.trial}, selected by {result.label}")
+    if result.record["oracle"]:
+        print(f"oracle    {result.record['oracle']} looked at the o.o.d. test")
+    if result.record.get("model"):
+        print(f"model     {result.record['model']}")
+    print(f"figures   {result.folder / 'figures'}")
+    print(f"seconds   {result.seconds:.1f}")
+
+
+def _print_reruns(result: Any) -> None:
+    rows = []
+    for split in ("train", "held_out", "ood"):
+        values = sorted(
+            m[f"{split}_{result.measure}"] for m in result.reruns.values() if f"{split}_{result.measure}" in m
+        )
+        if values:
+            middle = statistics.median(values)
+            rows.append(
+                [f"{split} {result.measure}".replace("_", " "), *(f"{v:.4f}" for v in (middle, values[0], values[-1]))]
+            )
+    _table([f"best, {len(result.reruns)} new seeds", "median", "least", "largest"], rows)
 
 
 # --- demo
@@ -479,6 +565,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
     "jobs": _jobs,
     "train": _train,
+    "tune": _tune,
     "report": _report,
     "demo": _demo,
     "models": _models,

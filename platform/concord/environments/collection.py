@@ -110,6 +110,15 @@ class Environments:
         train = [name for name in checked if name not in {*validation, *test}]
         return Environments(lambda name: (checked[name].inputs, checked[name].targets), train, validation, test)
 
+    def leaving_out(self, name: str) -> "Environments":
+        """The same data with one training environment not trained on, but the only one to validate on.
+
+        Raises:
+            InputError: it is no training environment, or the only one.
+        """
+        require_names([name], self.train)
+        return Environments(self._load, [each for each in self.train if each != name], [name], self.test)
+
     @property
     def names(self) -> tuple[str, ...]:
         """All names: training, validation, test."""

@@ -4,12 +4,14 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
+from concord.tracking.child_runs import ChildRuns
 from concord.tracking.client import redact
 from concord.tracking.metric_log import MetricLog
 from concord.tracking.registry import ModelVersion, Registered, log_model, models, promote, register, show
 from concord.tracking.store import Run, Store
 
 __all__ = [
+    "ChildRuns",
     "MetricLog",
     "ModelVersion",
     "Registered",

@@ -35,15 +35,15 @@ class MetricLog:
     """The metrics of one run on their way to the store at `uri`, by way of the file `journal`.
 
     `journal` should be in the run's own folder and survive a restart: the same journal opened again continues
-    where the last one stopped. `uri` is complete (`Store.uri`). Usable as a context manager, which closes it and
-    waits up to 10 s. Raises OSError if the journal cannot be opened.
+    where the last one stopped. `uri` is complete (`Store.uri`); without it and a run the journal is all there is.
+    Usable as a context manager, which closes it and waits up to 10 s. Raises OSError if the journal cannot be opened.
     """
 
-    def __init__(self, journal: Path, uri: str, run_id: str) -> None:
-        self._uri = uri
-        self._run_id = run_id
+    def __init__(self, journal: Path, uri: str | None, run_id: str | None) -> None:
+        self._uri = uri or ""
+        self._run_id = run_id or ""
         self._journal = Journal(journal)
-        self._sent = Sent(journal, run_id)
+        self._sent = Sent(journal, self._run_id)
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._lost = 0  # could not be written to the journal
@@ -51,7 +51,8 @@ class MetricLog:
         self._deadline: float | None = None  # set by close, on the monotonic clock
         self._client: Any = None
         self._sender = threading.Thread(target=self._send_for_ever, name="concord-tracking", daemon=True)
-        self._sender.start()
+        if self._uri:
+            self._sender.start()
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +88,8 @@ class MetricLog:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout
                 self._journal.close()
+        if not self._uri:
+            return self._lost
         self._wake.set()
         self._sender.join(timeout)
         return self._lost + sum(len(entry.metrics) for entry in entries(self._journal.file, self._sent.offset))

@@ -132,12 +132,14 @@ def register(
     metrics: Mapping[str, float],
     criterion: str,
     mode: Literal["max", "min"],
+    lineage: Mapping[str, str] | None = None,
 ) -> Registered:
     """Make the model at `model_uri` the next version of `registered_name`, and the champion if it is better.
 
     Better means strictly higher (`mode` max) or lower (min) in ``metrics[criterion]``; NaN is never better, a number
     is always better than a champion's NaN. With no champion yet, any number wins. A champion that was registered by
     another criterion is compared on this one if it has that metric; if it has not, it stays: `promote` decides.
+    `lineage` is kept as tags of the version.
     Raises InputError for a criterion that is not in `metrics` and for a name that MLflow refuses.
     """
     if criterion not in metrics:
@@ -146,7 +148,7 @@ def register(
         raise InputError(f"mode {mode!r} of criterion {criterion!r}: give max or min")
     value = float(metrics[criterion])
     tags = {f"{_METRIC}{metric_name(key)}": repr(float(each)) for key, each in metrics.items()}
-    tags |= {_CRITERION: metric_name(criterion), _MODE: mode}
+    tags |= {_CRITERION: metric_name(criterion), _MODE: mode, **(lineage or {})}
 
     with failures(store.uri, f"register {registered_name!r}"):
         _ensure_name(store, registered_name)

@@ -137,7 +137,7 @@ class Store:
                 self.client.create_run(self._experiment(experiment), run_name=name, tags=_clean(tags)).info.run_id
             )
             try:
-                values = [Param(key, value[:_LONGEST_PARAMETER]) for key, value in _clean(parameters).items()]
+                values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
                 self.client.log_batch(run_id, params=values, synchronous=True)
             except Exception:
                 self.client.delete_run(run_id)  # a run without its parameters would only mislead
@@ -289,6 +289,11 @@ def _check_database(uri: str, scheme: str, refuse: _Refuse) -> None:
         refuse(f"its driver is not installed ({error})")
     except Exception as error:  # each driver has its own
         refuse(f"no database answers ({one_line(error)})")
+
+
+def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
+    """Parameters as they are stored: as text that is not too long, without secrets."""
+    return {key: value[:_LONGEST_PARAMETER] for key, value in _clean(parameters).items()}
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from concord.training.config import TrainConfig
 from concord.training.evaluation import correct
-from concord.training.job import Job, JobFile, Report, built_in_jobs, load_job
+from concord.training.job import Job, JobFile, Report, Study, built_in_jobs, load_job
 from concord.training.loop import Place, Reporter, build_model, share, train
 from concord.training.outcome import Evaluation, Outcome
 
@@ -14,6 +14,7 @@ __all__ = [
     "Place",
     "Report",
     "Reporter",
+    "Study",
     "TrainConfig",
     "build_model",
     "built_in_jobs",

@@ -1,6 +1,8 @@
 """The training loop on Ray Train: workers that own their environments, replaced when they die."""
 
 import contextlib
+import dataclasses
+import functools
 import logging
 import os
 import tempfile
@@ -17,9 +19,10 @@ import torch
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
 from concord.tracking import MetricLog, redact
+from concord.tracking.journal import entries
 from concord.training.config import TrainConfig
 from concord.training.job import JobFile, job_from_source
-from concord.training.loop import Place, train
+from concord.training.loop import Place, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
 
@@ -42,7 +45,8 @@ class Assignment:
         path, source: the job's file.
         options: the configuration's values; its class is the job's, which the worker makes from the source.
         journal: where the first worker keeps metrics before they are sent.
-        tracking_uri, run_id: where they are sent.
+        tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
+        left_out: a training environment that is not to be trained on.
     """
 
     path: str
@@ -50,8 +54,9 @@ class Assignment:
     source: str = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     journal: Path
-    tracking_uri: str = field(repr=False)
-    run_id: str
+    tracking_uri: str | None = field(repr=False)
+    run_id: str | None
+    left_out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,14 @@ def _check_shared_storage(config: TrainConfig) -> None:
         )
 
 
-def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_uri: str, run_id: str) -> Trained:
+def train_on_ray(
+    job: JobFile,
+    config: TrainConfig,
+    run_folder: Path,
+    tracking_uri: str | None,
+    run_id: str | None,
+    left_out: str | None = None,
+) -> Trained:
     """Train in ``config.workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
 
     Raises:
@@ -144,7 +156,7 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
         cast(Any, _work),
         train_loop_config={
             "assignment": Assignment(
-                job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id
+                job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id, left_out
             )
         },
         scaling_config=ScalingConfig(
@@ -176,6 +188,55 @@ def train_on_ray(job: JobFile, config: TrainConfig, run_folder: Path, tracking_u
     return Trained(Outcome(history, said["seconds"], said["steps"]), Path(result.checkpoint.path), said["unsent"])
 
 
+def distributed_evaluations(
+    job: JobFile, config: TrainConfig, folder: Path, left_out: str | None = None
+) -> Iterator[Evaluation]:
+    """Train as :func:`train_on_ray` does, and give every evaluation as it comes; to be called inside a Ray cluster.
+
+    Closing the iterator ends the training. Nothing is tracked; ``folder`` is used until the end.
+
+    Raises:
+        InputError, RunFailedError: as :func:`train_on_ray`.
+    """
+    import ray
+
+    folder.mkdir(parents=True)
+    config = dataclasses.replace(config, checkpoints=1)
+    # An actor of its own, because Ray ends all that it started when it is killed.
+    trainer: Any = cast(Any, ray.remote(num_cpus=0)(_Trainer)).remote()
+    try:
+        trained = trainer.train.remote(job.path, job.source, dict(vars(config)), folder, left_out)
+        seen, finished = 0, False
+        while not finished:
+            finished = bool(ray.wait([trained], timeout=0.5)[0])
+            if (folder / METRICS).exists():
+                for entry in entries(folder / METRICS, seen):
+                    seen = entry.end
+                    if "train_loss" in entry.metrics and entry.metrics["epoch"] < config.epochs:
+                        yield Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+        result = ray.get(trained)
+        if isinstance(result, Exception):
+            raise result
+        yield result
+    finally:
+        ray.kill(trainer)
+
+
+class _Trainer:
+    """Starts and awaits the workers of one training."""
+
+    def train(
+        self, path: str, source: str, options: dict[str, Any], folder: Path, left_out: str | None
+    ) -> Evaluation | Exception:
+        """The last evaluation, or what went wrong."""
+        job = job_from_source(path, source)
+        try:
+            trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
+        except (InputError, RunFailedError) as error:
+            return type(error)(str(error))
+        return trained.outcome.history[-1]
+
+
 def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     """One worker. What is wrong with input or model comes back as a value: to start again would not mend it."""
     import ray.train
@@ -198,7 +259,8 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         job = job_from_source(assignment.path, assignment.source).job
         with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
             config = job.config(**assignment.options)
-            outcome = train(job, config, place, reporter, Path(folder) if folder else None)
+            load = functools.partial(prepare, job, config, place, assignment.left_out)
+            outcome = train(job, config, place, reporter, Path(folder) if folder else None, load)
     except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker

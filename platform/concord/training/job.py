@@ -3,7 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import concord
 from concord.environments import Environments
 from concord.errors import InputError
+from concord.space import Space, Value
 from concord.training.config import TrainConfig
 from concord.training.evaluation import Measure
 from concord.training.outcome import Outcome
@@ -38,6 +39,8 @@ class Job(Generic[Config]):
         reproduces: what of which paper, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
+        studies: what ``concord tune`` searches, by the names of the methods that are to be compared; the first is
+            the default. Without any, a space is derived from the configuration.
     """
 
     environments: Callable[[Config], Environments]
@@ -51,6 +54,22 @@ class Job(Generic[Config]):
     reproduces: str = ""
     figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None
     report: "Report | None" = None
+    studies: Mapping[str, "Study"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What ``concord tune JOB --method NAME`` searches.
+
+    Attributes:
+        space: the options that are varied, and those that make the method, fixed.
+        stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all of them hold.
+        suggestions: points of the space that are tried first.
+    """
+
+    space: Space
+    stop_when: tuple[str, ...] = ()
+    suggestions: tuple[Mapping[str, Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,8 @@ def _check_parts(job: Job[Any], path: str) -> None:
             raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
     if not (isinstance(job.config, type) and issubclass(job.config, TrainConfig)):
         raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from TrainConfig")
+    if not isinstance(job.studies, Mapping) or not all(isinstance(each, Study) for each in job.studies.values()):
+        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {job.studies!r}")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
 

@@ -1,7 +1,7 @@
 """The training loop: the same in one process and in each of several, with Ray or without."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,8 +59,52 @@ def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
     return job.model(config)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """The data of one process, split into what trains and what is held out.
+
+    Attributes:
+        environments: names and purposes of all environments, of this process or not.
+        training: the training environments of this process.
+        elsewhere: the environments that this process evaluates besides.
+    """
+
+    environments: Environments
+    training: list[HeldOut]
+    elsewhere: list[tuple[str, Environment]]
+
+
+def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | None = None) -> Prepared:
+    """Load this process's share of the data.
+
+    Args:
+        job: what to train on what.
+        config: the options.
+        place: of this process.
+        left_out: a training environment that is not to be trained on; it is then the only validation environment.
+
+    Raises:
+        InputError: the data do not fit.
+    """
+    environments = job.environments(config)
+    if left_out is not None:
+        environments = environments.leaving_out(left_out)
+    check_workers(config, environments)
+    training = [
+        split_held_out(e, config.held_out, config.seed) for e in environments.load(share(environments.train, place))
+    ]
+    names = share(environments.validation + environments.test, place)
+    elsewhere = [(name, environments[name]) for name in names]
+    return Prepared(environments, training, elsewhere)
+
+
 def train(
-    job: Job[Any], config: TrainConfig, place: Place, reporter: Reporter, resume_from: Path | None = None
+    job: Job[Any],
+    config: TrainConfig,
+    place: Place,
+    reporter: Reporter,
+    resume_from: Path | None = None,
+    load: Callable[[], Prepared] | None = None,
 ) -> Outcome:
     """Train; with several processes, in the default process group.
 
@@ -70,12 +114,31 @@ def train(
         place: of this process.
         reporter: takes metrics and checkpoints.
         resume_from: a checkpoint's folder to go on from; the end is the one of an undisturbed run.
+        load: gives the data of this process; None calls :func:`prepare`.
 
     Raises:
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.nonfinite``; raised in every process.
     """
-    prepared = _together(lambda: _prepare(job, config, place), place)
+    evaluations = training(job, config, place, reporter, resume_from, load)
+    while True:
+        try:
+            next(evaluations)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def training(
+    job: Job[Any],
+    config: TrainConfig,
+    place: Place,
+    reporter: Reporter,
+    resume_from: Path | None = None,
+    load: Callable[[], Prepared] | None = None,
+) -> Generator[Evaluation, None, Outcome]:
+    """What :func:`train` does, in pieces: gives every evaluation as it comes, and waits there to be asked on."""
+    prepared = _together(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared)
     progress = (
         _together(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
@@ -92,7 +155,8 @@ def train(
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
         step = progress.epoch * run.steps_per_epoch
-        if progress.epoch in evaluate_after:
+        evaluated = progress.epoch in evaluate_after
+        if evaluated:
             metrics |= run.evaluate()
             progress.history.append(Evaluation(progress.epoch, step, metrics))
         if place.rank == 0:
@@ -102,14 +166,9 @@ def train(
         if progress.epoch in checkpoint_after:
             run.average_buffers()
             reporter.checkpoint(lambda folder: write_checkpoint(folder, run.model, run.optimization, progress), metrics)
+        if evaluated:
+            yield progress.history[-1]
     return Outcome(tuple(progress.history), progress.seconds, config.epochs * run.steps_per_epoch)
-
-
-@dataclass
-class _Prepared:
-    environments: Environments
-    training: list[HeldOut]
-    elsewhere: list[tuple[str, Environment]]
 
 
 @dataclass
@@ -122,7 +181,7 @@ class _EpochSteps:
 class _Run:
     """The parts of a run in one process, put together."""
 
-    def __init__(self, job: Job[Any], config: TrainConfig, place: Place, prepared: _Prepared) -> None:
+    def __init__(self, job: Job[Any], config: TrainConfig, place: Place, prepared: Prepared) -> None:
         self.place = place
         self.config = config
         self.environments = prepared.environments
@@ -219,7 +278,7 @@ class _Run:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
 
-    def _parts(self, prepared: _Prepared) -> list[EvaluatedPart]:
+    def _parts(self, prepared: Prepared) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
         own = {pair.training.name: pair for pair in prepared.training}
         others = dict(prepared.elsewhere)
@@ -253,17 +312,6 @@ class _Run:
         return share(self.environments.train, self.place)
 
 
-def _prepare(job: Job[Any], config: TrainConfig, place: Place) -> _Prepared:
-    environments = job.environments(config)
-    check_workers(config, environments)
-    training = [
-        split_held_out(e, config.held_out, config.seed) for e in environments.load(share(environments.train, place))
-    ]
-    names = share(environments.validation + environments.test, place)
-    elsewhere = [(name, environments[name]) for name in names]
-    return _Prepared(environments, training, elsewhere)
-
-
 def check_workers(config: TrainConfig, environments: Environments) -> None:
     """Refuse more workers than training environments (InputError): a worker without one has nothing to do."""
     if config.workers > len(environments.train):
@@ -273,12 +321,12 @@ def check_workers(config: TrainConfig, environments: Environments) -> None:
         )
 
 
-def _all_data(prepared: _Prepared) -> list[Environment]:
+def _all_data(prepared: Prepared) -> list[Environment]:
     held = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.elsewhere]
 
 
-def _check_all_targets(model: nn.Module, prepared: _Prepared, device: torch.device) -> None:
+def _check_all_targets(model: nn.Module, prepared: Prepared, device: torch.device) -> None:
     for part in _all_data(prepared):
         check_targets(part, _outputs(model, part, device))
 
@@ -300,7 +348,7 @@ def _together(do: Callable[[], Any], place: Place) -> Any:
     except InputError as error:
         problem = str(error)
     if place.world > 1:
-        described = _description(result) if isinstance(result, _Prepared) else None
+        described = _description(result) if isinstance(result, Prepared) else None
         said: list[tuple[str | None, Any]] = [(None, None)] * place.world
         dist.all_gather_object(said, (problem, described))
         problem = next((line for line, _ in said if line), None)
@@ -312,7 +360,7 @@ def _together(do: Callable[[], Any], place: Place) -> Any:
     return result
 
 
-def _description(prepared: _Prepared) -> tuple[str, str, str]:
+def _description(prepared: Prepared) -> tuple[str, str, str]:
     first = prepared.training[0].training
     return first.name, describe(first.inputs), describe(first.targets)
 

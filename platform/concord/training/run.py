@@ -77,13 +77,27 @@ class FinishedRun:
         }
 
 
-def run(job: JobFile, config: TrainConfig, say: Say) -> FinishedRun:
+@dataclass(frozen=True)
+class Lineage:
+    """Where a run's configuration came from.
+
+    Attributes:
+        experiment: in MLflow, in place of the job's.
+        tags: of the run and of the registered version.
+    """
+
+    experiment: str
+    tags: Mapping[str, str]
+
+
+def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = None) -> FinishedRun:
     """Train a job from nothing, or resume it, and keep everything.
 
     Args:
         job: the job with its file.
         config: the options, an instance of the job's own configuration class.
         say: takes a line of progress.
+        lineage: where the configuration came from, if a study chose it.
 
     Raises:
         InputError: something given cannot be used; nothing of the run is left.
@@ -96,7 +110,8 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> FinishedRun:
     config = dataclasses.replace(config, **absolute, name=config.name or _new_name(job, config))
     assert config.name is not None
     name = config.name
-    environments, example = preflight(job, config)
+    checked = preflight(job, config)
+    environments, example = checked.environments, checked.example
     folder = config.output / "runs" / name
     record = _resumed(job, config, folder) if config.resume else None
     if record is None and folder.exists():
@@ -118,14 +133,16 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> FinishedRun:
         except OSError as error:
             raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
         try:
-            run_id = store.start_run(job.name, name, _parameters(config), _tags(job, environments))
+            experiment = lineage.experiment if lineage else job.name
+            tags = run_tags(job, environments) | dict(lineage.tags if lineage else {})
+            run_id = store.start_run(experiment, name, _parameters(config), tags)
         except BaseException:
             folder.rmdir()
             raise
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
     with _kept_honest(store, run_id, folder, name):
         if record is None:
-            recorded = _recorded_config(config)
+            recorded = recorded_config(config)
             write_record(folder, {"job": job.name, "run_id": run_id, "store": redact(store.uri), "config": recorded})
             store.log_json(run_id, recorded, "config.json")
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
@@ -138,7 +155,7 @@ def run(job: JobFile, config: TrainConfig, say: Say) -> FinishedRun:
                 f"tracking did not answer: {trained.unsent} metrics are kept in {folder / METRICS} "
                 f"and sent by --name {name} --resume"
             )
-        report = _finished(job, config, store, run_id, name, folder, trained, example, say)
+        report = _finished(job, config, store, run_id, name, folder, trained, example, say, lineage)
         with _said_if_failing(say, "status"):
             store.finish_run(run_id, "FINISHED")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
@@ -184,7 +201,22 @@ class _Names:
         return _Names(environments.train, environments.validation, environments.test)
 
 
-def preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Tensor]:
+@dataclass(frozen=True)
+class Checked:
+    """What was found out about a job before anything of it runs.
+
+    Attributes:
+        environments: the data.
+        example: a few inputs.
+        reported: the names of the metrics of a run, without those of single environments.
+    """
+
+    environments: Environments
+    example: torch.Tensor
+    reported: tuple[str, ...]
+
+
+def preflight(job: JobFile, config: TrainConfig) -> Checked:
     """Try data, model, loss and measures on one environment here, before anything is written or started.
 
     Raises:
@@ -205,9 +237,11 @@ def preflight(job: JobFile, config: TrainConfig) -> tuple[Environments, torch.Te
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     measures = _check_batch(job, model.eval(), first)
-    if job.job.criterion is not None:
-        _check_criterion(job, config, environments, measures)
-    return environments, first.inputs[: min(len(first), 4)]
+    reported = _reported(config, environments, measures)
+    if job.job.criterion is not None and job.job.criterion not in reported:
+        shown = ", ".join(name for name in reported if not name.startswith("worst_"))
+        raise InputError(f"job {job.name}: criterion {job.job.criterion} is not reported; there are {shown}")
+    return Checked(environments, first.inputs[: min(len(first), 4)], reported)
 
 
 def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> Mapping[str, Measure]:
@@ -241,18 +275,13 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> Ma
     return measures
 
 
-def _check_criterion(
-    job: JobFile, config: TrainConfig, environments: Environments, measures: Mapping[str, Measure]
-) -> None:
-    """Refuse a criterion that training will not report (InputError): it would be found out at the end."""
+def _reported(config: TrainConfig, environments: Environments, measures: Mapping[str, Measure]) -> tuple[str, ...]:
+    """What training will report."""
     held_out = ["held_out", "validation"] if config.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood])
     reported = [f"{split}_{measure}" for split in splits for measure in ("loss", *measures)]
-    if job.job.criterion not in {*reported, *(f"worst_{name}" for name in reported), "kept_fraction"}:
-        raise InputError(
-            f"job {job.name}: criterion {job.job.criterion} is not reported; there are {', '.join(reported)}"
-        )
+    return (*reported, *(f"worst_{name}" for name in reported), "kept_fraction")
 
 
 def _check_gpus(config: TrainConfig) -> None:
@@ -312,6 +341,7 @@ def _finished(
     trained: Trained,
     example: torch.Tensor,
     say: Say,
+    lineage: Lineage | None,
 ) -> FinishedRun:
     metrics = {key: value for key, value in trained.outcome.metrics.items() if "/" not in key}
     model = build_model(job.job, config)
@@ -325,7 +355,7 @@ def _finished(
         for figure in figures:
             store.log_files(run_id, figure, "figures")
         uri = log_model(store, run_id, model, example)
-        registered = register(store, uri, run_id, job.name, metrics, criterion, mode)
+        registered = register(store, uri, run_id, job.name, metrics, criterion, mode, lineage.tags if lineage else {})
     return FinishedRun(
         job=job.name,
         name=name,
@@ -385,7 +415,7 @@ def _resumed(job: JobFile, config: TrainConfig, folder: Path) -> dict[str, Any]:
     record = read_record(folder)
     if record["job"] != job.name:
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job.name}")
-    ours, theirs = _recorded_config(config), record["config"]
+    ours, theirs = recorded_config(config), record["config"]
     for option in ours:
         if option not in PLACEMENT_OPTIONS and json.loads(json.dumps(ours[option])) != theirs.get(option):
             raise InputError(
@@ -419,17 +449,19 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     new.replace(folder / RECORD)
 
 
-def _recorded_config(config: TrainConfig) -> dict[str, Any]:
+def recorded_config(config: TrainConfig) -> dict[str, Any]:
+    """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
 def _parameters(config: TrainConfig) -> dict[str, Any]:
-    return {key: value for key, value in _recorded_config(config).items() if value is not None}
+    return {key: value for key, value in recorded_config(config).items() if value is not None}
 
 
-def _tags(job: JobFile, environments: Environments) -> dict[str, str]:
+def run_tags(job: JobFile, environments: Environments) -> dict[str, str]:
+    """What is to be known of any run of this job: versions, data, commit."""
     tags = {
         "concord.version": concord.__version__,
         "concord.job": job.name,

@@ -1,0 +1,225 @@
+"""Figures of hyperparameter studies: how they went, what mattered, and the methods side by side."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+
+
+@dataclass(frozen=True)
+class TrialPoint:
+    """A finished trial, for drawing.
+
+    Attributes:
+        number: of the trial.
+        point: what it chose.
+        value: of the metric that the study judges by.
+    """
+
+    number: int
+    point: Mapping[str, Any]
+    value: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option that was varied.
+
+    Attributes:
+        name: of the option.
+        logarithmic: whether its axis is.
+        categories: its values in order; None where it is a number.
+    """
+
+    name: str
+    logarithmic: bool
+    categories: tuple[Any, ...] | None
+
+    def place(self, value: Any) -> float:
+        """Where a value lies on the axis, before scaling."""
+        if self.categories is not None:
+            return float(self.categories.index(value))
+        return math.log10(value) if self.logarithmic else float(value)
+
+
+def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> Figure:
+    """Every trial in the order of its end, and the best so far."""
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    values = np.array([trial.value for trial in trials])
+    order = np.arange(1, len(values) + 1)
+    axes.scatter(order, values, s=10, alpha=0.5, color=BLUE, label="trial", linewidths=0)
+    axes.step(order, _best_so_far(values, mode), where="post", color=RED, label="best so far")
+    axes.set(xlabel="finished trials", ylabel=_words(metric))
+    axes.legend(frameon=False)
+    return figure
+
+
+def importance_figure(importance: Mapping[str, float], metric: str) -> Figure:
+    """How much the score depends on each option."""
+    figure = Figure(figsize=(6, 0.6 + 0.3 * max(len(importance), 2)), layout="constrained")
+    axes = figure.subplots()
+    names = list(importance)[::-1]
+    axes.barh(names, [importance[name] for name in names], color=BLUE)
+    axes.set(xlabel=f"fall of R² for {_words(metric)} when the option is shuffled")
+    return figure
+
+
+def slices_figure(trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str) -> Figure:
+    """The metric against each option alone."""
+    columns = min(4, len(axes))
+    rows = -(-len(axes) // columns)
+    figure = Figure(figsize=(2.6 * columns, 2.3 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    jitter = np.random.default_rng(0)
+    for place, axis in zip(grid.flat, axes, strict=False):
+        chosen = [trial for trial in trials if trial.point.get(axis.name) is not None]
+        where = [axis.place(trial.point[axis.name]) for trial in chosen]
+        if axis.categories is not None:
+            where = [x + jitter.uniform(-0.2, 0.2) for x in where]
+            place.set_xticks(range(len(axis.categories)), [str(value) for value in axis.categories])
+        elif axis.logarithmic:
+            where = [10**x for x in where]
+            place.set_xscale("log")
+        order = [trial.number for trial in chosen]
+        drawn = place.scatter(where, [trial.value for trial in chosen], s=8, c=order, cmap="viridis", linewidths=0)
+        place.set_xlabel(axis.name.replace("_", " "))
+    for place in grid.flat[len(axes) :]:
+        place.set_visible(False)
+    for row in grid:
+        row[0].set_ylabel(_words(metric))
+    figure.colorbar(drawn, ax=grid, label="trial", shrink=0.8)
+    return figure
+
+
+def parallel_figure(
+    trials: Sequence[TrialPoint], axes: Sequence[Axis], metric: str, mode: Literal["max", "min"]
+) -> Figure:
+    """Every trial as a line through its options; the better, the darker. Absent options are at the bottom."""
+    figure = Figure(figsize=(1.25 * (len(axes) + 1) + 1, 3.6), layout="constrained")
+    plot = figure.subplots()
+    values = np.array([trial.value for trial in trials])
+    sign = 1 if mode == "max" else -1
+    ranks = np.argsort(np.argsort(sign * values)) / max(len(values) - 1, 1)
+    columns = [_scaled(axis, trials) for axis in axes]
+    spread = np.ptp(values) or 1.0
+    columns.append((values - values.min()) / spread)
+    colours = palette_map(ranks)
+    jitter = np.random.default_rng(0).uniform(-0.015, 0.015, (len(trials), len(columns)))
+    for index in np.argsort(ranks):
+        heights = [column[index] for column in columns]
+        width = 1.6 if ranks[index] > 0.9 else 0.6
+        plot.plot(heights + jitter[index], color=colours[index], linewidth=width, alpha=0.3 + 0.6 * ranks[index])
+    names = [axis.name.replace("_", " ") for axis in axes] + [_words(metric)]
+    plot.set_xticks(range(len(names)), names, rotation=20, ha="right")
+    plot.set_yticks([])
+    plot.set_ylim(-0.18, 1.12)
+    for place, axis in enumerate(axes):
+        _label_ends(plot, place, axis, trials)
+    for height, value in ((1.04, values.max()), (-0.07, values.min())):
+        plot.text(len(axes), height, f"{value:.3g}", ha="center", fontsize=7)
+    for place in range(len(names)):
+        plot.axvline(place, color="0.8", linewidth=0.8, zorder=0)
+    plot.spines[:].set_visible(False)
+    return figure
+
+
+def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str, chance: float | None) -> Figure:
+    """Fig. 6 of the AND-mask paper: training and o.o.d. test of every method, over seeds.
+
+    Args:
+        runs: by method, the values of ``train`` and ``ood``, a number a seed.
+        measure: accuracy, for example.
+        chance: where guessing lies, if that is known.
+    """
+    figure = Figure(figsize=(1.5 + 1.1 * len(runs), 3.4), layout="constrained")
+    axes = figure.subplots()
+    for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
+        places = [index + 0.36 * (offset - 0.5) for index in range(len(runs))]
+        boxes = axes.boxplot(
+            [list(values[split]) for values in runs.values()],
+            positions=places,
+            widths=0.3,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black"},
+            flierprops={"markersize": 3},
+        )
+        for box in boxes["boxes"]:
+            box.set(facecolor=(BLUE, ORANGE)[offset], alpha=0.75)
+        boxes["boxes"][0].set_label(label)
+    if chance is not None:
+        axes.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=0)
+    counts = [len(values["ood"]) for values in runs.values()]
+    axes.set_xticks(range(len(runs)), [f"{name}\n({n} seeds)" for name, n in zip(runs, counts, strict=True)])
+    axes.set(ylabel=measure)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
+    return figure
+
+
+def searches_figure(
+    studies: Mapping[str, Sequence[Sequence[float]]], metric: str, mode: Literal["max", "min"]
+) -> Figure:
+    """Best so far of several studies of each search: median, and the range between the quartiles.
+
+    Args:
+        studies: by search, the values of each study's trials in the order of their ends.
+        metric: what they are.
+        mode: whether it is to be large or small.
+    """
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for index, (search, values) in enumerate(studies.items()):
+        length = min(map(len, values))
+        curves = np.stack([_best_so_far(np.asarray(each[:length]), mode) for each in values])
+        order = np.arange(1, length + 1)
+        label = f"{search} ({len(values)} studies)"
+        axes.plot(order, np.median(curves, 0), color=_COLOURS[index], label=label)
+        axes.fill_between(order, *np.quantile(curves, [0.25, 0.75], axis=0), color=_COLOURS[index], alpha=0.2, lw=0)
+    axes.set(xlabel="finished trials", ylabel=f"best {_words(metric)} so far")
+    axes.legend(frameon=False, loc="lower right" if mode == "max" else "upper right")
+    return figure
+
+
+def palette_map(ranks: np.ndarray[Any, Any]) -> Any:
+    """Colours of lines by rank in [0, 1]."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis_r"](0.05 + 0.95 * ranks)
+
+
+def _best_so_far(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
+    best: np.ndarray[Any, Any] = np.maximum.accumulate(values) if mode == "max" else np.minimum.accumulate(values)
+    return best
+
+
+def _scaled(axis: Axis, trials: Sequence[TrialPoint]) -> np.ndarray[Any, Any]:
+    places = [None if trial.point.get(axis.name) is None else axis.place(trial.point[axis.name]) for trial in trials]
+    present = [place for place in places if place is not None]
+    low, high = (0.0, float(len(axis.categories) - 1)) if axis.categories else (min(present), max(present))
+    spread = (high - low) or 1.0
+    return np.array([-0.12 if place is None else (place - low) / spread for place in places])
+
+
+def _label_ends(plot: Any, place: int, axis: Axis, trials: Sequence[TrialPoint]) -> None:
+    if axis.categories is not None:
+        for index, value in enumerate(axis.categories):
+            plot.text(place + 0.04, index / max(len(axis.categories) - 1, 1), str(value), fontsize=7, va="center")
+        return
+    present = [trial.point[axis.name] for trial in trials if trial.point.get(axis.name) is not None]
+    for height, value in ((1.04, max(present)), (-0.07, min(present))):
+        plot.text(place, height, f"{value:.2g}", ha="center", fontsize=7)
+
+
+def _words(metric: str) -> str:
+    split_names = {"ood_": "o.o.d. ", "held_out_": "held-out ", "left_out_": "left-out "}
+    for prefix, words in split_names.items():
+        metric = metric.replace(prefix, words)
+    return metric.replace("_", " ")

@@ -1,0 +1,374 @@
+"""The search space of a study: which options of a job are varied, from what, and under which condition.
+
+A space maps names to domains. ``Choice``, ``Uniform``, ``LogUniform`` and ``Integers`` vary an option, ``OneOf`` picks
+one of several branches, each with a space of its own, and a plain value fixes an option::
+
+    Space(
+        {
+            "lr": LogUniform(1e-4, 1.0),
+            "regularizer": OneOf(  # no option of this name: a switch
+                {
+                    "none": {"l1": 0.0, "l2": 0.0},
+                    "l1": {"l1": Choice(1e-6, 1e-5, 1e-4), "l2": 0.0},
+                    "l2": {"l1": 0.0, "l2": Choice(1e-5, 1e-4, 1e-3)},
+                }
+            ),
+        }
+    )
+
+A *point* of a space says what was chosen, switches included: ``{"lr": 0.01, "regularizer": "l1", "l1": 1e-5}``.
+The same form as JSON (and TOML) is ``{"lr": {"log-uniform": [1e-4, 1]}, "batch_size": [64, 128], "dropout": 0.0,
+"regularizer": {"one-of": {"none": {…}, …}}}``.
+"""
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+from concord.errors import InputError
+
+Value = Union[bool, int, float, str, None, tuple["Value", ...]]  # noqa: UP007
+Point = dict[str, Value]
+
+
+@dataclass(frozen=True, init=False)
+class Choice:
+    """One of these values, each as likely as the others."""
+
+    values: tuple[Value, ...]
+
+    def __init__(self, *values: Value) -> None:
+        object.__setattr__(self, "values", tuple(map(_frozen, values)))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A number between ``low`` and ``high``."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """A number between ``low`` and ``high``, both above 0, its logarithm uniform."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A whole number from ``low`` to ``high``, both included."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these branches, by name; each maps names to domains and fixed values, as a space does."""
+
+    branches: Mapping[str, Mapping[str, "Entry"]]
+
+
+Domain = Choice | Uniform | LogUniform | Integers
+Entry = Union[Domain, OneOf, Value]  # noqa: UP007
+
+
+@dataclass(frozen=True)
+class Located:
+    """A domain, or the switch of a ``OneOf``, with its place in the space.
+
+    Attributes:
+        label: unique in the space, such as ``regularizer=l1/l1``.
+        name: the option or the switch.
+        domain: a switch is a ``Choice`` of its branches' names.
+        conditions: the switches that have to stand so for it to count.
+    """
+
+    label: str
+    name: str
+    domain: Domain
+    conditions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A search space.
+
+    Raises:
+        InputError: it contradicts itself, or a domain is empty.
+    """
+
+    entries: Mapping[str, Entry]
+
+    def __post_init__(self) -> None:
+        _check(self.entries, ())
+
+    def varied(self) -> list[Located]:
+        """Every domain and switch, a switch before what hangs on it."""
+        return list(_located(self.entries, "", {}))
+
+    def names(self) -> set[str]:
+        """Every option and switch that the space speaks of, fixed ones too."""
+        return set(_names(self.entries))
+
+    def active(self, point: Point) -> Iterator[Located]:
+        """The domains that count at this point.
+
+        Raises:
+            InputError: the point lacks one of them, or has a value that is not in its domain, or has more.
+        """
+        seen = set()
+        for located in self.varied():
+            if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
+                continue
+            if located.name not in point:
+                raise InputError(f"{located.name}: missing; the point is {shown(point)}")
+            if not contains(located.domain, point[located.name]):
+                right = describe(located.domain)
+                raise InputError(f"{located.name} {point[located.name]}: not in the space, which has {right}")
+            seen.add(located.name)
+            yield located
+        fixed = self.fixed(point)
+        for name in point:
+            if name not in seen and (name not in fixed or fixed[name] != point[name]):
+                right = f"it is fixed to {fixed[name]}" if name in fixed else "not in the space at this point"
+                raise InputError(f"{name} {point[name]}: {right}")
+
+    def fixed(self, point: Point) -> Point:
+        """The fixed values that count at this point."""
+        return dict(_fixed(self.entries, point))
+
+    def grid(self) -> list[Point]:
+        """Every point of a space without continuous domains.
+
+        Raises:
+            InputError: a domain is continuous.
+        """
+        return list(_grid(self.entries))
+
+    def without(self, names: set[str]) -> "Space":
+        """The space that does not speak of these options, in any branch."""
+        return Space(_without(self.entries, names))
+
+    def replacing(self, entries: Mapping[str, Entry]) -> "Space":
+        """The space with these entries in place of what it said of the same names, in any branch."""
+        return Space({**_without(self.entries, set(entries)), **entries})
+
+    def as_json(self) -> dict[str, Any]:
+        """The space as JSON; :meth:`from_json` reads it."""
+        return _as_json(self.entries)
+
+    @staticmethod
+    def from_json(entries: Mapping[str, Any], source: str = "space") -> "Space":
+        """A space from its form as JSON or TOML.
+
+        Raises:
+            InputError: it is none; ``source`` says where it came from.
+        """
+        return Space({name: _entry(name, value, source) for name, value in entries.items()})
+
+    @staticmethod
+    def read(path: Path) -> "Space":
+        """A space from a TOML file.
+
+        Raises:
+            InputError: it cannot be read, or holds no space.
+        """
+        try:
+            return Space.from_json(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--space {path}: cannot be read as TOML ({str(error).splitlines()[0]})") from error
+
+
+def contains(domain: Domain, value: Value) -> bool:
+    """Whether the value is in the domain."""
+    if isinstance(domain, Choice):
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in domain.values)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if isinstance(domain, Integers) and value != int(value):
+        return False
+    slack = 1e-9 * max(abs(domain.low), abs(domain.high))  # exp(log(x)) is not always x
+    return domain.low - slack <= value <= domain.high + slack
+
+
+def describe(domain: Domain) -> str:
+    """The domain in words, for a message."""
+    if isinstance(domain, Choice):
+        return "one of " + ", ".join(map(str, domain.values))
+    kind = {Uniform: "a number", LogUniform: "a number", Integers: "a whole number"}[type(domain)]
+    return f"{kind} from {domain.low:g} to {domain.high:g}"
+
+
+def shown(point: Mapping[str, Value]) -> str:
+    """A point in one line."""
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()
+    )
+
+
+def parse_entry(name: str, text: str) -> Entry:
+    """A domain as the command line has it: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    kind, *bounds = text.split(":")
+    if bounds:
+        kinds = {"uniform": "uniform", "log": "log-uniform", "log-uniform": "log-uniform", "int": "integers"}
+        if kind not in kinds or len(bounds) != 2:
+            raise InputError(
+                f"--vary {name}={text}: give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH"
+            )
+        return _entry(name, {kinds[kind]: [_literal(bound) for bound in bounds]}, "--vary")
+    values = [_literal(word) for word in text.split(",")]
+    return _entry(name, values if len(values) > 1 else values[0], "--vary")
+
+
+def _literal(text: str) -> Value:
+    words: dict[str, Value] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _frozen(value: Any) -> Value:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _entry(name: str, value: Any, source: str) -> Entry:
+    """One entry from its form as JSON."""
+    if isinstance(value, list):
+        return Choice(*value)
+    if not isinstance(value, Mapping):
+        return _frozen(value)
+    kinds = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers, "one-of": OneOf, "fixed": None}
+    if len(value) != 1 or next(iter(value)) not in kinds:
+        raise InputError(f"{source}: {name}: expected one of {', '.join(kinds)}, found {', '.join(map(str, value))}")
+    kind, given = next(iter(value.items()))
+    if kind == "fixed":
+        return _frozen(given)
+    if kind == "one-of":
+        if not isinstance(given, Mapping) or not all(isinstance(branch, Mapping) for branch in given.values()):
+            raise InputError(f"{source}: {name}: one-of maps the names of branches to their entries")
+        return OneOf(
+            {
+                branch: {inner: _entry(f"{name}={branch}/{inner}", entry, source) for inner, entry in entries.items()}
+                for branch, entries in given.items()
+            }
+        )
+    numbers = isinstance(given, list) and len(given) == 2
+    if not numbers or any(isinstance(bound, bool) or not isinstance(bound, (int, float)) for bound in given):
+        raise InputError(f"{source}: {name}: {kind} {given}: give the two numbers LOW and HIGH")
+    low, high = given
+    if kind == "integers":
+        if low != int(low) or high != int(high):
+            raise InputError(f"{source}: {name}: integers {low} {high}: give whole numbers")
+        return Integers(int(low), int(high))
+    return Uniform(float(low), float(high)) if kind == "uniform" else LogUniform(float(low), float(high))
+
+
+def _as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for name, entry in entries.items():
+        if isinstance(entry, Choice):
+            written[name] = [list(value) if isinstance(value, tuple) else value for value in entry.values]
+        elif isinstance(entry, OneOf):
+            written[name] = {"one-of": {branch: _as_json(inner) for branch, inner in entry.branches.items()}}
+        elif isinstance(entry, (Uniform, LogUniform, Integers)):
+            kind = {Uniform: "uniform", LogUniform: "log-uniform", Integers: "integers"}[type(entry)]
+            written[name] = {kind: [entry.low, entry.high]}
+        else:
+            written[name] = {"fixed": list(entry)} if isinstance(entry, tuple) else entry
+    return written
+
+
+def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
+    for name, entry in entries.items():
+        if name in outer:
+            raise InputError(f"space: {name} is there twice, outside and inside a branch")
+        if isinstance(entry, Choice):
+            if not entry.values:
+                raise InputError(f"space: {name}: a choice of nothing")
+            if len({(type(value), value) for value in entry.values}) < len(entry.values):
+                raise InputError(f"space: {name}: {describe(entry)}: a value is there twice")
+        elif isinstance(entry, OneOf):
+            if not entry.branches:
+                raise InputError(f"space: {name}: one of no branches")
+            for branch in entry.branches.values():
+                # What is in this branch must be nowhere outside; the same name in another branch is its own domain.
+                elsewhere = [other for other in entries if other != name]
+                _check(branch, (*outer, *elsewhere, name))
+        elif isinstance(entry, (Uniform, LogUniform, Integers)):
+            if not (math.isfinite(entry.low) and math.isfinite(entry.high) and entry.low < entry.high):
+                raise InputError(f"space: {name}: from {entry.low} to {entry.high}: the first must be the smaller")
+            if isinstance(entry, LogUniform) and entry.low <= 0:
+                raise InputError(f"space: {name}: log-uniform from {entry.low}: must be above 0")
+    switches = [(name, entry) for name, entry in entries.items() if isinstance(entry, OneOf)]
+    for (first, one), (second, other) in itertools.combinations(switches, 2):
+        for shared in set(_names({first: one})) & set(_names({second: other})):
+            raise InputError(f"space: {shared} is there twice, in the branches of {first} and of {second}")
+
+
+def _names(entries: Mapping[str, Entry]) -> Iterator[str]:
+    for name, entry in entries.items():
+        yield name
+        if isinstance(entry, OneOf):
+            for branch in entry.branches.values():
+                yield from _names(branch)
+
+
+def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str, str]) -> Iterator[Located]:
+    for name, entry in entries.items():
+        label = prefix + name
+        if isinstance(entry, OneOf):
+            yield Located(label, name, Choice(*entry.branches), conditions)
+            for branch, inner in entry.branches.items():
+                yield from _located(inner, f"{label}={branch}/", {**conditions, name: branch})
+        elif isinstance(entry, (Choice, Uniform, LogUniform, Integers)):
+            yield Located(label, name, entry, conditions)
+
+
+def _fixed(entries: Mapping[str, Entry], point: Point) -> Iterator[tuple[str, Value]]:
+    for name, entry in entries.items():
+        if isinstance(entry, OneOf):
+            yield from _fixed(entry.branches.get(str(point.get(name)), {}), point)
+        elif not isinstance(entry, (Choice, Uniform, LogUniform, Integers)):
+            yield name, entry
+
+
+def _grid(entries: Mapping[str, Entry]) -> Iterator[Point]:
+    axes: list[Sequence[Point]] = []
+    for name, entry in entries.items():
+        if isinstance(entry, OneOf):
+            axes.append([{name: key, **point} for key, branch in entry.branches.items() for point in _grid(branch)])
+        elif isinstance(entry, Choice):
+            axes.append([{name: value} for value in entry.values])
+        elif isinstance(entry, Integers):
+            axes.append([{name: value} for value in range(entry.low, entry.high + 1)])
+        elif isinstance(entry, (Uniform, LogUniform)):
+            raise InputError(f"--search grid: {name} is {describe(entry)}; list its values, as in --vary {name}=1,2,3")
+    for parts in itertools.product(*axes):
+        yield {name: value for part in parts for name, value in part.items()}
+
+
+def _without(entries: Mapping[str, Entry], names: set[str]) -> dict[str, Entry]:
+    return {
+        name: OneOf({key: _without(branch, names) for key, branch in entry.branches.items()})
+        if isinstance(entry, OneOf)
+        else entry
+        for name, entry in entries.items()
+        if name not in names
+    }

@@ -1,0 +1,187 @@
+"""The trials of a study as child runs of one MLflow run, sent in the background.
+
+A study does not wait for its store: what happened is queued, and a thread sends it about once a second. A trial that
+began and ended since then goes in one piece, so that a thousand short trials cost three requests each, while a long
+one can be watched. Which child belongs to which trial is kept in a file, so that a study that continues makes none
+twice.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from concord.tracking.client import import_mlflow, metric_name, one_line, redact
+from concord.tracking.store import Status, Store, clean_parameters
+
+_logger = logging.getLogger("concord.tracking")
+
+_EVERY_SECONDS = 1.0
+_LARGEST_BATCH = 1000  # metrics, MLflow's limit for one call
+_LONGEST_TAG = 5000
+_PARENT, _KEY = "mlflow.parentRunId", "concord.task"
+
+
+@dataclass
+class _Child:
+    name: str
+    parameters: dict[str, str]
+    tags: dict[str, str]
+    began: float
+    points: list[tuple[str, float, int, int]] = field(default_factory=list)
+    end: tuple[Status, float] | None = None
+
+
+class ChildRuns:
+    """The child runs of the run ``parent``.
+
+    Args:
+        store: where they go.
+        parent: the parent's run id.
+        record: file that says which child is which, in the study's own folder.
+        known: whether the parent may have children from before.
+    """
+
+    def __init__(self, store: Store, parent: str, record: Path, known: bool) -> None:
+        self._store = store
+        self._parent = parent
+        self._record = record
+        self._known = known
+        self._ids: dict[str, str] = {}
+        self._done: set[str] = set()
+        self._waiting: dict[str, _Child] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._deadline: float | None = None
+        self._experiment: str | None = None
+        if record.exists():
+            for line in record.read_text().splitlines():
+                try:
+                    key, run_id, done = json.loads(line)
+                except ValueError:
+                    continue  # torn by a kill
+                self._ids[key] = run_id
+                if done:
+                    self._done.add(key)
+        self._sender = threading.Thread(target=self._send_for_ever, name="concord-children", daemon=True)
+        self._sender.start()
+
+    def begin(
+        self, key: str, name: str, parameters: Mapping[str, object], tags: Mapping[str, str], began: float
+    ) -> None:
+        """A trial began, at ``began`` seconds since 1970; one that is in the store as a whole is left as it is."""
+        if key in self._done:
+            return
+        with self._lock:
+            child = _Child(name, clean_parameters(parameters), {**tags, _KEY: key, _PARENT: self._parent}, began)
+            self._waiting.setdefault(key, child)
+
+    def log(self, key: str, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics of a trial that began."""
+        now = time.time_ns() // 1_000_000
+        with self._lock:
+            if (child := self._waiting.get(key)) is not None:
+                child.points += [(metric_name(name), float(value), now, step) for name, value in metrics.items()]
+
+    def end(self, key: str, status: Status, ended: float, tags: Mapping[str, str] | None = None) -> None:
+        """A trial ended, at ``ended`` seconds since 1970."""
+        with self._lock:
+            if (child := self._waiting.get(key)) is not None:
+                child.tags.update(tags or {})
+                child.end = (status, ended)
+
+    def close(self, timeout: float) -> int:
+        """Send what is left for at most ``timeout`` seconds; gives how many trials are not in the store as a whole."""
+        self._deadline = time.monotonic() + timeout
+        self._wake.set()
+        self._sender.join(timeout)
+        with self._lock:
+            return sum(child.end is not None for child in self._waiting.values())
+
+    def _send_for_ever(self) -> None:
+        down = False
+        while True:
+            self._wake.wait(_EVERY_SECONDS if self._deadline is None else 0.2)
+            closing = self._deadline is not None
+            try:
+                self._send_all()
+                down = False
+            except Exception as error:  # no failure of tracking may end this thread silently
+                if not down:
+                    _logger.warning(
+                        "tracking at %s does not take the trials (%s); they are kept in the study and sent later",
+                        redact(self._store.uri),
+                        one_line(error),
+                    )
+                down = True
+            if closing and (not down or time.monotonic() >= (self._deadline or 0.0)):
+                return
+            if down and not closing:
+                self._wake.wait(10 * _EVERY_SECONDS)
+
+    def _send_all(self) -> None:
+        if self._known:
+            self._adopt()
+        for key in list(self._waiting):
+            self._send(key)
+
+    def _adopt(self) -> None:
+        """Find the children that were made, but not yet written down, when the study was killed."""
+        client = self._store.client
+        experiment = client.get_run(self._parent).info.experiment_id
+        token: str | None = ""
+        while token is not None:
+            page = client.search_runs(
+                [experiment], f"tags.`{_PARENT}` = '{self._parent}'", page_token=token or None, max_results=1000
+            )
+            for run in page:
+                if key := run.data.tags.get(_KEY):
+                    self._ids.setdefault(key, run.info.run_id)
+            token = page.token or None
+        self._known = False
+
+    def _send(self, key: str) -> None:
+        import_mlflow()
+        from mlflow.entities import Metric, Param, RunTag
+
+        client = self._store.client
+        with self._lock:
+            child = self._waiting[key]
+            points, child.points = child.points, []
+            end, tags = child.end, dict(child.tags)
+        parameters: list[Any] = []
+        added: list[Any] = []
+        try:
+            if key not in self._ids:
+                if self._experiment is None:
+                    self._experiment = client.get_run(self._parent).info.experiment_id
+                made = client.create_run(self._experiment, int(1000 * child.began), tags, child.name)
+                self._ids[key] = made.info.run_id
+                self._write(key, False)
+                parameters = [Param(name, value) for name, value in child.parameters.items()]
+            elif end is not None:
+                added = [RunTag(name, value[:_LONGEST_TAG]) for name, value in tags.items()]
+            run_id = self._ids[key]
+            for start in range(0, max(len(points), 1), _LARGEST_BATCH):
+                metrics = [Metric(*point) for point in points[start : start + _LARGEST_BATCH]]
+                client.log_batch(run_id, metrics=metrics, params=parameters, tags=added, synchronous=True)
+                parameters, added = [], []
+            if end is not None:
+                client.set_terminated(run_id, end[0], int(1000 * end[1]))
+        except Exception:
+            with self._lock:
+                child.points = points + child.points
+            raise
+        if end is not None:
+            self._write(key, True)
+            self._done.add(key)
+            with self._lock:
+                del self._waiting[key]
+
+    def _write(self, key: str, done: bool) -> None:
+        with self._record.open("a") as lines:
+            lines.write(json.dumps([key, self._ids[key], done]) + "\n")

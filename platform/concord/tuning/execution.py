@@ -1,0 +1,295 @@
+"""Tasks on Ray Tune: as many at a time as there is room for, in processes that go from one to the next."""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray import tune
+from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
+from ray.tune.search import Searcher
+
+from concord.errors import InputError
+from concord.training import TrainConfig
+from concord.tuning.journal import Ended, Task
+from concord.tuning.options import StudyOptions
+from concord.tuning.trial import Assignment, Report, TrialProcess
+
+_DIED = "its process died (killed, or out of memory) and so did those that took its place"
+
+
+class Source(Protocol):
+    """Where tasks come from, and who hears of them. Called from one thread."""
+
+    def next(self) -> tuple[Task, dict[str, Any]] | None:
+        """The next task with the options that make it; None when there are no more."""
+        ...
+
+    def evaluated(self, task: Task, epoch: int, percent: float, metrics: dict[str, float]) -> None:
+        """The task goes on."""
+        ...
+
+    def ended(self, task: Task, ended: Ended) -> None:
+        """The task is over."""
+        ...
+
+
+@dataclass(frozen=True)
+class Room:
+    """What trials run on.
+
+    Attributes:
+        concurrent: trials at a time.
+        cpus, gpus: of a trial's process.
+    """
+
+    concurrent: int
+    cpus: float
+    gpus: float
+
+    @property
+    def threads(self) -> int:
+        """Of a trial's process."""
+        return max(1, int(self.cpus))
+
+
+def room(options: StudyOptions, config: TrainConfig) -> Room:
+    """Divide the cluster among trials.
+
+    Raises:
+        InputError: it does not hold as many trials at a time as are asked for.
+    """
+    cluster = ray.cluster_resources()
+    cpus, gpus = cluster.get("CPU", 1.0), cluster.get("GPU", 0.0)
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    if config.use_gpu and gpus == 0:
+        raise InputError("--use-gpu: the Ray cluster has no GPU")
+    if config.workers > 1:  # the process of the trial only looks on, while its workers train
+        most = int((gpus if config.use_gpu else max(cpus, config.workers)) // config.workers)
+        what = f"{config.workers} workers each"
+    elif config.use_gpu:
+        whole = options.gpus_per_trial
+        most = sum(_fitting(node["Resources"].get("GPU", 0.0), whole) for node in ray.nodes() if node["Alive"])
+        most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
+    else:
+        most, what = int(cpus), "a CPU each"
+    if options.concurrent > most or most == 0:
+        asked = options.concurrent or 1
+        raise InputError(
+            f"--concurrent {asked}: {asked} trials with {what} do not fit; the Ray cluster has {cpus:g} CPUs and "
+            f"{gpus:g} GPUs, enough for {most}"
+        )
+    concurrent = options.concurrent or most
+    if config.workers > 1:
+        return Room(concurrent, 0.0, 0.0)
+    # A trial's process fits on one node.
+    share = max(1.0, min(cpus // concurrent, max(nodes, default=1.0)))
+    while share > 1 and sum(count // share for count in nodes) < concurrent:
+        share -= 1
+    return Room(concurrent, share, options.gpus_per_trial if config.use_gpu else 0.0)
+
+
+def _fitting(gpus: float, each: float) -> int:
+    return int(gpus // each) if each >= 1 else int(gpus) * int(1 / each + 1e-9)
+
+
+class Interruption:
+    """Why running tasks are to be given up: Ctrl-C, or the time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds if seconds > 0 else None
+        self.stopped_by_user = False
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time is over."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def __bool__(self) -> bool:
+        return self.stopped_by_user or self.out_of_time
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The first Ctrl-C in the body is noted, the second is raised."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:  # noqa: ARG001
+            self.stopped_by_user = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def execute(
+    source: Source,
+    assignment: Assignment,
+    where: Room,
+    scheduler: Any,
+    interruption: Interruption,
+    folder: Path,
+    max_failures: int,
+) -> None:
+    """Run all tasks of the source; returns when there are no more, or when interrupted.
+
+    Args:
+        source: gives tasks and hears how they end.
+        assignment: what they have in common.
+        where: the room for them.
+        scheduler: of Ray Tune.
+        interruption: what is running then is given up, and has not ended.
+        folder: for Ray Tune's own files; removed at the end.
+        max_failures: how often a task begins again whose process died.
+    """
+    os.environ.update(_RAY_TUNE)
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    searcher = _Tasks(source, interruption)
+    storage = folder / f"tune-{os.getpid()}-{time.time_ns()}"
+    resources = tune.PlacementGroupFactory(
+        [{"CPU": where.cpus, **({"GPU": where.gpus} if where.gpus else {})}] if where.cpus else [{"CPU": 0.001}]
+    )
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(TrialProcess, assignment=assignment), resources),
+        tune_config=TuneConfig(
+            search_alg=searcher,
+            scheduler=scheduler,
+            num_samples=-1,
+            max_concurrent_trials=where.concurrent,
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=RunConfig(
+            name="tune",
+            storage_path=str(storage),
+            stop=_Interrupted(interruption),
+            failure_config=FailureConfig(max_failures=max_failures),
+            checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+            verbose=0,
+        ),
+    )
+    try:
+        with interruption.watching():
+            tuner.fit()
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+# Ray Tune's files are not what a study is restored from, so they are written as seldom as may be.
+_RAY_TUNE = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_THRESHOLD_S": "10",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+class _Tasks(Searcher):
+    """The source, as Ray Tune asks it."""
+
+    def __init__(self, source: Source, interruption: Interruption) -> None:
+        super().__init__()
+        self._source = source
+        self._interruption = interruption
+        self._running: dict[str, _Running] = {}
+
+    def suggest(self, trial_id: str) -> Any:
+        given = None if self._interruption else self._source.next()
+        if given is None:
+            return Searcher.FINISHED
+        task, options = given
+        self._running[trial_id] = _Running(task)
+        return {"options": options, "whole": task.whole, "left_out": list(task.left_out), "key": task.key}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        running = self._running.get(trial_id)
+        if running is None or "report" not in result:
+            return
+        running.last = report = Report(**json.loads(result["report"]))
+        if report.failure is None:
+            # By how far it is, not in a list: a trial whose process died begins again.
+            running.history[report.percent] = (report.epoch, report.step, report.metrics)
+            self._source.evaluated(running.task, report.epoch, report.percent, report.metrics)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if result and not error:
+            self.on_trial_result(trial_id, result)
+        running = self._running.pop(trial_id, None)
+        if running is None:
+            return
+        report = running.last
+        if not error and (report is None or (not report.last and self._interruption)):
+            return  # given up
+        failure = _DIED if error or report is None else report.failure
+        metrics, stopped = {}, None
+        if failure is None and report is not None:
+            metrics, stopped = report.metrics, report.stopped if report.last else "the scheduler"
+        history = [running.history[percent] for percent in sorted(running.history)]
+        now = time.time()
+        self._source.ended(running.task, Ended(metrics, history, now - running.began, now, stopped, failure))
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: a study is restored from its journal."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: a study is restored from its journal."""
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # Ray Tune keeps a copy of what it was given on disk, from which nothing is restored
+
+
+@dataclass
+class _Running:
+    task: Task
+    began: float = field(default_factory=time.time)
+    history: dict[float, tuple[int, int, dict[str, float]]] = field(default_factory=dict)
+    last: Report | None = None
+
+
+class _Interrupted(Stopper):
+    """Ends all trials at an interruption."""
+
+    def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        return False
+
+    def stop_all(self) -> bool:
+        return bool(self._interruption)
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    return None
+
+
+def overrides(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+    """The options in which a trial's configuration differs from the one that all start from."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(base, field.name)
+    }

@@ -1,0 +1,190 @@
+"""A study on disk: what it is (``study.json``), and a line for every trial that began or ended (``trials.jsonl``).
+
+The journal is the truth of a study. Ray Tune's own state, the searcher's and MLflow's follow from it, so a process
+killed at any moment loses nothing that was finished, and nothing counts twice. Lines are synced to the disk.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from concord.errors import InputError, RunFailedError
+from concord.space import Point
+
+STUDY, TRIALS, _LOCK = "study.json", "trials.jsonl", ".lock"
+Kind = Literal["trial", "left-out", "seed"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to be trained and judged.
+
+    Attributes:
+        kind: a trial of the search; a trial trained again with environments left out, or with another seed.
+        trial: its number, from 0.
+        point: of the space.
+        seed: of the training; None takes the study's.
+        left_out: training environments to leave out in turn.
+        whole: whether to train on all environments (too).
+    """
+
+    kind: Kind
+    trial: int
+    point: Point
+    seed: int | None = None
+    left_out: tuple[str, ...] = ()
+    whole: bool = True
+
+    @property
+    def key(self) -> str:
+        """Unique in the study."""
+        return f"{self.kind} {self.trial}" + ("" if self.seed is None else f" seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a task.
+
+    Attributes:
+        metrics: the last ones; empty if it failed.
+        history: the metrics at every evaluation: (epoch, step, metrics).
+        seconds: from its start to its end.
+        ended: when, in seconds since 1970.
+        stopped: what ended it early, None if it came to its end.
+        failure: why it failed, None if it did not.
+    """
+
+    metrics: dict[str, float]
+    history: list[tuple[int, int, dict[str, float]]]
+    seconds: float
+    ended: float
+    stopped: str | None = None
+    failure: str | None = None
+
+
+@dataclass
+class Journal:
+    """What is known of a study; made by :func:`opened`.
+
+    Attributes:
+        folder: of the study.
+        tasks: every task that began, by key, in the order in which they did.
+        ended: those that ended, in the order in which they did.
+    """
+
+    folder: Path
+    tasks: dict[str, Task] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    _lines: int | None = None
+
+    def begin(self, task: Task) -> None:
+        """Keep that a task began; again is no news."""
+        if task.key in self.tasks:
+            return
+        self._write({"event": "began", "key": task.key, **vars(task)})
+        self.tasks[task.key] = task
+
+    def end(self, task: Task, ended: Ended) -> None:
+        """Keep how a task ended; the first end counts."""
+        if task.key in self.ended:
+            return
+        self._write({"event": "ended", "key": task.key, **vars(ended)})
+        self.ended[task.key] = ended
+
+    def results(self, kind: Kind) -> list[tuple[Task, Ended]]:
+        """The ended tasks of this kind, in the order of their ends."""
+        return [(self.tasks[key], ended) for key, ended in self.ended.items() if self.tasks[key].kind == kind]
+
+    def finished(self, kind: Kind) -> list[tuple[Task, Ended]]:
+        """Those that did not fail."""
+        return [(task, ended) for task, ended in self.results(kind) if ended.failure is None]
+
+    def unfinished(self, kind: Kind) -> list[Task]:
+        """The tasks of this kind that began and did not end."""
+        return [task for key, task in self.tasks.items() if task.kind == kind and key not in self.ended]
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._lines is None:
+            raise ValueError("this journal was opened to be read only")
+        try:
+            # One call for the line: a process killed here leaves all of it or a torn end, which is cut off.
+            os.write(self._lines, (json.dumps(line) + "\n").encode())
+            os.fsync(self._lines)
+        except OSError as error:
+            raise RunFailedError(f"{self.folder / TRIALS} cannot be written ({error.strerror})") from error
+
+
+def read(folder: Path) -> Journal:
+    """The journal of a study as it is now, for reports."""
+    journal = Journal(folder)
+    path = folder / TRIALS
+    if path.exists():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            _take(journal, json.loads(line))
+    return journal
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Journal]:
+    """The journal of a study, to go on with it.
+
+    Raises:
+        InputError: another process has it open.
+    """
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"--name {folder.name}: another process is at work on this study") from error
+        path = folder / TRIALS
+        if path.exists():
+            text = path.read_bytes()
+            if whole := len(text) - (text.rfind(b"\n") + 1):
+                os.truncate(path, len(text) - whole)
+        journal = read(folder)
+        journal._lines = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            yield journal
+        finally:
+            os.close(journal._lines)
+            journal._lines = None
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """What a study is.
+
+    Raises:
+        InputError: there is no study in this folder.
+    """
+    try:
+        study: dict[str, Any] = json.loads((folder / STUDY).read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"--name {folder.name}: there is no such study in {folder.parent.parent}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"--name {folder.name}: {folder / STUDY} cannot be read ({error})") from error
+    return study
+
+
+def write_study(folder: Path, study: Mapping[str, Any]) -> None:
+    """Replace what is said of a study, at once and as a whole."""
+    new = folder / f"{STUDY}.new"
+    with new.open("w") as file:
+        json.dump(study, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / STUDY)
+
+
+def _take(journal: Journal, line: dict[str, Any]) -> None:
+    event, key = line.pop("event"), line.pop("key")
+    if event == "began":
+        point = {name: tuple(value) if isinstance(value, list) else value for name, value in line.pop("point").items()}
+        journal.tasks[key] = Task(**{**line, "point": point, "left_out": tuple(line["left_out"])})
+    else:
+        history = [(epoch, step, metrics) for epoch, step, metrics in line.pop("history")]
+        journal.ended.setdefault(key, Ended(**line, history=history))

@@ -1,0 +1,112 @@
+"""The options of ``concord tune``: those of a study, and those of the job, which every trial starts from."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from concord.errors import InputError
+from concord.training import TrainConfig
+
+Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """One study. Options of the job given here are the same in every trial, and leave the space."""
+
+    # fmt: off
+    trials: int = 64
+    """Trials of the study; asking for more later extends it."""
+    concurrent: int = 0
+    """Trials at a time; 0 takes what the cluster holds."""
+    method: str | None = None
+    """Which of the job's studies; for every job there are also derived (from its configuration) and wide."""
+    space: Path | None = None
+    """TOML file with the space, in place of the job's."""
+    vary: tuple[str, ...] = ()
+    """Options to vary, over those of the space: lr=log:1e-4:1, threshold=uniform:0:1, batch_size=64,128."""
+    suggest: tuple[str, ...] = ()
+    """Points to try first: lr=0.01,threshold=0.8 (values that are left out are the first of the space)."""
+    search: Literal["tpe", "random", "grid"] = "tpe"
+    """Tree-structured Parzen estimator (HyperOpt), random search, or every point of the space."""
+    startup: int = 20
+    """Random trials before TPE suggests."""
+
+    selection: Selection = "held-out"
+    """What a trial is judged by: held-out examples of the training environments, validation environments, training
+    environments left out in turn, or the o.o.d. test (which makes an oracle of the study, and is called so)."""
+    metric: str | None = None
+    """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
+    folds: int = 0
+    """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
+    shortlist: int = 4
+    """Best trials that are judged by all selections in the end (4 environments are left out in turn, or --folds)."""
+
+    stop_when: tuple[str, ...] | None = None
+    """A trial ends when all of these hold: train_accuracy>0.97 ood_accuracy<0.6; the job's own rule if not given."""
+    scheduler: Literal["none", "asha", "median"] = "none"
+    """Stop trials that fall behind: asynchronous successive halving, or the median rule."""
+    max_minutes: float = 0.0
+    """Stop searching after this time (what runs then is run again when the study continues); 0 does not stop."""
+
+    gpus_per_trial: float = 1.0
+    """GPUs of a trial, with --use-gpu; 0.25 puts four on one."""
+
+    reruns: int = 5
+    """Runs of the best configuration with new seeds; 0 does none."""
+    top: int = 5
+    """Rows of the table of the best trials."""
+    register: bool = True
+    """Train the winner once more, with a checkpointed and tracked run, and register its model."""
+    # fmt: on
+
+    def check_study(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        for option, least in (
+            ("trials", 1),
+            ("concurrent", 0),
+            ("startup", 1),
+            ("folds", 0),
+            ("shortlist", 0),
+            ("max_minutes", 0),
+            ("reruns", 0),
+            ("top", 1),
+        ):
+            if getattr(self, option) < least:
+                said = "must not be negative" if least == 0 else f"must be at least {least}"
+                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: {said}")
+        if self.gpus_per_trial <= 0:
+            raise InputError(f"--gpus-per-trial {self.gpus_per_trial}: must be above 0")
+        if self.selection == "leave-one-out" and self.scheduler != "none":
+            raise InputError(
+                f"--scheduler {self.scheduler}: leave-one-out knows a trial's score only at its end; "
+                "choose another --selection, or no scheduler"
+            )
+        if self.folds == 1 and self.selection == "leave-one-out":
+            raise InputError("--folds 1: leave out at least two environments in turn, or 0 for every one")
+
+
+def options_for(config: type[TrainConfig]) -> type[Any]:
+    """The study's options and a job's in one dataclass.
+
+    Raises:
+        InputError: the job has an option that means something else here.
+    """
+    study = {field.name for field in dataclasses.fields(StudyOptions)}
+    for field in dataclasses.fields(config):
+        if field.name in study:
+            raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
+    combined = type("TuneOptions", (StudyOptions, config), {"__doc__": StudyOptions.__doc__})
+    return dataclass(frozen=True, kw_only=True)(combined)
+
+
+def study_part(options: Any) -> StudyOptions:
+    """The study's options alone."""
+    return StudyOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(StudyOptions)})
+
+
+def config_part(options: Any, config: type[TrainConfig]) -> TrainConfig:
+    """The job's configuration alone."""
+    return config(**{field.name: getattr(options, field.name) for field in dataclasses.fields(config) if field.init})

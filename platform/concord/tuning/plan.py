@@ -1,0 +1,223 @@
+"""What a study is going to do, checked before anything is started or written."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.errors import InputError
+from concord.space import Point, Space
+from concord.training import JobFile, TrainConfig
+from concord.training.config import PLACEMENT_OPTIONS
+from concord.training.run import Checked, preflight, recorded_config
+from concord.tuning.journal import STUDY, read_study
+from concord.tuning.options import StudyOptions, config_part, study_part
+from concord.tuning.search import Search
+from concord.tuning.selection import Criterion, check_metric
+from concord.tuning.spaces import chosen_study, first_points, study_space
+from concord.tuning.stopping import StopRule
+
+# How many environments are left out to judge the short list, if --folds does not say.
+_FOLDS_OF_SHORTLIST = 4
+# The options of a study that make its trials what they are: they stay when it continues.
+_SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study.
+
+    Attributes:
+        name: of the study.
+        job: what is trained.
+        base: the configuration that every trial starts from.
+        options: of the study.
+        given: the options that the command line named.
+        method: the name of the job's study, or of one for every job.
+        space: that is searched.
+        measure: that trials are judged by, such as ``accuracy``.
+        criterion: the same, with the examples it is taken on.
+        stop_rule: when a trial ends early.
+        first: points that are tried first.
+        folds: environments that every trial leaves out in turn.
+        shortlist_folds: environments that the short list leaves out in turn.
+        trials: how many trials there are to be.
+        checked: what is known of the job.
+    """
+
+    name: str
+    job: JobFile
+    base: TrainConfig
+    options: StudyOptions
+    given: frozenset[str]
+    method: str
+    space: Space
+    measure: str
+    criterion: Criterion
+    stop_rule: StopRule
+    first: tuple[Point, ...]
+    folds: tuple[str, ...]
+    shortlist_folds: tuple[str, ...]
+    trials: int
+    checked: Checked
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        return studies_folder(self.base.output) / self.name
+
+    @property
+    def looks_at_test(self) -> str | None:
+        """What of it looks at the o.o.d. test, in words; None if nothing does."""
+        looks = (["selection"] if self.criterion.oracle else []) + (["early stopping"] if self.stop_rule.oracle else [])
+        return " and ".join(looks) or None
+
+    def search(self) -> Search:
+        """A search that has observed nothing yet."""
+        options = self.options
+        return Search(self.space, options.search, self.base.seed, self.first, options.startup)
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change when the study continues, as JSON."""
+        science = {k: v for k, v in recorded_config(self.base).items() if k not in PLACEMENT_OPTIONS - {"workers"}}
+        identity = {
+            "method": self.method,
+            "space": self.space.as_json(),
+            **{name: getattr(self.options, name) for name in _SCIENCE},
+            "stop_when": str(self.stop_rule),
+            "suggestions": list(self.first),
+            "config": science,
+        }
+        written: dict[str, Any] = json.loads(json.dumps(identity))
+        return written
+
+    def record(self) -> dict[str, Any]:
+        """What is written down of it."""
+        options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.options).items()}
+        return {
+            "job": self.job.name,
+            "name": self.name,
+            "identity": self.identity(),
+            "criterion": dataclasses.asdict(self.criterion),
+            "measure": self.measure,
+            "oracle": self.looks_at_test,
+            "validation": bool(self.checked.environments.validation),
+            "options": options,
+            "config": recorded_config(self.base),
+            "given": sorted(self.given),
+        }
+
+
+def studies_folder(output: Path) -> Path:
+    """Where the studies of an output folder are."""
+    return output / "studies"
+
+
+def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
+    """Check everything that can be checked without a cluster or a store.
+
+    Args:
+        job: what is tuned.
+        options: an instance of what :func:`concord.tuning.options.options_for` made of the job's configuration.
+        given: the options that the command line named.
+
+    Raises:
+        InputError: something cannot be used, or does not fit the study of this name.
+    """
+    study_options, base = study_part(options), config_part(options, job.job.config)
+    study_options.check_study()
+    base.check()
+    if base.resume:
+        raise InputError("--resume: the same --name continues a study; leave --resume out")
+    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(base).items() if isinstance(value, Path)}
+    method, study = chosen_study(job.job.studies, study_options, base)
+    name = base.name or _new_name(job, method, base.output)
+    base = dataclasses.replace(base, **absolute, name=None)
+    fields = {field.name for field in dataclasses.fields(base)}
+    space = study_space(study.space, study_options, given & fields, base)
+    checked = preflight(job, base)
+    stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
+    stop_rule.check(checked.reported)
+    measure = study_options.metric or ("accuracy" if "train_accuracy" in checked.reported else "loss")
+    criterion = Criterion.of(study_options.selection, measure)
+    reported = list(checked.reported)
+    train = checked.environments.train
+    leave_out = study_options.selection == "leave-one-out"
+    if leave_out:
+        if len(train) < 2:
+            raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
+        measures = [each.removeprefix("train_") for each in reported if each.startswith("train_")]
+        reported += [f"{worst}left_out_{each}" for each in measures for worst in ("", "worst_")]
+    check_metric(criterion, measure, reported, study_options.metric is not None)
+    if study_options.folds > len(train):
+        raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
+    first = tuple(first_points(space, study_options.suggest, study.suggestions))
+    plan = Plan(
+        name=name,
+        job=job,
+        base=base,
+        options=study_options,
+        given=frozenset(given),
+        method=method,
+        space=space,
+        measure=measure,
+        criterion=criterion,
+        stop_rule=stop_rule,
+        first=first,
+        folds=_drawn(train, study_options.folds or len(train), base.seed) if leave_out else (),
+        shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.seed) if len(train) > 1 else (),
+        trials=study_options.trials,
+        checked=checked,
+    )
+    size = plan.search().size
+    if size is not None and ("trials" not in given or study_options.trials > size):
+        plan = dataclasses.replace(plan, trials=size)
+    if (plan.folder / STUDY).exists():
+        _check_same(plan, read_study(plan.folder))
+    return plan
+
+
+def _check_same(plan: Plan, record: dict[str, Any]) -> None:
+    """Refuse a name that belongs to another study (InputError)."""
+    if record["job"] != plan.job.name:
+        raise InputError(f"--name {plan.name}: is a study of job {record['job']}, not of {plan.job.name}")
+    ours, theirs = plan.identity(), record["identity"]
+    for part in ours:
+        if ours[part] == theirs.get(part):
+            continue
+        if part in ("space", "config"):
+            before = theirs.get(part, {})
+            option = next(name for name in {**ours[part], **before} if ours[part].get(name) != before.get(name))
+            what = "varied from" if part == "space" else "set to"
+            raise InputError(
+                f"--name {plan.name}: a study with another {'space' if part == 'space' else 'configuration'}: there "
+                f"{option} is {what} {before.get(option, 'nothing')}, here {ours[part].get(option, 'nothing')}; "
+                "give another name"
+            )
+        raise InputError(
+            f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {theirs.get(part) or 'none'}, "
+            f"not {ours[part] or 'none'}; give another name"
+        )
+
+
+def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
+    """So many of the names, drawn by the seed, in their order."""
+    if count >= len(names):
+        return names
+    order = np.random.default_rng(seed).permutation(len(names))[:count]
+    return tuple(names[index] for index in sorted(order))
+
+
+def _new_name(job: JobFile, method: str, output: Path) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{job.name}-{method}").strip("-._") or "study"
+    name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
+    number = 2
+    while (studies_folder(output) / name).exists():
+        name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{number}"
+        number += 1
+    return name

@@ -1,0 +1,127 @@
+"""How far a study is, as its user sees it: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from concord.tuning.journal import Ended, Task
+from concord.tuning.selection import Criterion
+
+_SAY_EVERY_SECONDS = 10.0
+_LOOK_EVERY_SECONDS = 0.5
+
+
+class StudyProgress:
+    """Counts and shows; a context manager, which shows while its body runs.
+
+    Args:
+        what: trials or runs, for the reader.
+        total: to be done, if there is a known end.
+        criterion: what the best is judged by; None where there is no best.
+        say: takes a line.
+    """
+
+    def __init__(self, what: str, total: int, criterion: Criterion | None, say: Callable[[str], None]) -> None:
+        self._what = what
+        self._total = total
+        self._criterion = criterion
+        self._say = say
+        self._running: dict[str, float] = {}
+        self._done = self._failed = self._here = 0
+        self._seconds = 0.0
+        self._best: tuple[float, int, float] | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._started = time.monotonic()
+        self._reasons: set[str] = set()
+
+    def earlier(self, task: Task, ended: Ended) -> None:
+        """A task that ended before this process began."""
+        self._count(task, ended)
+
+    def began(self, task: Task) -> None:
+        """A task runs."""
+        with self._lock:
+            self._running[task.key] = 0.0
+
+    def evaluated(self, task: Task, percent: float) -> None:
+        """A task goes on."""
+        with self._lock:
+            self._running[task.key] = percent
+
+    def ended(self, task: Task, ended: Ended) -> None:
+        """A task is over."""
+        with self._lock:
+            self._running.pop(task.key, None)
+            self._here += 1
+        self._count(task, ended)
+        if ended.failure is not None and ended.failure not in self._reasons:
+            self._reasons.add(ended.failure)
+            self._say(f"{task.key} failed: {ended.failure.splitlines()[0]}")
+
+    def _count(self, task: Task, ended: Ended) -> None:
+        with self._lock:
+            self._done += 1
+            self._failed += ended.failure is not None
+            if self._criterion is not None and self._criterion.metric in ended.metrics:
+                value, score = ended.metrics[self._criterion.metric], self._criterion.score(ended.metrics)
+                if self._best is None or score > self._best[0]:
+                    self._best = (score, task.trial, value)
+
+    def __enter__(self) -> "StudyProgress":
+        self._shower = threading.Thread(target=self._bar if sys.stderr.isatty() else self._lines, daemon=True)
+        self._shower.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._shower.join(timeout=5)
+
+    def line(self) -> str:
+        """All of it in one line."""
+        with self._lock:
+            parts = [f"{self._done}/{self._total} {self._what}", f"{len(self._running)} running"]
+            if self._failed:
+                parts.append(f"{self._failed} failed")
+            if self._best is not None and self._criterion is not None:
+                oracle = " (oracle)" if self._criterion.oracle else ""
+                parts.append(f"best {self._criterion.metric}{oracle} {self._best[2]:.4f} (trial {self._best[1]})")
+            left = self._left()
+        if left is not None:
+            parts.append(f"{_duration(left)} left")
+        return ", ".join(parts)
+
+    def _left(self) -> float | None:
+        if self._here == 0:
+            return None
+        # What runs counts by how far it is, so that the estimate does not jump at each end.
+        done = self._here + sum(self._running.values()) / 100
+        to_do = self._total - self._done - sum(self._running.values()) / 100
+        return max(to_do, 0.0) * (time.monotonic() - self._started) / done
+
+    def _lines(self) -> None:
+        said = ""
+        pause = 2.0
+        while not self._over.wait(pause):
+            pause = _SAY_EVERY_SECONDS
+            if (line := self.line()) != said:
+                self._say(line)
+                said = line
+
+    def _bar(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            shown = progress.add_task(self.line(), total=max(self._total, 1))
+            while not self._over.wait(_LOOK_EVERY_SECONDS):
+                progress.update(shown, description=self.line(), completed=self._done)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

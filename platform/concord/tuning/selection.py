@@ -1,0 +1,91 @@
+"""What a trial is judged by, and the best by it. Selections disagree; each says what it looked at."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from concord.errors import InputError
+from concord.tuning.journal import Ended, Task
+from concord.tuning.options import Selection
+
+_SPLITS: Mapping[Selection, str] = {
+    "held-out": "held_out",
+    "validation": "validation",
+    "leave-one-out": "left_out",
+    "oracle": "ood",
+}
+LOOKED_AT: Mapping[Selection, str] = {
+    "held-out": "held-out examples of the training environments",
+    "validation": "validation environments",
+    "leave-one-out": "training environments left out in turn",
+    "oracle": "ORACLE: the o.o.d. test set itself",
+}
+_WORST = -1e30  # a score that is no number; finite, so that means and quantiles of scores stay numbers
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The metric that a selection judges by.
+
+    Attributes:
+        selection: what it looks at.
+        metric: its name among the metrics, such as ``held_out_accuracy``.
+        mode: whether the metric is to be large or small.
+    """
+
+    selection: Selection
+    metric: str
+    mode: Literal["max", "min"]
+
+    @staticmethod
+    def of(selection: Selection, measure: str) -> "Criterion":
+        """The criterion by this measure, ``accuracy`` or ``worst_loss`` for example."""
+        worst, plain = ("worst_", measure.removeprefix("worst_")) if measure.startswith("worst_") else ("", measure)
+        lower = plain.endswith(("loss", "error"))
+        return Criterion(selection, f"{worst}{_SPLITS[selection]}_{plain}", "min" if lower else "max")
+
+    @property
+    def loss(self) -> str:
+        """The loss on the same examples; it decides between equals."""
+        return f"{_SPLITS[self.selection]}_loss"
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it looks at the test."""
+        return self.selection == "oracle"
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """The larger the better, always finite."""
+        value = metrics.get(self.metric, math.nan)
+        if not math.isfinite(value):
+            return _WORST
+        return value if self.mode == "max" else -value
+
+    def ranked(self, results: Iterable[tuple[Task, Ended]]) -> list[tuple[Task, Ended]]:
+        """The trials that have the metric, best first; equals by loss, then by number."""
+        scored = [pair for pair in results if math.isfinite(pair[1].metrics.get(self.metric, math.nan))]
+
+        def key(pair: tuple[Task, Ended]) -> tuple[float, float, int]:
+            loss = pair[1].metrics.get(self.loss, math.inf)
+            return -self.score(pair[1].metrics), loss if math.isfinite(loss) else math.inf, pair[0].trial
+
+        return sorted(scored, key=key)
+
+
+def check_metric(criterion: Criterion, measure: str, reported: Sequence[str], given: bool) -> None:
+    """Refuse a criterion that trials do not report (InputError)."""
+    if criterion.metric in reported:
+        return
+    measures = sorted({name.removeprefix("train_") for name in reported if name.startswith("train_")})
+    if given and measure.removeprefix("worst_") not in measures:
+        raise InputError(
+            f"--metric {measure}: the job does not report it; there are {', '.join(measures)}, each also as worst_…"
+        )
+    right = {
+        "held-out": "nothing is held out; give --held-out above 0",
+        "validation": "the job has no validation environments",
+        "leave-one-out": "nothing is left out",
+        "oracle": "the job has no test environments",
+    }[criterion.selection]
+    raise InputError(f"--selection {criterion.selection}: {right}")

@@ -1,0 +1,161 @@
+"""The data of a study's trials, loaded once and kept in Ray's object store: one copy a node, however many trials."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from concord.environments import Environment, Environments, HeldOut
+from concord.training import Job, Place, TrainConfig
+from concord.training.loop import Prepared, prepare
+
+Config = TypeVar("Config", bound=TrainConfig)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Environments one after the other in one array, so that a trial's batches are views of it."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    inputs: Any
+    targets: Any
+
+
+@dataclass(frozen=True)
+class SharedData:
+    """The data of a configuration, as references into the object store; made by :func:`share_data`.
+
+    Attributes:
+        options: the options that the data depend on, with their values.
+    """
+
+    options: dict[str, Any]
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+    training: _Part
+    held_out: _Part | None
+    elsewhere: _Part | None
+
+    def fits(self, config: TrainConfig) -> bool:
+        """Whether these are the data of this configuration, too."""
+        return all(getattr(config, name) == value for name, value in self.options.items())
+
+    def prepared(self) -> Prepared:
+        """The data, without copying them; to be called on the node that uses them."""
+        training = _environments(self.training)
+        held_out: Sequence[Environment | None] = (
+            _environments(self.held_out) if self.held_out is not None else [None] * len(training)
+        )
+        elsewhere = _environments(self.elsewhere) if self.elsewhere is not None else []
+        pairs = [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
+        return Prepared(
+            Environments(_not_loaded, self.train, self.validation, self.test),
+            pairs,
+            [(environment.name, environment) for environment in elsewhere],
+        )
+
+
+def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedData | None:
+    """Load the data and put them into the object store.
+
+    Args:
+        job: what loads them.
+        config: the configuration that every trial starts from.
+        varied: the options that differ between trials.
+
+    Returns:
+        The shared data, or None where they depend on an option that is varied: trials then load their own.
+
+    Raises:
+        InputError: the data do not fit.
+    """
+    watched, reads = recording(config)
+    prepared = prepare(job, watched, Place())
+    depends = reads | {"held_out", "seed"}
+    if depends & varied:
+        return None
+    held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
+    names = prepared.environments
+    return SharedData(
+        options={name: getattr(config, name) for name in depends if name != "workers"},
+        train=names.train,
+        validation=names.validation,
+        test=names.test,
+        training=_put([pair.training for pair in prepared.training]),
+        held_out=_put(held_out) if held_out else None,
+        elsewhere=_put([environment for _, environment in prepared.elsewhere]) if prepared.elsewhere else None,
+    )
+
+
+def without(prepared: Prepared, left_out: str) -> Prepared:
+    """The same data with one training environment not trained on, but the only one to validate on."""
+    environments = prepared.environments.leaving_out(left_out)
+    pair = next(pair for pair in prepared.training if pair.training.name == left_out)
+    parts = [part for part in pair if part is not None]
+    whole = Environment(
+        left_out, torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
+    )
+    test = [(name, environment) for name, environment in prepared.elsewhere if name in environments.test]
+    return Prepared(environments, [each for each in prepared.training if each is not pair], [(left_out, whole), *test])
+
+
+def recording(config: Config) -> tuple[Config, set[str]]:
+    """The same configuration, and the set of the options that were read from it so far."""
+    kind = type(config)
+    options = {field.name for field in dataclasses.fields(config)}
+    reads: set[str] = set()
+
+    def read(self: Any, name: str) -> Any:
+        if name in options:
+            reads.add(name)
+        elif name == "__dict__":
+            reads.update(options)
+        return super(recorder, self).__getattribute__(name)
+
+    recorder: Any = type(kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__})
+    copy: Config = object.__new__(recorder)
+    for name in options:
+        object.__setattr__(copy, name, getattr(config, name))
+    return copy, reads
+
+
+def _put(environments: Sequence[Environment]) -> _Part:
+    import ray
+
+    return _Part(
+        tuple(environment.name for environment in environments),
+        tuple(map(len, environments)),
+        ray.put(_storable(torch.cat([environment.inputs for environment in environments]))),
+        ray.put(_storable(torch.cat([environment.targets for environment in environments]))),
+    )
+
+
+def _storable(values: Tensor) -> Any:
+    """As an array, which Ray reads in place; a type that numpy lacks (bfloat16) goes as its bytes."""
+    return values.numpy() if values.dtype != torch.bfloat16 else values.view(torch.int16).numpy().view("V2")
+
+
+def _environments(part: _Part) -> list[Environment]:
+    import ray
+
+    inputs, targets = (_tensor(array) for array in ray.get([part.inputs, part.targets]))
+    pairs = zip(part.names, inputs.split(part.sizes), targets.split(part.sizes), strict=True)
+    return [Environment(*pair) for pair in pairs]
+
+
+def _tensor(array: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the store's memory cannot be written, and training does not
+        if array.dtype.kind == "V":
+            return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+
+def _not_loaded(name: str) -> tuple[Any, Any]:
+    raise AssertionError(f"environment {name} is in the object store")

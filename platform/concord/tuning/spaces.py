@@ -1,0 +1,239 @@
+"""Which space a study searches: the job's, one for every job, a file's, with what the command line says over it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from concord.errors import InputError
+from concord.space import (
+    Choice,
+    Domain,
+    Entry,
+    Integers,
+    LogUniform,
+    OneOf,
+    Point,
+    Space,
+    Uniform,
+    Value,
+    contains,
+    parse_entry,
+    shown,
+)
+from concord.training import Study, TrainConfig
+from concord.training.config import PLACEMENT_OPTIONS
+from concord.tuning.options import StudyOptions
+
+_MASKS = ("and-mask", "geometric-mean", "sand-mask", "xor-mask")
+
+
+def wide(config: TrainConfig) -> Space:  # noqa: ARG001
+    """The space that the AND-mask paper's published code advises for a wide search."""
+    return Space(
+        {
+            "lr": LogUniform(1e-4, 1.0),
+            "l1": 0.0,
+            "l2": LogUniform(1e-5, 1.0),
+            "regularization": "decoupled",
+            "aggregator": Choice("and-mask", "geometric-mean"),
+            "threshold": Uniform(0.0, 1.0),
+            "rescale": Choice(True, False),
+            "optimizer": Choice("adam", "sgd"),
+        }
+    )
+
+
+def derived(config: TrainConfig) -> Space:
+    """A space around a configuration: learning rate, batch size, penalty, and the mask's options where it masks."""
+    entries: dict[str, Entry] = {
+        "lr": LogUniform(config.lr / 30, config.lr * 30),
+        "batch_size": Choice(*sorted({max(1, config.batch_size // 2), config.batch_size, config.batch_size * 2})),
+        "penalty": OneOf(
+            {
+                "none": {"l1": 0.0, "l2": 0.0},
+                "l1": {"l1": LogUniform(1e-6, 1e-3), "l2": 0.0},
+                "l2": {"l1": 0.0, "l2": LogUniform(1e-6, 1e-2)},
+            }
+        ),
+    }
+    if config.aggregator in _MASKS:
+        entries |= {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
+    return Space(entries)
+
+
+FOR_EVERY_JOB = {"derived": derived, "wide": wide}
+
+
+def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: TrainConfig) -> tuple[str, Study]:
+    """The method's name and its study.
+
+    Raises:
+        InputError: there is no such method.
+    """
+    name = options.method or next(iter(studies), "derived")
+    if name in studies:
+        return name, studies[name]
+    if name not in FOR_EVERY_JOB:
+        raise InputError(f"--method {name}: there is none; there are {', '.join([*studies, *FOR_EVERY_JOB])}")
+    return name, Study(FOR_EVERY_JOB[name](base))
+
+
+def study_space(declared: Space, options: StudyOptions, given: set[str], base: TrainConfig) -> Space:
+    """The space that is searched.
+
+    Args:
+        declared: by the job.
+        options: of the study.
+        given: options of the job on the command line; they are not varied.
+        base: the configuration that every trial starts from.
+
+    Raises:
+        InputError: nothing is varied, something twice, or something that the job does not have or take.
+    """
+    space = Space.read(options.space) if options.space is not None else declared
+    vary: dict[str, Entry] = {}
+    for text in options.vary:
+        name, equals, domain = text.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not name or not domain:
+            raise InputError(f"--vary {text}: give NAME=VALUES, such as lr=log:1e-4:1 or batch_size=64,128")
+        if name in vary:
+            raise InputError(f"--vary {text}: {name} is given twice")
+        vary[name] = parse_entry(name, domain)
+    for name in given & set(vary):
+        raise InputError(f"--vary {name}: contradicts --{name.replace('_', '-')}, which fixes it")
+    space = space.without(given).replacing(vary)
+    if not space.varied():
+        raise InputError("the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE")
+    _check_against(space, base)
+    return space
+
+
+def config_at(base: TrainConfig, space: Space, point: Point) -> TrainConfig:
+    """The configuration of a trial."""
+    known = {field.name for field in dataclasses.fields(base)}
+    values: dict[str, Any] = {**space.fixed(point), **point}
+    return dataclasses.replace(base, **{name: value for name, value in values.items() if name in known})
+
+
+def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[str, Value]]) -> list[Point]:
+    """The points to try first, those of the command line before the job's.
+
+    Raises:
+        InputError: a point that is not in the space.
+    """
+    points = []
+    for text in texts:
+        given: dict[str, Value] = {}
+        for part in text.split(","):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise InputError(f"--suggest {text}: give NAME=VALUE,NAME=VALUE")
+            entry = parse_entry(name.strip(), value.strip())
+            given[name.strip().replace("-", "_")] = entry  # type: ignore[assignment]
+        points.append(_completed(space, given, f"--suggest {text}"))
+    varied = space.names()
+    for suggestion in declared:
+        # What the command line took out of the space, or narrowed, is no mistake of the job's.
+        try:
+            points.append(_completed(space, {k: v for k, v in suggestion.items() if k in varied}, "suggestion"))
+        except InputError:
+            continue
+    return points
+
+
+def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
+    point: Point = {}
+    used = set()
+    for located in space.varied():
+        if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
+            continue
+        domain = located.domain
+        if located.name in given:
+            value = given[located.name]
+            used.add(located.name)
+            if not contains(domain, value):
+                raise InputError(f"{source}: {located.name} {value} is not in the space")
+            point[located.name] = value
+        elif isinstance(domain, Choice):
+            point[located.name] = domain.values[0]
+        else:
+            point[located.name] = domain.low
+    fixed = space.fixed(point)
+    for name in given:
+        if name not in used and (name not in fixed or fixed[name] != given[name]):
+            raise InputError(f"{source}: {name} is not varied here; a point is {shown(point)}")
+    return point
+
+
+def _check_against(space: Space, base: TrainConfig) -> None:
+    """Refuse names and values that the job's configuration does not take (InputError)."""
+    hints = get_type_hints(type(base))
+    for name, entry in _plain(space.entries):
+        if name not in hints:
+            if isinstance(entry, OneOf):
+                continue  # a switch
+            known = ", ".join(sorted(field.name for field in dataclasses.fields(base)))
+            raise InputError(f"space: {name}: the job has no such option; it has {known}")
+        if name in PLACEMENT_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
+            raise InputError(f"space: {name}: says how or by what a trial is judged; it cannot be varied")
+        values = _extremes(entry)
+        for value in values:
+            if not _fits(value, hints[name]):
+                raise InputError(f"space: {name} {value}: must be {_kind(hints[name])}")
+            try:
+                dataclasses.replace(base, **{name: value}).check()
+            except InputError as error:
+                raise InputError(f"space: {error}") from error
+
+
+def _plain(entries: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
+    found: list[tuple[str, Entry]] = []
+    for name, entry in entries.items():
+        found.append((name, entry))
+        if isinstance(entry, OneOf):
+            for branch in entry.branches.values():
+                found += _plain(branch)
+    return found
+
+
+def _extremes(entry: Entry) -> list[Any]:
+    if isinstance(entry, OneOf):
+        return list(entry.branches)
+    if isinstance(entry, Choice):
+        return list(entry.values)
+    if isinstance(entry, (Uniform, LogUniform, Integers)):
+        return [entry.low, entry.high]
+    return [entry]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint is type(None):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is str:
+        return isinstance(value, str)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple)
+    return True  # a type of the job's own
+
+
+def _kind(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+
+
+def domain_of(space: Space, name: str) -> list[Domain]:
+    """Every domain of this name, of whichever branch."""
+    return [located.domain for located in space.varied() if located.name == name]

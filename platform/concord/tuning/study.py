@@ -1,0 +1,347 @@
+"""A whole study: searched or continued, judged, tracked, its best run again. What ``concord tune`` does."""
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from concord.errors import InputError, RunFailedError
+from concord.space import shown
+from concord.tracking import ChildRuns, Store, redact
+from concord.training.distributed import ray_session
+from concord.training.run import Lineage, Say, run, run_tags
+from concord.tuning import journal as journals
+from concord.tuning.execution import Interruption, Room, execute, overrides, room
+from concord.tuning.journal import Ended, Journal, Task
+from concord.tuning.plan import Plan
+from concord.tuning.progress import StudyProgress
+from concord.tuning.results import StudyResult, judged, write_results
+from concord.tuning.shared_data import SharedData, share_data
+from concord.tuning.spaces import config_at
+from concord.tuning.stopping import StopRule, replay, scheduler
+from concord.tuning.trial import Assignment
+
+_CHILDREN = "children.jsonl"
+# How long the end of a study goes on trying to send trials that a store did not take.
+_LAST_TRIALS_SECONDS = 60.0
+
+
+def run_study(plan: Plan, say: Say) -> StudyResult:
+    """Run a study, or continue it, and keep everything.
+
+    Raises:
+        InputError: something cannot be used; nothing of a new study is left.
+        RunFailedError: it was stopped, or every trial failed; what was finished is kept.
+    """
+    started = time.perf_counter()
+    base, folder = plan.base, plan.folder
+    new = not (folder / journals.STUDY).exists()
+    store = Store.open(base.output, base.tracking_uri)
+    if not new and (before := journals.read_study(folder)["store"]) != redact(store.uri):
+        raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
+    with ray_session(dataclasses.replace(base, workers=1)) as dashboard:
+        where = room(plan.options, base)
+        if new:
+            _create(plan, store)
+        with journals.opened(folder) as journal:
+            record = journals.read_study(folder)
+            journals.write_study(folder, {**record, "options": plan.record()["options"]})
+            if dashboard:
+                say(f"Ray dashboard {dashboard}")
+            study = _Study(plan, journal, store, record["run_id"], where, new, say)
+            with study.kept_honest():
+                study.run()
+            result = study.result()
+    return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def experiment(job: str) -> str:
+    """The MLflow experiment of a job's studies: beside the job's own runs, which trials would bury."""
+    return f"{job}-studies"
+
+
+def _create(plan: Plan, store: Store) -> None:
+    folder = plan.folder
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"--output {plan.base.output}: not a folder to write to ({error.strerror})") from error
+    try:
+        tags = run_tags(plan.job, plan.checked.environments) | {
+            "concord.study": plan.name,
+            "concord.method": plan.method,
+            "concord.selection": plan.options.selection,
+            "concord.oracle": plan.looks_at_test or "no",
+        }
+        parameters = {
+            **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
+            "seed": plan.base.seed,
+            "metric": plan.criterion.metric,
+            "stop_when": plan.stop_rule,
+        }
+        run_id = store.start_run(experiment(plan.job.name), plan.name, parameters, tags)
+        store.log_json(run_id, plan.space.as_json(), "space.json")
+        store.log_json(run_id, plan.record()["config"], "config.json")
+        journals.write_study(folder, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+class _Study:
+    """A study at work."""
+
+    def __init__(
+        self, plan: Plan, journal: Journal, store: Store, run_id: str, where: Room, new: bool, say: Say
+    ) -> None:
+        self.plan = plan
+        self.journal = journal
+        self.store = store
+        self.run_id = run_id
+        self.where = where
+        self.say = say
+        for stale in plan.folder.glob("tune-*"):  # Ray Tune's files, of a process that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        self.children = ChildRuns(store, run_id, plan.folder / _CHILDREN, known=not new)
+        for key, task in journal.tasks.items():
+            if (ended := journal.ended.get(key)) is not None:
+                self._track_begin(task, ended.ended - ended.seconds)
+                for epoch, _, metrics in ended.history:
+                    self.children.log(key, metrics, epoch)
+                self._track_end(task, ended)
+        if not new:
+            store.resume_run(run_id)
+        self.shared: SharedData | None = None
+
+    @contextlib.contextmanager
+    def kept_honest(self) -> Iterator[None]:
+        """See that MLflow has every trial and says how the study ended."""
+        status: Any = "FAILED"
+        try:
+            yield
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise self._stopped() from None
+        except _StoppedByUserError:
+            status = "KILLED"
+            raise self._stopped() from None
+        finally:
+            unsent = self.children.close(_LAST_TRIALS_SECONDS)
+            if unsent:
+                self.say(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
+            with contextlib.suppress(RunFailedError):
+                self.store.finish_run(self.run_id, status)
+
+    def _stopped(self) -> RunFailedError:
+        done = len(self.journal.results("trial"))
+        return RunFailedError(
+            f"stopped after {done} of {self.plan.trials} trials; "
+            f"continue with concord tune {self.plan.job.name} --name {self.plan.name}"
+        )
+
+    def run(self) -> None:
+        """Everything that is still to be done."""
+        plan = self.plan
+        done = len(self.journal.results("trial"))
+        looks = f"; {plan.looks_at_test} look at the o.o.d. test (oracle)" if plan.looks_at_test else ""
+        self.say(
+            f"study {plan.name}: {plan.method}, {plan.options.search}, "
+            + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
+            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric}{looks}"
+        )
+        self._search()
+        finished = self.journal.finished("trial")
+        if not finished:
+            failed = self.journal.results("trial")
+            if not failed:
+                raise RunFailedError("no trial was finished in the time given; the same --name continues")
+            raise RunFailedError(f"every trial failed ({len(failed)}): {failed[0][1].failure}")
+        ranked = plan.criterion.ranked(finished)
+        if not ranked:
+            raise RunFailedError(f"no trial of {len(finished)} has a finite {plan.criterion.metric}")
+        winner = ranked[0][0]
+        self._judge_shortlist([task for task, _ in ranked[: plan.options.shortlist]])
+        seeds = range(plan.base.seed + 1, plan.base.seed + 1 + plan.options.reruns)
+        self._execute("runs of the best", [Task("seed", winner.trial, winner.point, seed=seed) for seed in seeds])
+        if plan.options.register:
+            self._register(winner)
+        write_results(self.result(), self.store, self.run_id, self.say)
+
+    def result(self) -> StudyResult:
+        """What there is so far."""
+        return judged(journals.read_study(self.plan.folder), self.journal)
+
+    def _search(self) -> None:
+        plan, journal = self.plan, self.journal
+        search = plan.search()
+        ended = journal.results("trial")
+        for task, result in ended:
+            if result.failure is None:
+                search.observe(task.trial, task.point, plan.criterion.score(result.metrics))
+        again = journal.unfinished("trial")
+        if again:
+            self.say(f"{len(again)} trials that had not ended run again")
+
+        def propose() -> Task | None:
+            if again:
+                return again.pop(0)
+            number = sum(task.kind == "trial" for task in journal.tasks.values())
+            if number >= plan.trials:
+                return None
+            point = search.suggest(number)
+            return None if point is None else Task("trial", number, point, left_out=plan.folds)
+
+        def learn(task: Task, result: Ended) -> None:
+            if result.failure is None:
+                search.observe(task.trial, task.point, plan.criterion.score(result.metrics))
+
+        if len(ended) >= plan.trials and not again:
+            return
+        stopping = scheduler(plan.options.scheduler)
+        if plan.options.scheduler != "none":
+            replay(
+                stopping,
+                [(task, result) for task, result in ended if result.failure is None],
+                plan.criterion.score,
+                lambda task: config_at(plan.base, plan.space, task.point).epochs,
+            )
+        interruption = Interruption(60 * plan.options.max_minutes)
+        progress = StudyProgress("trials", plan.trials, plan.criterion, self.say)
+        for task, result in ended:
+            progress.earlier(task, result)
+        source = _Source(self, propose, learn, progress)
+        self._run(source, plan.stop_rule, stopping, interruption, progress)
+        self.say(progress.line())
+        if interruption.out_of_time:
+            self.say(f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching")
+
+    def _judge_shortlist(self, tasks: Sequence[Task]) -> None:
+        """Leave environments out in turn for the best trials, so that all selections can be compared."""
+        if self.plan.folds or not self.plan.shortlist_folds:
+            return
+        left_out = self.plan.shortlist_folds
+        again = [Task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in tasks]
+        self._execute("of the best trials with environments left out", again)
+
+    def _execute(self, what: str, tasks: Sequence[Task]) -> None:
+        """Run those of the tasks that have not ended, to their ends."""
+        queue = [task for task in tasks if task.key not in self.journal.ended]
+        if not queue:
+            return
+        progress = StudyProgress(what, len(queue), None, self.say)
+        source = _Source(self, lambda: queue.pop(0) if queue else None, _nothing_learned, progress)
+        self._run(source, StopRule(()), scheduler("none"), Interruption(0), progress)
+
+    def _run(
+        self,
+        source: "_Source",
+        stop_rule: StopRule,
+        stopping: Any,
+        interruption: Interruption,
+        progress: StudyProgress,
+    ) -> None:
+        plan = self.plan
+        if self.shared is None and plan.base.workers == 1:
+            self.shared = share_data(plan.job.job, plan.base, {located.name for located in plan.space.varied()})
+        assignment = Assignment(
+            plan.job.path,
+            plan.job.source,
+            dict(vars(plan.base)),
+            plan.criterion,
+            stop_rule,
+            self.shared,
+            self.where.threads,
+            plan.folder / "distributed",
+        )
+        with progress:
+            execute(source, assignment, self.where, stopping, interruption, plan.folder, plan.base.max_failures)
+        if interruption.stopped_by_user:
+            raise _StoppedByUserError
+
+    def _register(self, winner: Task) -> None:
+        plan = self.plan
+        name = f"{plan.name}-winner-{winner.trial}"
+        config = dataclasses.replace(
+            config_at(plan.base, plan.space, winner.point),
+            name=name,
+            resume=(plan.base.output / "runs" / name / "run.json").exists(),
+        )
+        looked_at = plan.options.selection + (" (oracle)" if plan.looks_at_test else "")
+        lineage = Lineage(
+            experiment(plan.job.name),
+            {
+                "mlflow.parentRunId": self.run_id,
+                "concord.study": plan.name,
+                "concord.trial": str(winner.trial),
+                "concord.method": plan.method,
+                "concord.seed": str(config.seed),
+                "concord.selection": looked_at,
+            },
+        )
+        self.say(f"the winner, trial {winner.trial}, is trained once more: {shown(winner.point)}")
+        model = run(plan.job, config, self.say, lineage).model
+        journals.write_study(plan.folder, {**journals.read_study(plan.folder), "model": model})
+
+    def options_of(self, task: Task) -> dict[str, Any]:
+        """In what the task's configuration differs from the one that all start from."""
+        plan = self.plan
+        config = config_at(plan.base, plan.space, task.point)
+        if task.seed is not None:
+            config = dataclasses.replace(config, seed=task.seed)
+        if not task.whole:
+            config = dataclasses.replace(config, evaluations=1)
+        return overrides(plan.base, config)
+
+    def _track_begin(self, task: Task, began: float) -> None:
+        plan = self.plan
+        parameters = {**plan.space.fixed(task.point), **task.point}
+        if task.seed is not None:
+            parameters["seed"] = task.seed
+        tags = {"concord.study": plan.name, "concord.trial": str(task.trial), "concord.kind": task.kind}
+        self.children.begin(task.key, f"{plan.name} {task.key}", parameters, tags, began)
+
+    def _track_end(self, task: Task, ended: Ended) -> None:
+        tags = {"concord.stopped": ended.stopped or "", "concord.failure": ended.failure or ""}
+        tags = {name: text for name, text in tags.items() if text}
+        self.children.end(task.key, "FAILED" if ended.failure else "FINISHED", ended.ended, tags)
+
+
+def _nothing_learned(task: Task, ended: Ended) -> None:
+    """What a fixed list of tasks learns from one of them."""
+
+
+class _StoppedByUserError(Exception):
+    pass
+
+
+@dataclass
+class _Source:
+    """Tasks for :func:`execute`; what becomes of them goes to the journal, then to whoever wants to know."""
+
+    study: _Study
+    propose: Callable[[], Task | None]
+    learn: Callable[[Task, Ended], None]
+    progress: StudyProgress
+
+    def next(self) -> tuple[Task, dict[str, Any]] | None:
+        task = self.propose()
+        if task is None:
+            return None
+        self.study.journal.begin(task)
+        self.study._track_begin(task, time.time())
+        self.progress.began(task)
+        return task, self.study.options_of(task)
+
+    def evaluated(self, task: Task, epoch: int, percent: float, metrics: dict[str, float]) -> None:
+        self.progress.evaluated(task, percent)
+        self.study.children.log(task.key, metrics, epoch)
+
+    def ended(self, task: Task, ended: Ended) -> None:
+        self.study.journal.end(task, ended)
+        self.study._track_end(task, ended)
+        self.learn(task, ended)
+        self.progress.ended(task, ended)

@@ -1,0 +1,189 @@
+"""A trial in its process: the training loop in pieces, one evaluation after the other, and then the next trial.
+
+The process lives as long as the study. It has imported everything, read the job and mapped the shared data once, so
+a new trial costs its training and little else.
+"""
+
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.tune import Trainable
+
+from concord.errors import InputError
+from concord.gradients import NonFiniteGradientError
+from concord.training import Evaluation, Place, TrainConfig
+from concord.training.distributed import distributed_evaluations
+from concord.training.job import JobFile, job_from_source, reason
+from concord.training.loop import Prepared, prepare, training
+from concord.training.process import tune_process
+from concord.tuning.selection import Criterion
+from concord.tuning.shared_data import SharedData, without
+from concord.tuning.stopping import PROGRESS, SCORE, StopRule
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What every trial of a study has in common.
+
+    Attributes:
+        path, source: the job's file.
+        options: the values of the configuration that trials start from.
+        criterion: what they are judged by.
+        stop_rule: when they end early.
+        shared: the data; None where each trial loads its own.
+        threads: of a trial.
+        folder: for what a distributed trial leaves while it runs.
+    """
+
+    path: str
+    source: str = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+    criterion: Criterion
+    stop_rule: StopRule
+    shared: SharedData | None
+    threads: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a trial says after an evaluation.
+
+    Attributes:
+        epoch, step: done so far.
+        percent: of the trial.
+        metrics: without those of single environments and layers.
+        last: whether the trial is at its end.
+        stopped: what ended it early.
+        failure: why it failed.
+    """
+
+    epoch: int
+    step: int
+    percent: float
+    metrics: dict[str, float]
+    last: bool = False
+    stopped: str | None = None
+    failure: str | None = None
+
+
+class TrialProcess(Trainable):
+    """Ray Tune's side of a trial: ``step`` gives the next report."""
+
+    def setup(self, config: dict[str, Any], assignment: Assignment) -> None:  # type: ignore[override]
+        """Once in the life of the process."""
+        self._assignment = assignment
+        self._prepared: Prepared | None = None
+        tune_process(assignment.threads)
+        self._job: JobFile | None = None
+        self._reports: Generator[Report, None, None] = self._training(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """The next trial, in the same process."""
+        self._reports.close()  # of a trial that a scheduler stopped
+        self._reports = self._training(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Train up to the next evaluation."""
+        report = self._next()
+        # As text: Ray Tune would keep statistics of every number in a result.
+        return {
+            "report": json.dumps(vars(report)),
+            PROGRESS: report.percent,
+            SCORE: self._assignment.criterion.score(report.metrics),
+            "done": report.last,
+        }
+
+    def cleanup(self) -> None:
+        """Ray Tune is done with this process."""
+        self._reports.close()
+
+    def _next(self) -> Report:
+        try:
+            return next(self._reports)
+        except (InputError, NonFiniteGradientError) as error:
+            return Report(0, 0, 100.0, {}, last=True, failure=str(error))
+        except Exception as error:  # the job's own, or of the values that were tried: this trial's, not the study's
+            return Report(0, 0, 100.0, {}, last=True, failure=reason(error, self._assignment.path))
+
+    def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
+        if self._job is None:
+            self._job = job_from_source(self._assignment.path, self._assignment.source)
+        config: TrainConfig = self._job.job.config(**(self._assignment.options | task["options"]))
+        config.check()
+        rule = self._assignment.stop_rule
+        parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
+        metrics: dict[str, float] = {}
+        folds: list[dict[str, float]] = []
+        epoch = step = 0
+        for number, left_out in enumerate(parts):
+            for evaluation in self._evaluations(config, left_out):
+                epoch, step = evaluation.epoch, evaluation.step
+                if left_out is not None:
+                    latest = evaluation.metrics
+                    continue
+                metrics = {name: value for name, value in evaluation.metrics.items() if "/" not in name}
+                stopped = str(rule) if rule.holds(metrics) else None
+                last = stopped is not None or (epoch == config.epochs and len(parts) == 1)
+                percent = 100 * epoch / config.epochs / len(parts)
+                yield Report(epoch, step, percent, metrics, last, stopped)
+                if stopped is not None:
+                    return
+            if left_out is not None:
+                folds.append({name: value for name, value in latest.items() if name.startswith("validation_")})
+                last = number == len(parts) - 1
+                if last:
+                    metrics = metrics | _left_out(folds)
+                yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
+
+    def _evaluations(self, config: TrainConfig, left_out: str | None) -> Iterator[Evaluation]:
+        assert self._job is not None
+        if config.workers > 1:
+            folder = self._assignment.folder / f"{self.trial_id}-{time.monotonic_ns()}"
+            try:
+                yield from distributed_evaluations(self._job, config, folder, left_out)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+        device = torch.device("cuda" if config.use_gpu else "cpu")
+        place = Place(device=device)
+        load = functools.partial(self._data, config, place, left_out)
+        yield from training(self._job.job, config, place, _Silent(), load=load)
+
+    def _data(self, config: TrainConfig, place: Place, left_out: str | None) -> Prepared:
+        assert self._job is not None
+        shared = self._assignment.shared
+        if shared is None or not shared.fits(config):
+            return prepare(self._job.job, config, place, left_out)
+        if self._prepared is None:
+            self._prepared = shared.prepared()
+        return self._prepared if left_out is None else without(self._prepared, left_out)
+
+
+class _Silent:
+    """Keeps neither metrics nor checkpoints: a trial's reports are all that is kept of it."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Nothing."""
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        """Nothing."""
+
+
+def _left_out(folds: list[dict[str, float]]) -> dict[str, float]:
+    """The mean and the worst over the environments that were left out."""
+    metrics: dict[str, float] = {}
+    for name in folds[0]:
+        measure = name.removeprefix("validation_")
+        values = [fold[name] for fold in folds]
+        worst = max(values) if measure.endswith(("loss", "error")) else min(values)
+        metrics |= {f"left_out_{measure}": sum(values) / len(values), f"worst_left_out_{measure}": worst}
+    return metrics
