@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Literal, TypeVar, cast
 
 import tyro
 from tyro import _errors as tyro_errors
@@ -207,14 +207,14 @@ def _train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_options(job: Any, words: Sequence[str]) -> Any:
     """With --resume, the options the run was started with: they need not be given again."""
-    from concord.training.run import read_record
+    from concord.training.run import read_record, restored_config
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
-    return _restored(job.job.config, recorded)
+    return restored_config(job.job.config, recorded)
 
 
 def _print_report(report: Any) -> None:
@@ -257,6 +257,7 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
 
 def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
     """The options that the study of this --name was started with, which need not be given again, and their names."""
+    from concord.training.run import restored_config
     from concord.tuning.journal import STUDY, read_study
     from concord.tuning.plan import studies_folder
 
@@ -271,24 +272,14 @@ def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any
     record = read_study(folder)
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
-    return _restored(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
-
-
-def _restored(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
-    """Options from their form in a record."""
-    hints = get_type_hints(kind)
-    values = {
-        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
-        for name, value in recorded.items()
-        if name in hints
-    }
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return restored_config(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
 
 
 def _print_study(result: Any) -> None:
     from concord.tuning.results import selections_table
 
-    _table(*result.table(int(result.record["options"]["top"])))
+    header, rows = result.table(int(result.record["options"]["top"]))
+    _table([name.replace("_", " ") for name in header], rows)
     _table(*selections_table(result))
     if result.reruns:
         _print_reruns(result)
@@ -296,11 +287,12 @@ def _print_study(result: Any) -> None:
     print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
     print(f"best      trial {task.trial}, selected by {result.label}")
     if result.record["oracle"]:
-        print(f"oracle    {result.record['oracle']} looked at the o.o.d. test")
+        print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
     if result.record.get("model"):
         print(f"model     {result.record['model']}")
     print(f"figures   {result.folder / 'figures'}")
-    print(f"seconds   {result.seconds:.1f}")
+    if result.seconds:
+        print(f"seconds   {result.seconds:.1f}")
 
 
 def _print_reruns(result: Any) -> None:
@@ -387,13 +379,24 @@ def _shortened(path: Path) -> str:
 
 
 def _report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Figures and tables of a job."""
+    """Figures and tables of a job, and of its studies."""
+    from concord.tuning.options import combined
+    from concord.tuning.report import StudyReport, report_studies
+
     job, rest = _job_and_words(words, "report")
-    if job.job.report is None:
-        raise InputError(f"report: job {job.name} has none; its runs are in the MLflow UI (concord ui)")
-    options = _parse(job.job.report.options, rest, f"concord report {words[0]}")
-    result: Mapping[str, Any] = job.job.report.make(options, say)
+    kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
+    options = _parse(kind, rest, f"concord report {words[0]}")
+    result: dict[str, Any] = {"job": job.name}
+    if job.job.report is not None and not options.only_studies:
+        result |= job.job.report.make(options, say)
+    studies, of_studies = report_studies(job.name, options, say)
+    if not studies and (job.job.report is None or options.only_studies):
+        raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")
+    result |= of_studies | {"figures": {**result.get("figures", {}), **of_studies.get("figures", {})}}
     if not as_json:
+        for study in studies:
+            if study.finished:
+                _print_study(study)
         for name, value in result.items():
             if isinstance(value, Mapping):
                 _table([name, ""], [[str(key), _shown(entry)] for key, entry in value.items()])

@@ -131,13 +131,12 @@ def parallel_figure(
     return figure
 
 
-def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str, chance: float | None) -> Figure:
+def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
     """Fig. 6 of the AND-mask paper: training and o.o.d. test of every method, over seeds.
 
     Args:
         runs: by method, the values of ``train`` and ``ood``, a number a seed.
         measure: accuracy, for example.
-        chance: where guessing lies, if that is known.
     """
     figure = Figure(figsize=(1.5 + 1.1 * len(runs), 3.4), layout="constrained")
     axes = figure.subplots()
@@ -155,8 +154,6 @@ def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: s
         for box in boxes["boxes"]:
             box.set(facecolor=(BLUE, ORANGE)[offset], alpha=0.75)
         boxes["boxes"][0].set_label(label)
-    if chance is not None:
-        axes.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=0)
     counts = [len(values["ood"]) for values in runs.values()]
     axes.set_xticks(range(len(runs)), [f"{name}\n({n} seeds)" for name, n in zip(runs, counts, strict=True)])
     axes.set(ylabel=measure)

@@ -37,6 +37,16 @@ class Reporter(Protocol):
         ...
 
 
+class Silent:
+    """A reporter that keeps neither metrics nor checkpoints: for runs of which the outcome is all that is wanted."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Nothing."""
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        """Nothing."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where this process stands among those of the run."""

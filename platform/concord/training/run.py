@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -454,6 +454,17 @@ def recorded_config(config: TrainConfig) -> dict[str, Any]:
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass of options from its form in a record; what it has no option for is left out."""
+    hints = get_type_hints(kind)
+    values = {
+        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
+        for name, value in recorded.items()
+        if name in hints
+    }
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def _parameters(config: TrainConfig) -> dict[str, Any]:

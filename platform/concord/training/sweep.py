@@ -9,20 +9,10 @@ from typing import Any, TypeVar
 import concord
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.job import Job
-from concord.training.loop import Place, train
+from concord.training.loop import Place, Silent, train
 from concord.training.process import tune_process
 
 Key = TypeVar("Key", int, str, float)
-
-
-class _Silent:
-    """Keeps neither metrics nor checkpoints."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Nothing."""
-
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        """Nothing."""
 
 
 def sweep(
@@ -53,7 +43,7 @@ def sweep(
             science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
             identity = json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
             if identity not in done:
-                outcome = train(job, config, Place(), _Silent())
+                outcome = train(job, config, Place(), Silent())
                 done[identity] = {name: value for name, value in outcome.metrics.items() if "/" not in name}
                 with record.open("a") as lines:
                     lines.write(json.dumps({"configuration": identity, "metrics": done[identity]}) + "\n")

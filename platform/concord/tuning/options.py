@@ -98,8 +98,13 @@ def options_for(config: type[TrainConfig]) -> type[Any]:
     for field in dataclasses.fields(config):
         if field.name in study:
             raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
-    combined = type("TuneOptions", (StudyOptions, config), {"__doc__": StudyOptions.__doc__})
-    return dataclass(frozen=True, kw_only=True)(combined)
+    return combined(StudyOptions, config)
+
+
+def combined(first: type[Any], second: type[Any]) -> type[Any]:
+    """A dataclass with the options of both; what it says of itself, and a default of both, is the first's."""
+    both = type(f"{first.__name__}And{second.__name__}", (first, second), {"__doc__": first.__doc__})
+    return dataclass(frozen=True, kw_only=True)(both)
 
 
 def study_part(options: Any) -> StudyOptions:

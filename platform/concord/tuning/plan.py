@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,6 +103,7 @@ class Plan:
         return {
             "job": self.job.name,
             "name": self.name,
+            "started": time.time(),
             "identity": self.identity(),
             "criterion": dataclasses.asdict(self.criterion),
             "measure": self.measure,

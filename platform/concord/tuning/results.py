@@ -23,7 +23,7 @@ from concord.tracking import Store
 from concord.tuning import journal as journals
 from concord.tuning.journal import Ended, Task
 from concord.tuning.options import SELECTIONS
-from concord.tuning.selection import LOOKED_AT, Criterion
+from concord.tuning.selection import Criterion
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -33,7 +33,7 @@ class Selected:
     """What one selection would have chosen.
 
     Attributes:
-        selection: the selection, with ``(oracle)`` where it looks at the test.
+        selection: the selection; ``o.o.d. test (oracle)`` where it looks at the test.
         among: how many trials it could judge.
         trial: its choice.
         metrics: of that trial; with ``left_out_…`` where environments were left out for it.
@@ -88,7 +88,7 @@ class StudyResult:
     @property
     def label(self) -> str:
         """The selection, marked where it looks at the test."""
-        return self.criterion.selection + (" (oracle)" if self.criterion.oracle else "")
+        return _label(self.criterion)
 
     def metrics(self, task: Task, ended: Ended) -> dict[str, float]:
         """All metrics of a trial, with those of environments left out afterwards."""
@@ -105,8 +105,7 @@ class StudyResult:
                 continue  # the held-out examples under another name
             if ranked:
                 task, ended = ranked[0]
-                name = selection + (" (oracle)" if criterion.oracle else "")
-                found.append(Selected(name, len(ranked), task.trial, ended.metrics))
+                found.append(Selected(_label(criterion), len(ranked), task.trial, ended.metrics))
         return found
 
     def varied(self) -> list[str]:
@@ -237,6 +236,10 @@ def _axes(space: Space, points: Sequence[TrialPoint]) -> list[Axis]:
     return axes
 
 
+def _label(criterion: Criterion) -> str:
+    return "o.o.d. test (oracle)" if criterion.oracle else criterion.selection
+
+
 def _with(ended: Ended, metrics: dict[str, float]) -> Ended:
     return Ended(metrics, ended.history, ended.seconds, ended.ended, ended.stopped, ended.failure)
 
@@ -260,6 +263,3 @@ def selections_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
         for each in result.by_selection()
     ]
     return ["selected by", "among", "trial", *(f"{split} {result.measure}" for split in splits)], rows
-
-
-__all__ = ["LOOKED_AT", "Selected", "StudyResult", "draw", "judged", "read_result", "selections_table", "write_results"]

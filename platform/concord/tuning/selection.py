@@ -19,7 +19,7 @@ LOOKED_AT: Mapping[Selection, str] = {
     "held-out": "held-out examples of the training environments",
     "validation": "validation environments",
     "leave-one-out": "training environments left out in turn",
-    "oracle": "ORACLE: the o.o.d. test set itself",
+    "oracle": "the o.o.d. test set itself, an oracle",
 }
 _WORST = -1e30  # a score that is no number; finite, so that means and quantiles of scores stay numbers
 

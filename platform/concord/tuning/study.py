@@ -19,6 +19,7 @@ from concord.tuning.journal import Ended, Journal, Task
 from concord.tuning.plan import Plan
 from concord.tuning.progress import StudyProgress
 from concord.tuning.results import StudyResult, judged, write_results
+from concord.tuning.selection import LOOKED_AT
 from concord.tuning.shared_data import SharedData, share_data
 from concord.tuning.spaces import config_at
 from concord.tuning.stopping import StopRule, replay, scheduler
@@ -147,11 +148,12 @@ class _Study:
         """Everything that is still to be done."""
         plan = self.plan
         done = len(self.journal.results("trial"))
-        looks = f"; {plan.looks_at_test} look at the o.o.d. test (oracle)" if plan.looks_at_test else ""
+        looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
         self.say(
             f"study {plan.name}: {plan.method}, {plan.options.search}, "
             + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
-            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric}{looks}"
+            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric} "
+            f"({LOOKED_AT[plan.criterion.selection]}){looks}"
         )
         self._search()
         finished = self.journal.finished("trial")

@@ -8,7 +8,7 @@ import functools
 import json
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from concord.gradients import NonFiniteGradientError
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
 from concord.training.job import JobFile, job_from_source, reason
-from concord.training.loop import Prepared, prepare, training
+from concord.training.loop import Prepared, Silent, prepare, training
 from concord.training.process import tune_process
 from concord.tuning.selection import Criterion
 from concord.tuning.shared_data import SharedData, without
@@ -156,7 +156,7 @@ class TrialProcess(Trainable):
         device = torch.device("cuda" if config.use_gpu else "cpu")
         place = Place(device=device)
         load = functools.partial(self._data, config, place, left_out)
-        yield from training(self._job.job, config, place, _Silent(), load=load)
+        yield from training(self._job.job, config, place, Silent(), load=load)
 
     def _data(self, config: TrainConfig, place: Place, left_out: str | None) -> Prepared:
         assert self._job is not None
@@ -166,16 +166,6 @@ class TrialProcess(Trainable):
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)
-
-
-class _Silent:
-    """Keeps neither metrics nor checkpoints: a trial's reports are all that is kept of it."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Nothing."""
-
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        """Nothing."""
 
 
 def _left_out(folds: list[dict[str, float]]) -> dict[str, float]:

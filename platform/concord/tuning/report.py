@@ -1,0 +1,142 @@
+"""The studies of a job side by side: figures drawn anew, methods over seeds, searches against each other."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.analysis.figures import save
+from concord.analysis.study_figures import methods_figure, searches_figure
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError
+from concord.tuning.journal import STUDY, read_study
+from concord.tuning.plan import studies_folder
+from concord.tuning.results import StudyResult, draw, read_result
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReport:
+    """The studies of a job: best trials, what each selection chooses, methods over seeds, searches compared."""
+
+    # fmt: off
+    studies: tuple[str, ...] = ()
+    """Names of the studies to report; all of the job's if none is given."""
+    only_studies: bool = False
+    """Leave out what the job itself reports."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, studies and figures."""
+    # fmt: on
+
+
+def report_studies(
+    job: str, options: StudyReport, say: Callable[[str], None]
+) -> tuple[list[StudyResult], dict[str, Any]]:
+    """Read the studies and draw their figures.
+
+    Returns:
+        The studies, oldest first, and what ``--json`` shows of them; nothing of either if there are none.
+
+    Raises:
+        InputError: a study that is asked for is not there, or is another job's.
+    """
+    results = _results(job, options)
+    if not results:
+        return [], {}
+    figures: dict[str, str] = {}
+    for result in results:
+        if result.finished:
+            say(f"study {result.record['name']}: {len(result.finished)} trials, judged by {result.criterion.metric}")
+            for path in draw(result):
+                figures[f"{result.record['name']} {path.stem}"] = str(path)
+    folder = options.output / "reports" / job
+    shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
+    methods = method_runs(results)
+    if methods:
+        measure = results[-1].measure
+        shown["methods"] = {name: {split: _spread(runs[split]) for split in runs} for name, runs in methods.items()}
+        figures["methods"] = str(save(methods_figure(methods, measure), folder / "methods.png"))
+    for name, searches in compared_searches(results).items():
+        best = {search: [_best(values, searches.mode) for values in found] for search, found in searches.values.items()}
+        shown.setdefault("searches", {})[name] = {search: _spread(values) for search, values in best.items()}
+        drawn = searches_figure(searches.values, searches.metric, searches.mode)
+        figures[f"searches {name}"] = str(save(drawn, folder / f"searches-{name}.png"))
+    shown["figures"] = figures
+    return results, shown
+
+
+def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[float]]]:
+    """Accuracy (or loss) over seeds of the newest study of every method that was run again with several seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in results:
+        if len(result.reruns) < 2:
+            continue
+        splits = {
+            split: [metrics[f"{split}_{result.measure}"] for metrics in result.reruns.values()]
+            for split in ("train", "ood")
+            if all(f"{split}_{result.measure}" in metrics for metrics in result.reruns.values())
+        }
+        if len(splits) == 2:
+            found[result.record["identity"]["method"]] = splits
+    return found
+
+
+@dataclass(frozen=True)
+class ComparedSearches:
+    """Studies that differ in nothing but search and seed.
+
+    Attributes:
+        metric, mode: what they are judged by.
+        values: by search, each study's values in the order of the trials' ends.
+    """
+
+    metric: str
+    mode: Any
+    values: Mapping[str, list[list[float]]]
+
+
+def compared_searches(results: Sequence[StudyResult]) -> dict[str, ComparedSearches]:
+    """The groups of studies with more than one search, by method."""
+    groups: dict[str, list[StudyResult]] = {}
+    for result in results:
+        identity = dict(result.record["identity"])
+        config = {name: value for name, value in identity["config"].items() if name != "seed"}
+        same = {name: identity[name] for name in identity if name not in ("search", "startup")} | {"config": config}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
+    found: dict[str, ComparedSearches] = {}
+    for group in groups.values():
+        values: dict[str, list[list[float]]] = {}
+        for result in group:
+            metric = result.criterion.metric
+            each = [ended.metrics[metric] for _, ended in result.ended if metric in ended.metrics]
+            if each:
+                values.setdefault(result.record["identity"]["search"], []).append(each)
+        if len(values) > 1:
+            name = group[0].record["identity"]["method"]
+            name = name if name not in found else f"{name}-{len(found) + 1}"
+            found[name] = ComparedSearches(group[0].criterion.metric, group[0].criterion.mode, values)
+    return found
+
+
+def _results(job: str, options: StudyReport) -> list[StudyResult]:
+    folder = studies_folder(options.output)
+    if options.studies:
+        results = [read_result(folder / name) for name in options.studies]
+        for result in results:
+            if result.record["job"] != job:
+                raise InputError(
+                    f"--studies {result.record['name']}: is a study of job {result.record['job']}, not of {job}"
+                )
+    else:
+        there = sorted(folder.glob(f"*/{STUDY}"), key=lambda path: read_study(path.parent).get("started", 0.0))
+        results = [read_result(path.parent) for path in there if read_study(path.parent)["job"] == job]
+    return results
+
+
+def _best(values: Sequence[float], mode: str) -> float:
+    return max(values) if mode == "max" else min(values)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "largest": max(values), "seeds": len(values)}
