@@ -126,7 +126,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "no command given; there are jobs, train, report, .*concord --help"),
+        ("", "no command given; there are jobs, train, tune, report, .*concord --help"),
         ("trian synthetic", "command trian: there is none; there are jobs, train, "),
         ("train", "train: which job? one of .*synthetic.*, or a Python file"),
         ("train --epochs 3", "train: which job?"),
@@ -603,33 +603,39 @@ def test_help_names_every_command(concord_: Concord) -> None:
         assert all(f"concord {command}" in said.out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train", "report"}))
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train", "tune", "report"}))
 def test_every_command_explains_itself(concord_: Concord, command: str) -> None:
     said = concord_(command, "--help")
     assert said.status == 0
     assert said.out.startswith(f"usage: concord {command}")
 
 
-def test_help_of_a_job_has_every_option_with_its_explanation(concord_: Concord) -> None:
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_help_of_a_job_has_every_option_with_its_explanation(concord_: Concord, command: str) -> None:
     from tyro import _docstrings
 
-    said = concord_("train", "synthetic", "--help")
+    from concord.tuning.options import options_for
+
+    said = concord_(command, "synthetic", "--help")
     assert said.status == 0
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", said.out).split())
     config = load_job("synthetic").job.config
     assert issubclass(config, TrainConfig)
+    config = config if command == "train" else options_for(config)
     for field in dataclasses.fields(config):
         assert f"--{field.name.replace('_', '-')}" in words
         explanation = _docstrings.get_field_docstring(config, field.name, ())
         assert explanation, f"{field.name} has none"
         assert " ".join(explanation.split()) in words
-    assert concord_("train", "--help").out.startswith("usage: concord train JOB")
+    assert concord_(command, "--help").out.startswith(f"usage: concord {command} JOB")
 
 
-def test_a_report_is_made_only_of_a_job_that_has_one(
+def test_a_report_is_made_only_of_a_job_that_has_one_or_of_studies(
     refused: Callable[..., str], concord_: Concord, job_file: Callable[..., str]
 ) -> None:
-    assert refused("report", job_file()) == "report: job mine has none; its runs are in the MLflow UI (concord ui)"
+    path = job_file()
+    said = refused("report", path)
+    assert said == f"report: job mine has no study in concord-runs; concord tune {path} makes one"
     assert "--counts" in concord_("report", "synthetic", "--help").out
 
 

@@ -43,20 +43,25 @@ def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
     assert 0 <= kept[0] <= 1
 
 
-def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
-    ray_cluster: None, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With relative paths, as the README gives them."""
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the README in the working directory: paths are relative, as the README gives them."""
     monkeypatch.chdir(tmp_path)
-    text = snippet("job")
-    assert len(text.splitlines()) < 30
-    (tmp_path / "my_job.py").write_text(text)
-    hospitals = tmp_path / "hospitals"
-    hospitals.mkdir()
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
     random = np.random.default_rng(0)
     for name in ("north", "south", "east", "west"):
         inputs = random.normal(size=(200, 10))
-        np.savez(hospitals / f"{name}.npz", inputs=inputs, targets=(inputs[:, 0] > 0).astype(int))
+        np.savez(folder / f"{name}.npz", inputs=inputs, targets=(inputs[:, 0] > 0).astype(int))
+    return folder
+
+
+def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
+    ray_cluster: None, output: Path, tmp_path: Path, hospitals: Path
+) -> None:
+    text = snippet("job")
+    assert len(text.splitlines()) < 30
+    (tmp_path / "my_job.py").write_text(text)
     job = load_job("my_job.py")
     config = job.job.config(data_dir=Path("hospitals"), output=Path("runs"), threshold=0.6, epochs=10, lr=1e-2)
     report = run(job, config, lambda _: None)
@@ -66,6 +71,37 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
     # A run without a name of its own is resumed by the name it was given.
     again = run(job, dataclasses.replace(config, name=report.name, resume=True), lambda _: None)
     assert again.run_id == report.run_id
+
+
+def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
+    ray_cluster: None, output: Path, tmp_path: Path, hospitals: Path
+) -> None:
+    from concord.space import Space
+    from concord.tuning.options import options_for
+    from concord.tuning.plan import make_plan
+    from concord.tuning.study import run_study
+
+    text = snippet("job")
+    (tmp_path / "my_job.py").write_text(text[: text.index("job = Job(")] + snippet("study"))
+    found = re.search(r"```toml\n(.*?)```", README, re.DOTALL)
+    assert found
+    (tmp_path / "space.toml").write_text(found[1])
+    job = load_job("my_job.py")
+    assert Space.read(tmp_path / "space.toml").as_json() == job.job.studies["and-mask"].space.as_json()
+    options = options_for(job.job.config)(
+        data_dir=Path("hospitals"),
+        output=Path("runs"),
+        name="s",
+        trials=2,
+        epochs=2,
+        method="average",
+        shortlist=0,
+        reruns=0,
+        register=False,
+    )
+    result = run_study(make_plan(job, options, {"trials", "epochs"}), lambda _: None)
+    assert len(result.finished) == 2
+    assert all("threshold" not in task.point for task, _ in result.finished)
 
 
 def test_nothing_is_left_to_fill_in_and_every_linked_file_exists() -> None:
@@ -80,4 +116,4 @@ def test_every_command_of_the_readme_exists() -> None:
 
     named = set(re.findall(r"`concord ([a-z]+)", README)) | set(re.findall(r"^concord ([a-z]+)", README, re.MULTILINE))
     assert named <= set(COMMANDS)
-    assert named >= {"jobs", "train", "report", "demo", "models", "ui", "bench"}
+    assert named >= {"jobs", "train", "tune", "report", "demo", "models", "ui", "bench"}

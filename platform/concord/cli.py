@@ -236,7 +236,7 @@ def _tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.tuning.plan import make_plan
 
     job, rest = _job_and_words(words, "tune")
-    kind = options_for(job.job.config)
+    kind = options_for(job.job.config, list(job.job.studies))
     earlier, given_then = _earlier_study(kind, job, rest)
     options = _parse(kind, rest, f"concord tune {words[0]}", default=earlier)
     plan = make_plan(job, options, given_then | _given(kind, rest))

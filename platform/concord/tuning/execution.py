@@ -8,13 +8,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+import torch
 from ray import tune
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
 from ray.tune.search import Searcher
@@ -23,6 +24,7 @@ from concord.errors import InputError
 from concord.training import TrainConfig
 from concord.tuning.journal import Ended, Task
 from concord.tuning.options import StudyOptions
+from concord.tuning.stopping import SCHEDULER
 from concord.tuning.trial import Assignment, Report, TrialProcess
 
 _DIED = "its process died (killed, or out of memory) and so did those that took its place"
@@ -63,15 +65,26 @@ class Room:
         return max(1, int(self.cpus))
 
 
-def room(options: StudyOptions, config: TrainConfig) -> Room:
-    """Divide the cluster among trials.
+Node = Mapping[str, float]
+
+
+def nodes_to_be(config: TrainConfig) -> list[Node]:
+    """What the cluster that a study would use has, by node; if Ray would be started here, this machine."""
+    if ray.is_initialized():
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if config.address or os.environ.get("RAY_ADDRESS"):
+        return []  # not known before it is connected to
+    return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
+
+
+def room(options: StudyOptions, config: TrainConfig, nodes: Sequence[Node]) -> Room:
+    """Divide a cluster of these nodes among trials.
 
     Raises:
         InputError: it does not hold as many trials at a time as are asked for.
     """
-    cluster = ray.cluster_resources()
-    cpus, gpus = cluster.get("CPU", 1.0), cluster.get("GPU", 0.0)
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    cores = [node.get("CPU", 0.0) for node in nodes]
+    cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
     if config.use_gpu and gpus == 0:
         raise InputError("--use-gpu: the Ray cluster has no GPU")
     if config.workers > 1:  # the process of the trial only looks on, while its workers train
@@ -79,7 +92,7 @@ def room(options: StudyOptions, config: TrainConfig) -> Room:
         what = f"{config.workers} workers each"
     elif config.use_gpu:
         whole = options.gpus_per_trial
-        most = sum(_fitting(node["Resources"].get("GPU", 0.0), whole) for node in ray.nodes() if node["Alive"])
+        most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
         most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
     else:
         most, what = int(cpus), "a CPU each"
@@ -93,8 +106,8 @@ def room(options: StudyOptions, config: TrainConfig) -> Room:
     if config.workers > 1:
         return Room(concurrent, 0.0, 0.0)
     # A trial's process fits on one node.
-    share = max(1.0, min(cpus // concurrent, max(nodes, default=1.0)))
-    while share > 1 and sum(count // share for count in nodes) < concurrent:
+    share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
+    while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
     return Room(concurrent, share, options.gpus_per_trial if config.use_gpu else 0.0)
 
@@ -243,7 +256,7 @@ class _Tasks(Searcher):
         failure = _DIED if error or report is None else report.failure
         metrics, stopped = {}, None
         if failure is None and report is not None:
-            metrics, stopped = report.metrics, report.stopped if report.last else "the scheduler"
+            metrics, stopped = report.metrics, report.stopped if report.last else SCHEDULER
         history = [running.history[percent] for percent in sorted(running.history)]
         now = time.time()
         self._source.ended(running.task, Ended(metrics, history, now - running.began, now, stopped, failure))

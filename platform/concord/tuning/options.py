@@ -1,6 +1,7 @@
 """The options of ``concord tune``: those of a study, and those of the job, which every trial starts from."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """One study. Options of the job given here are the same in every trial, and leave the space."""
+    """One study; the same --name continues it. Options of the job given here are fixed: they leave the space."""
 
     # fmt: off
     trials: int = 64
@@ -88,8 +89,8 @@ class StudyOptions:
             raise InputError("--folds 1: leave out at least two environments in turn, or 0 for every one")
 
 
-def options_for(config: type[TrainConfig]) -> type[Any]:
-    """The study's options and a job's in one dataclass.
+def options_for(config: type[TrainConfig], methods: Sequence[str] = ()) -> type[Any]:
+    """The study's options and a job's in one dataclass, whose docstring names the job's own methods.
 
     Raises:
         InputError: the job has an option that means something else here.
@@ -98,7 +99,10 @@ def options_for(config: type[TrainConfig]) -> type[Any]:
     for field in dataclasses.fields(config):
         if field.name in study:
             raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
-    return combined(StudyOptions, config)
+    options = combined(StudyOptions, config)
+    if methods:
+        options.__doc__ = f"{StudyOptions.__doc__} Methods of this job: {', '.join(methods)}."
+    return options
 
 
 def combined(first: type[Any], second: type[Any]) -> type[Any]:

@@ -14,7 +14,7 @@ from concord.tracking import ChildRuns, Store, redact
 from concord.training.distributed import ray_session
 from concord.training.run import Lineage, Say, run, run_tags
 from concord.tuning import journal as journals
-from concord.tuning.execution import Interruption, Room, execute, overrides, room
+from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
 from concord.tuning.plan import Plan
 from concord.tuning.progress import StudyProgress
@@ -40,11 +40,13 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
     started = time.perf_counter()
     base, folder = plan.base, plan.folder
     new = not (folder / journals.STUDY).exists()
+    if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
+        room(plan.options, base, there)
     store = Store.open(base.output, base.tracking_uri)
     if not new and (before := journals.read_study(folder)["store"]) != redact(store.uri):
         raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
     with ray_session(dataclasses.replace(base, workers=1)) as dashboard:
-        where = room(plan.options, base)
+        where = room(plan.options, base, nodes_to_be(base))
         if new:
             _create(plan, store)
         with journals.opened(folder) as journal:

@@ -1,0 +1,140 @@
+"""What is said of studies: selections side by side, best trials, methods over seeds, searches against each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord.errors import InputError
+from concord.space import Choice, LogUniform, OneOf, Space
+from concord.tuning.journal import Ended, Task, opened, write_study
+from concord.tuning.report import StudyReport, compared_searches, method_runs, report_studies
+from concord.tuning.results import StudyResult, draw, read_result, selections_table
+
+SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
+
+
+def ended(**metrics: float) -> Ended:
+    return Ended(metrics, [(1, 1, metrics)], 1.0, 2.0)
+
+
+def study(output: Path, name: str, **changes: Any) -> Path:
+    """A study of four trials, of which one failed, that were judged by held-out accuracy."""
+    record: dict[str, Any] = {
+        "job": "mine",
+        "name": name,
+        "started": 0.0,
+        "identity": {
+            "method": "plain",
+            "space": SPACE.as_json(),
+            "search": "tpe",
+            "startup": 20,
+            "config": {"seed": 0},
+        },
+        "criterion": {"selection": "held-out", "metric": "held_out_accuracy", "mode": "max"},
+        "measure": "accuracy",
+        "oracle": None,
+        "validation": False,
+        "options": {"top": 2},
+    }
+    identity = record["identity"] | changes.pop("identity", {})
+    folder = output / "studies" / name
+    folder.mkdir(parents=True)
+    write_study(folder, record | changes | {"identity": identity})
+    with opened(folder) as journal:
+        values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
+        for number, (held_out, ood) in enumerate(values):
+            task = Task("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1})
+            journal.begin(task)
+            journal.end(task, ended(held_out_accuracy=held_out, ood_accuracy=ood, train_accuracy=1.0))
+        broken = Task("trial", 3, {"lr": 0.9, "penalty": "none"})
+        journal.begin(broken)
+        journal.end(broken, Ended({}, [], 1.0, 2.0, failure="ValueError: no"))
+        for number, left_out in ((0, 0.5), (1, 0.6)):
+            task = Task("left-out", number, {}, left_out=("a",), whole=False)
+            journal.begin(task)
+            journal.end(task, ended(left_out_accuracy=left_out))
+        for seed in (1, 2):
+            task = Task("seed", 0, {}, seed=seed)
+            journal.begin(task)
+            journal.end(task, ended(train_accuracy=1.0, ood_accuracy=0.4 + seed / 10))
+    return folder
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> StudyResult:
+    return read_result(study(tmp_path, "s"))
+
+
+def test_the_three_selections_stand_side_by_side_and_may_disagree(result: StudyResult) -> None:
+    chosen = {each.selection: (each.trial, each.among) for each in result.by_selection()}
+    assert chosen == {"held-out": (0, 3), "leave-one-out": (1, 2), "o.o.d. test (oracle)": (2, 3)}
+    header, rows = selections_table(result)
+    assert header == ["selected by", "among", "trial", "held_out accuracy", "left_out accuracy", "ood accuracy"]
+    assert rows[1] == ["leave-one-out", "2", "1", "0.8", "0.6", "0.7"]
+
+
+def test_the_table_has_the_metric_first_then_what_was_varied(result: StudyResult) -> None:
+    header, rows = result.table(top=2)
+    assert header == ["held_out_accuracy", "lr", "penalty", "l2", "trial"]
+    assert rows == [["0.9", "0.1", "l2", "0.1", "0"], ["0.8", "0.2", "l2", "0.1", "1"]]
+
+
+def test_the_json_keeps_its_contract(result: StudyResult) -> None:
+    said = result.as_json()
+    assert {"job", "study", "finished", "failed", "seconds", "selection", "best"} <= said.keys()
+    assert (said["finished"], said["failed"], said["selection"]) == (3, 1, "held-out")
+    assert said["best"].keys() == {"trial", "config", "metrics"}
+    assert said["best"]["metrics"]["left_out_accuracy"] == 0.5
+    assert [run["seed"] for run in said["reruns"]] == [1, 2]
+
+
+def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
+    criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
+    result = read_result(study(tmp_path, "s", criterion=criterion, oracle="selection"))
+    assert result.best[0].trial == 2
+    assert result.label == "o.o.d. test (oracle)"
+    assert result.table(1)[0][0] == "ood_accuracy (oracle)"
+    assert result.as_json()["oracle"] == "selection"
+
+
+def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> None:
+    names = {path.name for path in draw(result)}
+    assert names == {"history.png", "slices.png", "parallel.png"}  # too few trials for importances
+    assert all((result.folder / "figures" / name).stat().st_size > 5000 for name in names)
+
+
+def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Path) -> None:
+    study(tmp_path, "old", started=1.0)
+    study(tmp_path, "other", started=2.0, identity={"method": "mask"})
+    results, shown = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
+    assert [result.record["name"] for result in results] == ["old", "other"]
+    assert method_runs(results).keys() == {"plain", "mask"}
+    expected = {"median": 0.55, "least": 0.5, "largest": 0.6, "seeds": 2}
+    assert shown["methods"]["mask"]["ood"] == pytest.approx(expected)
+    assert Path(shown["figures"]["methods"]).exists()
+
+
+def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_path: Path) -> None:
+    study(tmp_path, "t0")
+    study(tmp_path, "t1", identity={"config": {"seed": 1}})
+    study(tmp_path, "r0", identity={"search": "random"})
+    study(tmp_path, "another", identity={"search": "random", "config": {"seed": 0, "epochs": 3}})
+    results, shown = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
+    (compared,) = compared_searches(results).values()
+    assert {search: len(values) for search, values in compared.values.items()} == {"tpe": 2, "random": 1}
+    assert compared.values["random"] == [[0.9, 0.8, 0.7]]
+    assert shown["searches"]["plain"]["tpe"]["median"] == 0.9
+    assert Path(shown["figures"]["searches plain"]).exists()
+
+
+def test_only_studies_of_the_job_are_reported(tmp_path: Path) -> None:
+    study(tmp_path, "s")
+    study(tmp_path, "foreign", job="other")
+    results, _ = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
+    assert [result.record["name"] for result in results] == ["s"]
+    with pytest.raises(InputError, match="--studies foreign: is a study of job other, not of mine"):
+        report_studies("mine", StudyReport(output=tmp_path, studies=("foreign",)), lambda _: None)
+    with pytest.raises(InputError, match="there is no such study"):
+        report_studies("mine", StudyReport(output=tmp_path, studies=("none",)), lambda _: None)
+    assert report_studies("nobody", StudyReport(output=tmp_path), lambda _: None) == ([], {})
