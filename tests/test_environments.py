@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from concord.environments import BatchStream, Environment, Environments, Spirals, from_folder, split_held_out
+from concord.environments.batches import joined
 from concord.environments.collection import generator_for
 from concord.errors import InputError
 
@@ -94,6 +95,15 @@ def test_drawing_batches_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     BatchStream([numbered("a", 9)], 4, seed=0).batch(5)
     bitwise(torch.rand(4), expected)
+
+
+def test_parts_that_lie_one_after_the_other_are_joined_without_a_copy() -> None:
+    whole = torch.randn(12, 3)
+    parts = whole[2:].split([1, 4, 5])
+    assert joined(parts).data_ptr() == parts[0].data_ptr()
+    assert torch.equal(joined(parts), whole[2:])
+    for others in (parts[::-1], parts[::2], [part.clone() for part in parts], [whole[::2], whole[1::2]]):
+        assert torch.equal(joined(others), torch.cat(list(others)))
 
 
 def test_batch_size_below_one_is_refused() -> None:

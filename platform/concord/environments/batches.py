@@ -38,8 +38,8 @@ class BatchStream:
         self._seed = seed
         self._device = torch.device(device)
         # All environments in one tensor: a step is then one gather, not one for each environment.
-        self._inputs = torch.cat([environment.inputs for environment in environments]).to(device)
-        self._targets = torch.cat([environment.targets for environment in environments]).to(device)
+        self._inputs = joined([environment.inputs for environment in environments]).to(device)
+        self._targets = joined([environment.targets for environment in environments]).to(device)
         self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         self._orders: dict[tuple[int, int], Tensor] = {}
 
@@ -72,3 +72,16 @@ class BatchStream:
             order = torch.randperm(self._sizes[index], generator=generator)
             self._orders[index, passes] = order + self._starts[index]
         return self._orders[index, passes]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The parts one after the other; not copied where they lie so in memory, as those of a study's trials do."""
+    first = parts[0]
+    end = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and part.is_contiguous() and part.storage_offset() == end and part.dtype == first.dtype):
+            return torch.cat(list(parts))
+        end += part.numel()
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    return first.as_strided(shape, torch.empty(shape, device="meta").stride(), first.storage_offset())
