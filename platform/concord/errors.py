@@ -7,3 +7,7 @@ class InputError(ValueError):
 
 class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
+
+
+class StoppedError(RunFailedError):
+    """The user stopped the work (Ctrl-C); what was finished is kept."""

@@ -42,7 +42,7 @@ class Choice:
     values: tuple[Value, ...]
 
     def __init__(self, *values: Value) -> None:
-        object.__setattr__(self, "values", tuple(map(_frozen, values)))
+        object.__setattr__(self, "values", tuple(map(frozen, values)))
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,10 @@ class Space:
             InputError: it cannot be read, or holds no space.
         """
         try:
-            return Space.from_json(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+            entries = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"--space {path}: cannot be read as TOML ({str(error).splitlines()[0]})") from error
+        return Space.from_json(entries, f"--space {path}")
 
 
 def contains(domain: Domain, value: Value) -> bool:
@@ -193,10 +194,7 @@ def contains(domain: Domain, value: Value) -> bool:
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in domain.values)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    if isinstance(domain, Integers) and value != int(value):
-        return False
-    slack = 1e-9 * max(abs(domain.low), abs(domain.high))  # exp(log(x)) is not always x
-    return domain.low - slack <= value <= domain.high + slack
+    return domain.low <= value <= domain.high and not (isinstance(domain, Integers) and value != int(value))
 
 
 def describe(domain: Domain) -> str:
@@ -214,8 +212,13 @@ def shown(point: Mapping[str, Value]) -> str:
     )
 
 
-def parse_entry(name: str, text: str) -> Entry:
+def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     """A domain as the command line has it: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
+
+    Args:
+        name: of the option.
+        text: to be read.
+        words: what stays text, such as ``none`` where that is a choice of the option.
 
     Raises:
         InputError: it is none of these.
@@ -227,15 +230,18 @@ def parse_entry(name: str, text: str) -> Entry:
             raise InputError(
                 f"--vary {name}={text}: give values as 64,128, or uniform:LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH"
             )
-        return _entry(name, {kinds[kind]: [_literal(bound) for bound in bounds]}, "--vary")
-    values = [_literal(word) for word in text.split(",")]
+        return _entry(name, {kinds[kind]: [literal(bound) for bound in bounds]}, "--vary")
+    values = [literal(word.strip(), words) for word in text.split(",")]
     return _entry(name, values if len(values) > 1 else values[0], "--vary")
 
 
-def _literal(text: str) -> Value:
-    words: dict[str, Value] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
+def literal(text: str, words: Sequence[Value] = ()) -> Value:
+    """A single value as the command line has it; text if it is one of ``words``, or nothing else."""
+    if text in words:
+        return text
+    names: dict[str, Value] = {"true": True, "false": False, "none": None}
+    if text.lower() in names:
+        return names[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)
@@ -244,22 +250,31 @@ def _literal(text: str) -> Value:
     return text
 
 
-def _frozen(value: Any) -> Value:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+def frozen(value: Any) -> Value:
+    """A value as points have it: tuples for the lists of JSON."""
+    return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _has_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
 def _entry(name: str, value: Any, source: str) -> Entry:
     """One entry from its form as JSON."""
     if isinstance(value, list):
+        if _has_mapping(value):
+            raise InputError(f"{source}: {name}: a choice is of plain values, and one-of of branches; found {value}")
         return Choice(*value)
     if not isinstance(value, Mapping):
-        return _frozen(value)
+        return frozen(value)
     kinds = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers, "one-of": OneOf, "fixed": None}
     if len(value) != 1 or next(iter(value)) not in kinds:
         raise InputError(f"{source}: {name}: expected one of {', '.join(kinds)}, found {', '.join(map(str, value))}")
     kind, given = next(iter(value.items()))
     if kind == "fixed":
-        return _frozen(given)
+        if _has_mapping(given):
+            raise InputError(f"{source}: {name}: fixed {given}: give a plain value")
+        return frozen(given)
     if kind == "one-of":
         if not isinstance(given, Mapping) or not all(isinstance(branch, Mapping) for branch in given.values()):
             raise InputError(f"{source}: {name}: one-of maps the names of branches to their entries")
@@ -274,7 +289,7 @@ def _entry(name: str, value: Any, source: str) -> Entry:
         raise InputError(f"{source}: {name}: {kind} {given}: give the two numbers LOW and HIGH")
     low, high = given
     if kind == "integers":
-        if low != int(low) or high != int(high):
+        if not (math.isfinite(low) and math.isfinite(high)) or low != int(low) or high != int(high):
             raise InputError(f"{source}: {name}: integers {low} {high}: give whole numbers")
         return Integers(int(low), int(high))
     return Uniform(float(low), float(high)) if kind == "uniform" else LogUniform(float(low), float(high))
@@ -302,7 +317,7 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
         if isinstance(entry, Choice):
             if not entry.values:
                 raise InputError(f"space: {name}: a choice of nothing")
-            if len({(type(value), value) for value in entry.values}) < len(entry.values):
+            if len({(isinstance(value, bool), value) for value in entry.values}) < len(entry.values):
                 raise InputError(f"space: {name}: {describe(entry)}: a value is there twice")
         elif isinstance(entry, OneOf):
             if not entry.branches:
@@ -313,7 +328,7 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
                 _check(branch, (*outer, *elsewhere, name))
         elif isinstance(entry, (Uniform, LogUniform, Integers)):
             if not (math.isfinite(entry.low) and math.isfinite(entry.high) and entry.low < entry.high):
-                raise InputError(f"space: {name}: from {entry.low} to {entry.high}: the first must be the smaller")
+                raise InputError(f"space: {name}: from {entry.low} to {entry.high}: must be finite, the first smaller")
             if isinstance(entry, LogUniform) and entry.low <= 0:
                 raise InputError(f"space: {name}: log-uniform from {entry.low}: must be above 0")
     switches = [(name, entry) for name, entry in entries.items() if isinstance(entry, OneOf)]

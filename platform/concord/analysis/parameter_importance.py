@@ -43,6 +43,10 @@ def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[f
 
 def _column(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Numbers for values: ranks, so that neither scale nor logarithm matters; -1 for absent."""
-    present = sorted({value for value in values if value is not None}, key=lambda value: (str(type(value)), value))
+    numbers = (int, float)
+    present = sorted(
+        {value for value in values if value is not None},
+        key=lambda value: ("" if isinstance(value, numbers) else str(type(value)), value),
+    )
     ranks = {value: rank for rank, value in enumerate(present)}
     return np.array([ranks.get(value, -1) for value in values], dtype=float)

@@ -13,15 +13,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from concord.tracking.client import import_mlflow, metric_name, one_line, redact
+from concord.tracking.client import import_mlflow, is_final, metric_name, one_line, redact
 from concord.tracking.store import Status, Store, clean_parameters
 
 _logger = logging.getLogger("concord.tracking")
 
 _EVERY_SECONDS = 1.0
-_LARGEST_BATCH = 1000  # metrics, MLflow's limit for one call
+_CLOSING_PAUSE_SECONDS = 0.2
+_LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one call
 _LONGEST_TAG = 5000
 _PARENT, _KEY = "mlflow.parentRunId", "concord.task"
 
@@ -34,6 +34,7 @@ class _Child:
     began: float
     points: list[tuple[str, float, int, int]] = field(default_factory=list)
     end: tuple[Status, float] | None = None
+    known: bool = False  # to the store, its parameters too
 
 
 class ChildRuns:
@@ -55,15 +56,19 @@ class ChildRuns:
         self._done: set[str] = set()
         self._waiting: dict[str, _Child] = {}
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._deadline: float | None = None
+        self._closing = threading.Event()
+        self._deadline = 0.0
+        self._refused: set[str] = set()
         self._experiment: str | None = None
         if record.exists():
-            for line in record.read_text().splitlines():
+            text = record.read_text()
+            if text and not text.endswith("\n"):  # torn by a kill; what comes next is a line of its own
+                self._append("\n")
+            for line in text.splitlines():
                 try:
                     key, run_id, done = json.loads(line)
                 except ValueError:
-                    continue  # torn by a kill
+                    continue
                 self._ids[key] = run_id
                 if done:
                     self._done.add(key)
@@ -95,39 +100,62 @@ class ChildRuns:
                 child.end = (status, ended)
 
     def close(self, timeout: float) -> int:
-        """Send what is left for at most ``timeout`` seconds; gives how many trials are not in the store as a whole."""
+        """Send what is left for at most ``timeout`` seconds; trials that have not ended are marked as killed.
+
+        Gives how many trials that ended are not in the store as a whole.
+        """
+        now = time.time()
+        with self._lock:
+            for child in self._waiting.values():
+                child.end = child.end or ("KILLED", now)
         self._deadline = time.monotonic() + timeout
-        self._wake.set()
+        self._closing.set()
         self._sender.join(timeout)
         with self._lock:
-            return sum(child.end is not None for child in self._waiting.values())
+            ends = [child.end for child in self._waiting.values() if child.end is not None]
+        return len(self._refused) + sum(status != "KILLED" for status, _ in ends)
 
     def _send_for_ever(self) -> None:
         down = False
         while True:
-            self._wake.wait(_EVERY_SECONDS if self._deadline is None else 0.2)
-            closing = self._deadline is not None
+            closing = self._closing.wait(_EVERY_SECONDS)
             try:
                 self._send_all()
                 down = False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if not down:
-                    _logger.warning(
-                        "tracking at %s does not take the trials (%s); they are kept in the study and sent later",
-                        redact(self._store.uri),
-                        one_line(error),
-                    )
+                    self._warn("does not take the trials", error)
                 down = True
-            if closing and (not down or time.monotonic() >= (self._deadline or 0.0)):
+            if closing and (not down or time.monotonic() >= self._deadline):
                 return
-            if down and not closing:
-                self._wake.wait(10 * _EVERY_SECONDS)
+            if closing:
+                time.sleep(_CLOSING_PAUSE_SECONDS)
+            elif down:
+                self._closing.wait(10 * _EVERY_SECONDS)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        _logger.warning(
+            "tracking at %s %s (%s); they are kept in the study and sent later",
+            redact(self._store.uri),
+            what,
+            one_line(error),
+        )
 
     def _send_all(self) -> None:
         if self._known:
             self._adopt()
         for key in list(self._waiting):
-            self._send(key)
+            try:
+                self._send(key)
+            except Exception as error:
+                if not is_final(error):
+                    raise
+                # Asked again it would say the same, and the others wait: its run may have been deleted.
+                if not self._refused:
+                    self._warn("refuses some trials", error)
+                self._refused.add(key)
+                with self._lock:
+                    del self._waiting[key]
 
     def _adopt(self) -> None:
         """Find the children that were made, but not yet written down, when the study was killed."""
@@ -152,9 +180,7 @@ class ChildRuns:
         with self._lock:
             child = self._waiting[key]
             points, child.points = child.points, []
-            end, tags = child.end, dict(child.tags)
-        parameters: list[Any] = []
-        added: list[Any] = []
+            end, tags = child.end, {name: value[:_LONGEST_TAG] for name, value in child.tags.items()}
         try:
             if key not in self._ids:
                 if self._experiment is None:
@@ -162,26 +188,34 @@ class ChildRuns:
                 made = client.create_run(self._experiment, int(1000 * child.began), tags, child.name)
                 self._ids[key] = made.info.run_id
                 self._write(key, False)
-                parameters = [Param(name, value) for name, value in child.parameters.items()]
-            elif end is not None:
-                added = [RunTag(name, value[:_LONGEST_TAG]) for name, value in tags.items()]
-            run_id = self._ids[key]
-            for start in range(0, max(len(points), 1), _LARGEST_BATCH):
-                metrics = [Metric(*point) for point in points[start : start + _LARGEST_BATCH]]
-                client.log_batch(run_id, metrics=metrics, params=parameters, tags=added, synchronous=True)
-                parameters, added = [], []
+            elif not child.known and end is None:  # of a process that was stopped
+                client.update_run(self._ids[key], status="RUNNING")
+            # Again if this process has not sent them: the one that made the run may have been killed before.
+            parameters = [] if child.known else [Param(name, value) for name, value in child.parameters.items()]
+            added = [] if end is None else [RunTag(name, value) for name, value in tags.items()]
+            metrics = [Metric(*point) for point in points]
+            first = _LARGEST_BATCH - len(parameters) - len(added)
+            if metrics or parameters or added:
+                client.log_batch(self._ids[key], metrics[:first], parameters, added, synchronous=True)
+            for start in range(first, len(metrics), _LARGEST_BATCH):
+                client.log_batch(self._ids[key], metrics[start : start + _LARGEST_BATCH], synchronous=True)
+            child.known = True
             if end is not None:
-                client.set_terminated(run_id, end[0], int(1000 * end[1]))
+                client.set_terminated(self._ids[key], end[0], int(1000 * end[1]))
         except Exception:
             with self._lock:
                 child.points = points + child.points
             raise
         if end is not None:
-            self._write(key, True)
-            self._done.add(key)
+            if end[0] != "KILLED":  # which goes on when the study does
+                self._write(key, True)
+                self._done.add(key)
             with self._lock:
                 del self._waiting[key]
 
     def _write(self, key: str, done: bool) -> None:
+        self._append(json.dumps([key, self._ids[key], done]) + "\n")
+
+    def _append(self, text: str) -> None:
         with self._record.open("a") as lines:
-            lines.write(json.dumps([key, self._ids[key], done]) + "\n")
+            lines.write(text)

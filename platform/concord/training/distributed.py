@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import logging
 import os
+import signal
 import tempfile
+import threading
 import traceback
 import urllib.error
 import urllib.request
@@ -175,7 +177,8 @@ def train_on_ray(
     )
     (run_folder / ERROR).unlink(missing_ok=True)
     try:
-        result = trainer.fit()
+        with _interruptible():
+            result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         raise RunFailedError(f"training failed: {_recorded_error(run_folder) or _cause(error)}") from error
     said: dict[str, Any] = result.return_value
@@ -186,6 +189,21 @@ def train_on_ray(
     assert result.checkpoint is not None
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
     return Trained(Outcome(history, said["seconds"], said["steps"]), Path(result.checkpoint.path), said["unsent"])
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C be what it is elsewhere: Ray Train takes it for its own, here and ever after, and ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def distributed_evaluations(

@@ -19,7 +19,7 @@ import torch
 
 import concord
 from concord.environments import Environment, Environments, split_held_out
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, StoppedError
 from concord.tracking import MetricLog, Registered, Store, log_model, redact, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
@@ -324,7 +324,7 @@ def _kept_honest(store: Store, run_id: str, folder: Path, name: str) -> Iterator
     except KeyboardInterrupt:
         with contextlib.suppress(RunFailedError):
             store.finish_run(run_id, "KILLED")
-        raise RunFailedError(f"stopped; continue with --name {name} --resume") from None
+        raise StoppedError(f"stopped; continue with --name {name} --resume") from None
     except BaseException:
         with contextlib.suppress(RunFailedError):
             store.finish_run(run_id, "FAILED")

@@ -117,11 +117,12 @@ def _fitting(gpus: float, each: float) -> int:
 
 
 class Interruption:
-    """Why running tasks are to be given up: Ctrl-C, or the time is over."""
+    """Why running tasks are to be given up: Ctrl-C, the time is over, or what was found out cannot be kept."""
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds if seconds > 0 else None
         self.stopped_by_user = False
+        self.problem: Exception | None = None
 
     @property
     def out_of_time(self) -> bool:
@@ -129,7 +130,7 @@ class Interruption:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def __bool__(self) -> bool:
-        return self.stopped_by_user or self.out_of_time
+        return self.stopped_by_user or self.out_of_time or self.problem is not None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -158,7 +159,7 @@ def execute(
     folder: Path,
     max_failures: int,
 ) -> None:
-    """Run all tasks of the source; returns when there are no more, or when interrupted.
+    """Run all tasks of the source; returns when there are no more, or when interrupted. Raises what the source does.
 
     Args:
         source: gives tasks and hears how they end.
@@ -172,7 +173,7 @@ def execute(
     os.environ.update(_RAY_TUNE)
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    searcher = _Tasks(source, interruption)
+    searcher = _Tasks(source, interruption, max_failures)
     storage = folder / f"tune-{os.getpid()}-{time.time_ns()}"
     resources = tune.PlacementGroupFactory(
         [{"CPU": where.cpus, **({"GPU": where.gpus} if where.gpus else {})}] if where.cpus else [{"CPU": 0.001}]
@@ -191,7 +192,7 @@ def execute(
             name="tune",
             storage_path=str(storage),
             stop=_Interrupted(interruption),
-            failure_config=FailureConfig(max_failures=max_failures),
+            failure_config=FailureConfig(max_failures=0),  # a task begins again as a new trial of Ray Tune's
             checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),
@@ -201,6 +202,8 @@ def execute(
             tuner.fit()
     finally:
         shutil.rmtree(storage, ignore_errors=True)
+    if interruption.problem is not None:
+        raise interruption.problem
 
 
 # Ray Tune's files are not what a study is restored from, so they are written as seldom as may be.
@@ -218,21 +221,34 @@ _RAY_TUNE = {
 
 
 class _Tasks(Searcher):
-    """The source, as Ray Tune asks it."""
+    """The source, as Ray Tune asks it. A task begins again if its process died, ``max_failures`` times."""
 
-    def __init__(self, source: Source, interruption: Interruption) -> None:
+    def __init__(self, source: Source, interruption: Interruption, max_failures: int) -> None:
         super().__init__()
         self._source = source
         self._interruption = interruption
+        self._max_failures = max_failures
         self._running: dict[str, _Running] = {}
+        self._again: list[_Running] = []
 
     def suggest(self, trial_id: str) -> Any:
-        given = None if self._interruption else self._source.next()
-        if given is None:
-            return Searcher.FINISHED
-        task, options = given
-        self._running[trial_id] = _Running(task)
-        return {"options": options, "whole": task.whole, "left_out": list(task.left_out), "key": task.key}
+        running: _Running | None = None
+        if not self._interruption:
+            with self._noticing():
+                running = self._next()
+        if running is None:
+            # Whatever runs may have to begin again.
+            return None if self._running and not self._interruption else Searcher.FINISHED
+        self._running[trial_id] = running
+        task = running.task
+        return {"options": running.options, "whole": task.whole, "left_out": list(task.left_out), "key": task.key}
+
+    def _next(self) -> "_Running | None":
+        if self._again:
+            died = self._again.pop(0)
+            return _Running(died.task, died.options, died.deaths + 1)
+        given = self._source.next()
+        return None if given is None else _Running(*given)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         running = self._running.get(trial_id)
@@ -240,9 +256,9 @@ class _Tasks(Searcher):
             return
         running.last = report = Report(**json.loads(result["report"]))
         if report.failure is None:
-            # By how far it is, not in a list: a trial whose process died begins again.
-            running.history[report.percent] = (report.epoch, report.step, report.metrics)
-            self._source.evaluated(running.task, report.epoch, report.percent, report.metrics)
+            running.history.append((report.epoch, report.step, report.metrics))
+            with self._noticing():
+                self._source.evaluated(running.task, report.epoch, report.percent, report.metrics)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if result and not error:
@@ -251,15 +267,27 @@ class _Tasks(Searcher):
         if running is None:
             return
         report = running.last
-        if not error and (report is None or (not report.last and self._interruption)):
+        if self._interruption and (error or report is None or not report.last):
             return  # given up
+        if error and running.deaths < self._max_failures:
+            self._again.append(running)
+            return
         failure = _DIED if error or report is None else report.failure
         metrics, stopped = {}, None
         if failure is None and report is not None:
             metrics, stopped = report.metrics, report.stopped if report.last else SCHEDULER
-        history = [running.history[percent] for percent in sorted(running.history)]
         now = time.time()
-        self._source.ended(running.task, Ended(metrics, history, now - running.began, now, stopped, failure))
+        ended = Ended(metrics, running.history, now - running.began, now, stopped, failure)
+        with self._noticing():
+            self._source.ended(running.task, ended)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Ray Tune would take what the source raises for a failure of the trial."""
+        try:
+            yield
+        except Exception as error:
+            self._interruption.problem = self._interruption.problem or error
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a study is restored from its journal."""
@@ -274,8 +302,10 @@ class _Tasks(Searcher):
 @dataclass
 class _Running:
     task: Task
+    options: dict[str, Any]
+    deaths: int = 0
     began: float = field(default_factory=time.time)
-    history: dict[float, tuple[int, int, dict[str, float]]] = field(default_factory=dict)
+    history: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
     last: Report | None = None
 
 

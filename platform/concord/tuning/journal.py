@@ -5,6 +5,7 @@ killed at any moment loses nothing that was finished, and nothing counts twice. 
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
-from concord.space import Point
+from concord.space import Point, frozen
 
 STUDY, TRIALS, _LOCK = "study.json", "trials.jsonl", ".lock"
 Kind = Literal["trial", "left-out", "seed"]
@@ -113,7 +114,10 @@ class Journal:
             raise ValueError("this journal was opened to be read only")
         try:
             # One call for the line: a process killed here leaves all of it or a torn end, which is cut off.
-            os.write(self._lines, (json.dumps(line) + "\n").encode())
+            text, before = (json.dumps(line) + "\n").encode(), os.fstat(self._lines).st_size
+            if os.write(self._lines, text) < len(text):  # a full disk takes what it can
+                os.ftruncate(self._lines, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._lines)
         except OSError as error:
             raise RunFailedError(f"{self.folder / TRIALS} cannot be written ({error.strerror})") from error
@@ -183,7 +187,7 @@ def write_study(folder: Path, study: Mapping[str, Any]) -> None:
 def _take(journal: Journal, line: dict[str, Any]) -> None:
     event, key = line.pop("event"), line.pop("key")
     if event == "began":
-        point = {name: tuple(value) if isinstance(value, list) else value for name, value in line.pop("point").items()}
+        point = {name: frozen(value) for name, value in line.pop("point").items()}
         journal.tasks[key] = Task(**{**line, "point": point, "left_out": tuple(line["left_out"])})
     else:
         history = [(epoch, step, metrics) for epoch, step, metrics in line.pop("history")]

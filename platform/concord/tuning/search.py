@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from concord.space import Choice, Integers, Located, LogUniform, OneOf, Point, Space, Uniform
+from concord.errors import InputError
+from concord.space import Choice, Integers, Located, LogUniform, OneOf, Point, Space, Uniform, contains
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -34,6 +35,7 @@ class Search:
     ) -> None:
         import hyperopt
 
+        self._space = space
         self._located = space.varied()
         self._kind = kind
         self._seed = seed
@@ -76,6 +78,10 @@ class Search:
         """Condition the suggestions to come on this score; the larger the better. Points off the space are ignored."""
         from hyperopt import JOB_STATE_DONE, STATUS_OK
 
+        try:
+            list(self._space.active(point))
+        except InputError:
+            return
         values = self._encoded(point)
         misc = {
             "tid": number,
@@ -103,7 +109,8 @@ class Search:
             if not counts or located.name not in point:
                 values[located.label] = []
             elif isinstance(located.domain, Choice):
-                values[located.label] = [located.domain.values.index(point[located.name])]
+                value = point[located.name]  # True and 1 are equal, but two choices
+                values[located.label] = [[contains(Choice(each), value) for each in located.domain.values].index(True)]
             else:
                 values[located.label] = [point[located.name]]
         return values

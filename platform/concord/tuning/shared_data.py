@@ -109,18 +109,20 @@ def recording(config: Config) -> tuple[Config, set[str]]:
     """The same configuration, and the set of the options that were read from it so far."""
     kind = type(config)
     options = {field.name for field in dataclasses.fields(config)}
+    # What the configuration made of its options, of any of them.
+    derived = [name for name in getattr(config, "__dict__", ()) if name not in options]
     reads: set[str] = set()
 
     def read(self: Any, name: str) -> Any:
         if name in options:
             reads.add(name)
-        elif name == "__dict__":
+        elif name == "__dict__" or name in derived:
             reads.update(options)
         return super(recorder, self).__getattribute__(name)
 
     recorder: Any = type(kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__})
     copy: Config = object.__new__(recorder)
-    for name in options:
+    for name in [*(field.name for field in dataclasses.fields(config)), *derived]:
         object.__setattr__(copy, name, getattr(config, name))
     return copy, reads
 

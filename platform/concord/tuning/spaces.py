@@ -18,6 +18,7 @@ from concord.space import (
     Uniform,
     Value,
     contains,
+    literal,
     parse_entry,
     shown,
 )
@@ -93,6 +94,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
     """
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
+    hints = get_type_hints(type(base))
     for text in options.vary:
         name, equals, domain = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
@@ -100,10 +102,11 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
             raise InputError(f"--vary {text}: give NAME=VALUES, such as lr=log:1e-4:1 or batch_size=64,128")
         if name in vary:
             raise InputError(f"--vary {text}: {name} is given twice")
-        vary[name] = parse_entry(name, domain)
+        hint = hints.get(name)
+        vary[name] = parse_entry(name, domain, get_args(hint) if get_origin(hint) is Literal else ())
     for name in given & set(vary):
         raise InputError(f"--vary {name}: contradicts --{name.replace('_', '-')}, which fixes it")
-    space = space.without(given).replacing(vary)
+    space = Space(_without_idle(space.without(given).replacing(vary).entries, set(hints)))
     if not space.varied():
         raise InputError("the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE")
     _check_against(space, base)
@@ -130,8 +133,9 @@ def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[
             name, equals, value = part.partition("=")
             if not equals:
                 raise InputError(f"--suggest {text}: give NAME=VALUE,NAME=VALUE")
-            entry = parse_entry(name.strip(), value.strip())
-            given[name.strip().replace("-", "_")] = entry  # type: ignore[assignment]
+            name = name.strip().replace("-", "_")
+            words = [word for domain in domain_of(space, name) if isinstance(domain, Choice) for word in domain.values]
+            given[name] = literal(value.strip(), words)
         points.append(_completed(space, given, f"--suggest {text}"))
     varied = space.names()
     for suggestion in declared:
@@ -188,6 +192,20 @@ def _check_against(space: Space, base: TrainConfig) -> None:
                 raise InputError(f"space: {error}") from error
 
 
+def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:
+    """Without the switches that decide nothing, since all that hung on them was taken out."""
+    kept: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        if isinstance(entry, OneOf):
+            branches = {branch: _without_idle(inner, options) for branch, inner in entry.branches.items()}
+            if name not in options and not any(branches.values()):
+                continue
+            kept[name] = OneOf(branches)
+        else:
+            kept[name] = entry
+    return kept
+
+
 def _plain(entries: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
     found: list[tuple[str, Entry]] = []
     for name, entry in entries.items():
@@ -224,7 +242,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is str:
         return isinstance(value, str)
     if get_origin(hint) is tuple:
-        return isinstance(value, tuple)
+        kinds = get_args(hint)
+        if isinstance(value, tuple) and kinds[1:] == (...,):
+            kinds = kinds[:1] * len(value)
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
     return True  # a type of the job's own
 
 

@@ -1,5 +1,6 @@
 """When a trial ends early: conditions on its own metrics, and schedulers that compare it with the others."""
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 # Schedulers see how far a trial is in per cent, so that trials of different lengths compare.
 PROGRESS, SCORE = "percent", "score"
+# What stopped a trial, where a scheduler did.
+SCHEDULER = "the scheduler"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class StopRule:
         return any("ood" in name for name, _, _ in self.conditions)
 
     def __str__(self) -> str:
-        return " and ".join(f"{name} {sign} {bound:g}" for name, sign, bound in self.conditions)
+        return " and ".join(f"{name} {sign} {str(bound).removesuffix('.0')}" for name, sign, bound in self.conditions)
 
 
 def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
@@ -72,9 +75,15 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
             time_attr=PROGRESS, metric=SCORE, mode="max", max_t=100, grace_period=10, reduction_factor=3
         )
     if kind == "median":
-        # Without the slice it would pause trials, which asks for checkpoints, to let others go first.
+        # With a finite slice it would pause trials, which asks for checkpoints, to let others go first.
+        never: Any = math.inf
         return MedianStoppingRule(
-            time_attr=PROGRESS, metric=SCORE, mode="max", grace_period=20, min_samples_required=5, min_time_slice=10**9
+            time_attr=PROGRESS,
+            metric=SCORE,
+            mode="max",
+            grace_period=20,
+            min_samples_required=5,
+            min_time_slice=never,
         )
     return FIFOScheduler()
 
@@ -89,12 +98,18 @@ def replay(scheduler: Any, results: Sequence[tuple[Task, Ended]], score: Any, ep
         epochs: maps a task to its epochs.
     """
     from ray.tune.experiment import Trial
+    from ray.tune.schedulers import MedianStoppingRule
 
+    # The median rule is asked for no decision, which it would hold to: the trials may have run side by side.
+    median = isinstance(scheduler, MedianStoppingRule)
+    keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
     for task, ended in results:
         trial = Trial("earlier", stub=True)
         scheduler.on_trial_add(None, trial)
-        last: dict[str, float] = {}
-        for epoch, _, metrics in ended.history:
-            last = {PROGRESS: 100 * epoch / epochs(task), SCORE: score(metrics)}
-            scheduler.on_trial_result(None, trial, last)
-        scheduler.on_trial_complete(None, trial, last)
+        told = [{PROGRESS: 100 * epoch / epochs(task), SCORE: score(metrics)} for epoch, _, metrics in ended.history]
+        # As Ray Tune does: the last result comes as the end alone, unless it was the scheduler's reason to stop.
+        if ended.failure is not None:
+            told.append({PROGRESS: 0.0, SCORE: 0.0})
+        for result in told if ended.stopped == SCHEDULER else told[:-1]:
+            keep(None, trial, result)
+        scheduler.on_trial_complete(None, trial, told[-1])

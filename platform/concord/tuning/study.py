@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from concord.errors import InputError, RunFailedError
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError, RunFailedError, StoppedError
 from concord.space import shown
 from concord.tracking import ChildRuns, Store, redact
 from concord.training.distributed import ray_session
-from concord.training.run import Lineage, Say, run, run_tags
+from concord.training.job import built_in_jobs
+from concord.training.run import RECORD, Lineage, Say, run, run_tags
 from concord.tuning import journal as journals
 from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
@@ -26,6 +28,7 @@ from concord.tuning.stopping import StopRule, replay, scheduler
 from concord.tuning.trial import Assignment
 
 _CHILDREN = "children.jsonl"
+_DISTRIBUTED = "distributed"  # what distributed trials keep while they run
 # How long the end of a study goes on trying to send trials that a store did not take.
 _LAST_TRIALS_SECONDS = 60.0
 
@@ -39,17 +42,23 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
     """
     started = time.perf_counter()
     base, folder = plan.base, plan.folder
-    new = not (folder / journals.STUDY).exists()
     if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
         room(plan.options, base, there)
     store = Store.open(base.output, base.tracking_uri)
-    if not new and (before := journals.read_study(folder)["store"]) != redact(store.uri):
-        raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
+    if (folder / journals.STUDY).exists():
+        before = journals.read_study(folder)["store"]
+        if before != redact(store.uri):
+            raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
     with ray_session(dataclasses.replace(base, workers=1)) as dashboard:
         where = room(plan.options, base, nodes_to_be(base))
-        if new:
-            _create(plan, store)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--output {base.output}: not a folder to write to ({error.strerror})") from error
         with journals.opened(folder) as journal:
+            new = not (folder / journals.STUDY).exists()
+            if new:
+                _create(plan, store)
             record = journals.read_study(folder)
             journals.write_study(folder, {**record, "options": plan.record()["options"]})
             if dashboard:
@@ -67,31 +76,35 @@ def experiment(job: str) -> str:
 
 
 def _create(plan: Plan, store: Store) -> None:
-    folder = plan.folder
+    tags = run_tags(plan.job, plan.checked.environments) | {
+        "concord.study": plan.name,
+        "concord.method": plan.method,
+        "concord.selection": plan.options.selection,
+        "concord.oracle": plan.looks_at_test or "no",
+    }
+    parameters = {
+        **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
+        "seed": plan.base.seed,
+        "metric": plan.criterion.metric,
+        "stop_when": plan.stop_rule,
+    }
+    run_id = None
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"--output {plan.base.output}: not a folder to write to ({error.strerror})") from error
-    try:
-        tags = run_tags(plan.job, plan.checked.environments) | {
-            "concord.study": plan.name,
-            "concord.method": plan.method,
-            "concord.selection": plan.options.selection,
-            "concord.oracle": plan.looks_at_test or "no",
-        }
-        parameters = {
-            **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
-            "seed": plan.base.seed,
-            "metric": plan.criterion.metric,
-            "stop_when": plan.stop_rule,
-        }
         run_id = store.start_run(experiment(plan.job.name), plan.name, parameters, tags)
+        journals.write_study(plan.folder, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
         store.log_json(run_id, plan.space.as_json(), "space.json")
         store.log_json(run_id, plan.record()["config"], "config.json")
-        journals.write_study(folder, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _forget(plan, store, run_id)
         raise
+
+
+def _forget(plan: Plan, store: Store, run_id: str | None) -> None:
+    """Leave nothing of a study that cannot begin."""
+    shutil.rmtree(plan.folder, ignore_errors=True)
+    if run_id is not None:
+        with contextlib.suppress(RunFailedError):
+            store.delete_run(run_id)
 
 
 class _Study:
@@ -106,17 +119,8 @@ class _Study:
         self.run_id = run_id
         self.where = where
         self.say = say
-        for stale in plan.folder.glob("tune-*"):  # Ray Tune's files, of a process that was killed
-            shutil.rmtree(stale, ignore_errors=True)
+        self.new = new
         self.children = ChildRuns(store, run_id, plan.folder / _CHILDREN, known=not new)
-        for key, task in journal.tasks.items():
-            if (ended := journal.ended.get(key)) is not None:
-                self._track_begin(task, ended.ended - ended.seconds)
-                for epoch, _, metrics in ended.history:
-                    self.children.log(key, metrics, epoch)
-                self._track_end(task, ended)
-        if not new:
-            store.resume_run(run_id)
         self.shared: SharedData | None = None
 
     @contextlib.contextmanager
@@ -126,29 +130,48 @@ class _Study:
         try:
             yield
             status = "FINISHED"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StoppedError):
             status = "KILLED"
             raise self._stopped() from None
-        except _StoppedByUserError:
-            status = "KILLED"
-            raise self._stopped() from None
+        except InputError:
+            status = None if not self.journal.tasks else "FAILED"
+            raise
         finally:
             unsent = self.children.close(_LAST_TRIALS_SECONDS)
             if unsent:
                 self.say(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
-            with contextlib.suppress(RunFailedError):
-                self.store.finish_run(self.run_id, status)
+            if status is None:
+                _forget(self.plan, self.store, self.run_id)
+            else:
+                with contextlib.suppress(RunFailedError):
+                    self.store.finish_run(self.run_id, status)
 
-    def _stopped(self) -> RunFailedError:
+    def _stopped(self) -> StoppedError:
+        plan = self.plan
         done = len(self.journal.results("trial"))
-        return RunFailedError(
-            f"stopped after {done} of {self.plan.trials} trials; "
-            f"continue with concord tune {self.plan.job.name} --name {self.plan.name}"
+        job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
+        output = "" if plan.base.output == DEFAULT_OUTPUT.absolute() else f" --output {plan.base.output}"
+        return StoppedError(
+            f"stopped after {done} of {plan.trials} trials; continue with concord tune {job} --name {plan.name}{output}"
         )
+
+    def _continue(self) -> None:
+        """Clear up what a process that was killed left, and send what it had not sent."""
+        for stale in (*self.plan.folder.glob("tune-*"), self.plan.folder / _DISTRIBUTED):
+            shutil.rmtree(stale, ignore_errors=True)
+        self.store.resume_run(self.run_id)
+        for key, task in self.journal.tasks.items():
+            if (ended := self.journal.ended.get(key)) is not None:
+                self._track_begin(task, ended.ended - ended.seconds)
+                for epoch, _, metrics in ended.history:
+                    self.children.log(key, metrics, epoch)
+                self._track_end(task, ended)
 
     def run(self) -> None:
         """Everything that is still to be done."""
         plan = self.plan
+        if not self.new:
+            self._continue()
         done = len(self.journal.results("trial"))
         looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
         self.say(
@@ -209,7 +232,7 @@ class _Study:
         if plan.options.scheduler != "none":
             replay(
                 stopping,
-                [(task, result) for task, result in ended if result.failure is None],
+                ended,
                 plan.criterion.score,
                 lambda task: config_at(plan.base, plan.space, task.point).epochs,
             )
@@ -259,21 +282,21 @@ class _Study:
             stop_rule,
             self.shared,
             self.where.threads,
-            plan.folder / "distributed",
+            plan.folder / _DISTRIBUTED,
         )
         with progress:
             execute(source, assignment, self.where, stopping, interruption, plan.folder, plan.base.max_failures)
         if interruption.stopped_by_user:
-            raise _StoppedByUserError
+            raise KeyboardInterrupt
 
     def _register(self, winner: Task) -> None:
         plan = self.plan
         name = f"{plan.name}-winner-{winner.trial}"
-        config = dataclasses.replace(
-            config_at(plan.base, plan.space, winner.point),
-            name=name,
-            resume=(plan.base.output / "runs" / name / "run.json").exists(),
-        )
+        folder = plan.base.output / "runs" / name
+        begun = (folder / RECORD).exists()
+        if not begun:
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed just then
+        config = dataclasses.replace(config_at(plan.base, plan.space, winner.point), name=name, resume=begun)
         looked_at = plan.options.selection + (" (oracle)" if plan.looks_at_test else "")
         lineage = Lineage(
             experiment(plan.job.name),
@@ -316,10 +339,6 @@ class _Study:
 
 def _nothing_learned(task: Task, ended: Ended) -> None:
     """What a fixed list of tasks learns from one of them."""
-
-
-class _StoppedByUserError(Exception):
-    pass
 
 
 @dataclass

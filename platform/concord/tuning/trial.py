@@ -110,9 +110,9 @@ class TrialProcess(Trainable):
         try:
             return next(self._reports)
         except (InputError, NonFiniteGradientError) as error:
-            return Report(0, 0, 100.0, {}, last=True, failure=str(error))
+            return _failed(str(error))
         except Exception as error:  # the job's own, or of the values that were tried: this trial's, not the study's
-            return Report(0, 0, 100.0, {}, last=True, failure=reason(error, self._assignment.path))
+            return _failed(reason(error, self._assignment.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
         if self._job is None:
@@ -166,6 +166,10 @@ class TrialProcess(Trainable):
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)
+
+
+def _failed(why: str) -> Report:
+    return Report(0, 0, 0.0, {}, last=True, failure=why)  # at 0 % no scheduler compares its score
 
 
 def _left_out(folds: list[dict[str, float]]) -> dict[str, float]:
