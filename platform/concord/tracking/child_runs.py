@@ -78,12 +78,22 @@ class ChildRuns:
     def begin(
         self, key: str, name: str, parameters: Mapping[str, object], tags: Mapping[str, str], began: float
     ) -> None:
-        """A trial began, at ``began`` seconds since 1970; one that is in the store as a whole is left as it is."""
+        """A trial began, at ``began`` seconds since 1970; one that is in the store as a whole is left as it is.
+
+        After :meth:`forget` it has a new child.
+        """
         if key in self._done:
             return
         with self._lock:
             child = _Child(name, clean_parameters(parameters), {**tags, _KEY: key, _PARENT: self._parent}, began)
             self._waiting.setdefault(key, child)
+
+    def forget(self, key: str) -> None:
+        """A trial that ended, and failed, begins again: what is in the store of it stays, and counts no more."""
+        with self._lock:
+            self._done.discard(key)
+            self._ids.pop(key, None)
+            self._waiting.pop(key, None)
 
     def log(self, key: str, metrics: Mapping[str, float], step: int) -> None:
         """Metrics of a trial that began."""
@@ -164,7 +174,10 @@ class ChildRuns:
         token: str | None = ""
         while token is not None:
             page = client.search_runs(
-                [experiment], f"tags.`{_PARENT}` = '{self._parent}'", page_token=token or None, max_results=1000
+                [experiment],
+                f"tags.`{_PARENT}` = '{self._parent}' and attributes.status = 'RUNNING'",
+                page_token=token or None,
+                max_results=1000,
             )
             for run in page:
                 if key := run.data.tags.get(_KEY):

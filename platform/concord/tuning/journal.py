@@ -91,11 +91,11 @@ class Journal:
         self.tasks[task.key] = task
 
     def end(self, task: Task, ended: Ended) -> None:
-        """Keep how a task ended; the first end counts."""
-        if task.key in self.ended:
+        """Keep how a task ended; the first end counts, unless it was a failure."""
+        if task.key in self.ended and self.ended[task.key].failure is None:
             return
         self._write({"event": "ended", "key": task.key, **vars(ended)})
-        self.ended[task.key] = ended
+        self._replace(task.key, ended)
 
     def results(self, kind: Kind) -> list[tuple[Task, Ended]]:
         """The ended tasks of this kind, in the order of their ends."""
@@ -108,6 +108,10 @@ class Journal:
     def unfinished(self, kind: Kind) -> list[Task]:
         """The tasks of this kind that began and did not end."""
         return [task for key, task in self.tasks.items() if task.kind == kind and key not in self.ended]
+
+    def _replace(self, key: str, ended: Ended) -> None:
+        self.ended.pop(key, None)  # its place is that of its last end
+        self.ended[key] = ended
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._lines is None:
@@ -191,4 +195,4 @@ def _take(journal: Journal, line: dict[str, Any]) -> None:
         journal.tasks[key] = Task(**{**line, "point": point, "left_out": tuple(line["left_out"])})
     else:
         history = [(epoch, step, metrics) for epoch, step, metrics in line.pop("history")]
-        journal.ended.setdefault(key, Ended(**line, history=history))
+        journal._replace(key, Ended(**line, history=history))

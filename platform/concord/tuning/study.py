@@ -255,8 +255,9 @@ class _Study:
         self._execute("of the best trials with environments left out", again)
 
     def _execute(self, what: str, tasks: Sequence[Task]) -> None:
-        """Run those of the tasks that have not ended, to their ends."""
-        queue = [task for task in tasks if task.key not in self.journal.ended]
+        """Run those of the tasks that have not finished, also those that failed when they were tried before."""
+        ended = self.journal.ended
+        queue = [task for task in tasks if task.key not in ended or ended[task.key].failure is not None]
         if not queue:
             return
         progress = StudyProgress(what, len(queue), None, self.say)
@@ -354,6 +355,8 @@ class _Source:
         task = self.propose()
         if task is None:
             return None
+        if task.key in self.study.journal.ended:
+            self.study.children.forget(task.key)
         self.study.journal.begin(task)
         self.study._track_begin(task, time.time())
         self.progress.began(task)
