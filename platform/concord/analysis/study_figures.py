@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
 
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
 
@@ -115,8 +116,10 @@ def parallel_figure(
     jitter = np.random.default_rng(0).uniform(-0.015, 0.015, (len(trials), len(columns)))
     for index in np.argsort(ranks):
         heights = [column[index] for column in columns]
-        width = 1.6 if ranks[index] > 0.9 else 0.6
-        plot.plot(heights + jitter[index], color=colours[index], linewidth=width, alpha=0.3 + 0.6 * ranks[index])
+        best = ranks[index] > 0.9
+        # Of a thousand trials each is fainter than of fifty, so that the best are seen.
+        alpha = 0.9 if best else max(0.05, min(0.6, 40 / len(trials)))
+        plot.plot(heights + jitter[index], color=colours[index], linewidth=1.2 if best else 0.6, alpha=alpha)
     names = [axis.name.replace("_", " ") for axis in axes] + [_words(metric)]
     plot.set_xticks(range(len(names)), names, rotation=20, ha="right")
     plot.set_yticks([])
@@ -208,7 +211,8 @@ def _scaled(axis: Axis, trials: Sequence[TrialPoint]) -> np.ndarray[Any, Any]:
 def _label_ends(plot: Any, place: int, axis: Axis, trials: Sequence[TrialPoint]) -> None:
     if axis.categories is not None:
         for index, value in enumerate(axis.categories):
-            plot.text(place + 0.04, index / max(len(axis.categories) - 1, 1), str(value), fontsize=7, va="center")
+            height = index / max(len(axis.categories) - 1, 1)
+            plot.text(place, height, str(value), fontsize=7, ha="center", va="center", bbox=_BEHIND, zorder=5)
         return
     present = [trial.point[axis.name] for trial in trials if trial.point.get(axis.name) is not None]
     for height, value in ((1.04, max(present)), (-0.07, min(present))):
