@@ -37,6 +37,8 @@ _LAST_METRICS_SECONDS = 20.0
 _DASHBOARD_PORT = 8265
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
+# How long workers that are interrupted may take to end.
+_INTERRUPTED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,12 @@ def distributed_evaluations(
 
     folder.mkdir(parents=True)
     config = dataclasses.replace(config, checkpoints=1)
-    # An actor of its own, because Ray ends all that it started when it is killed.
-    trainer: Any = cast(Any, ray.remote(num_cpus=0)(_Trainer)).remote()
+    # In a process of its own, so that it can be interrupted. Should it be killed instead, Ray Train looks for its
+    # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
+    cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
+    task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
+    trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out)
     try:
-        trained = trainer.train.remote(job.path, job.source, dict(vars(config)), folder, left_out)
         seen, finished = 0, False
         while not finished:
             finished = bool(ray.wait([trained], timeout=0.5)[0])
@@ -237,22 +241,23 @@ def distributed_evaluations(
             raise result
         yield result
     finally:
-        ray.kill(trainer)
+        # What Ctrl-C is to Ray Train: it ends the workers, and gives their CPUs back.
+        ray.cancel(trained, recursive=False)
+        if not ray.wait([trained], timeout=_INTERRUPTED_SECONDS)[0]:
+            ray.cancel(trained, force=True)
 
 
-class _Trainer:
-    """Starts and awaits the workers of one training."""
-
-    def train(
-        self, path: str, source: str, options: dict[str, Any], folder: Path, left_out: str | None
-    ) -> Evaluation | Exception:
-        """The last evaluation, or what went wrong."""
-        job = job_from_source(path, source)
-        try:
-            trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
-        except (InputError, RunFailedError) as error:
-            return type(error)(str(error))
-        return trained.outcome.history[-1]
+def _last_evaluation(
+    path: str, source: str, options: dict[str, Any], folder: Path, left_out: str | None
+) -> Evaluation | Exception:
+    """Train; gives the last evaluation, or what went wrong."""
+    logging.getLogger("ray.train").setLevel(logging.ERROR)
+    job = job_from_source(path, source)
+    try:
+        trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
+    except (InputError, RunFailedError) as error:
+        return type(error)(str(error))
+    return trained.outcome.history[-1]
 
 
 def _work(loop_config: dict[str, Any]) -> dict[str, Any]:

@@ -176,7 +176,8 @@ def execute(
     searcher = _Tasks(source, interruption, max_failures)
     storage = folder / f"tune-{os.getpid()}-{time.time_ns()}"
     resources = tune.PlacementGroupFactory(
-        [{"CPU": where.cpus, **({"GPU": where.gpus} if where.gpus else {})}] if where.cpus else [{"CPU": 0.001}]
+        # Ray Tune asks for something; a process that only looks on must take no CPU, or its workers find too few.
+        [{"CPU": where.cpus, **({"GPU": where.gpus} if where.gpus else {})}] if where.cpus else [{"memory": 1}]
     )
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(TrialProcess, assignment=assignment), resources),

@@ -191,9 +191,13 @@ class _Study:
         if not ranked:
             raise RunFailedError(f"no trial of {len(finished)} has a finite {plan.criterion.metric}")
         winner = ranked[0][0]
-        self._judge_shortlist([task for task, _ in ranked[: plan.options.shortlist]])
         seeds = range(plan.base.seed + 1, plan.base.seed + 1 + plan.options.reruns)
-        self._execute("runs of the best", [Task("seed", winner.trial, winner.point, seed=seed) for seed in seeds])
+        self._execute(
+            [
+                *self._shortlist([task for task, _ in ranked[: plan.options.shortlist]]),
+                *(Task("seed", winner.trial, winner.point, seed=seed) for seed in seeds),
+            ]
+        )
         if plan.options.register:
             self._register(winner)
         write_results(self.result(), self.store, self.run_id, self.say)
@@ -246,21 +250,20 @@ class _Study:
         if interruption.out_of_time:
             self.say(f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching")
 
-    def _judge_shortlist(self, tasks: Sequence[Task]) -> None:
+    def _shortlist(self, best: Sequence[Task]) -> list[Task]:
         """Leave environments out in turn for the best trials, so that all selections can be compared."""
-        if self.plan.folds or not self.plan.shortlist_folds:
-            return
         left_out = self.plan.shortlist_folds
-        again = [Task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in tasks]
-        self._execute("of the best trials with environments left out", again)
+        if self.plan.folds or not left_out:
+            return []
+        return [Task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in best]
 
-    def _execute(self, what: str, tasks: Sequence[Task]) -> None:
+    def _execute(self, tasks: Sequence[Task]) -> None:
         """Run those of the tasks that have not finished, also those that failed when they were tried before."""
         ended = self.journal.ended
         queue = [task for task in tasks if task.key not in ended or ended[task.key].failure is not None]
         if not queue:
             return
-        progress = StudyProgress(what, len(queue), None, self.say)
+        progress = StudyProgress("trainings of the best trials", len(queue), None, self.say)
         source = _Source(self, lambda: queue.pop(0) if queue else None, _nothing_learned, progress)
         self._run(source, StopRule(()), scheduler("none"), Interruption(0), progress)
 
