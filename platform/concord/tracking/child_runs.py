@@ -70,8 +70,7 @@ class ChildRuns:
                 except ValueError:
                     continue
                 self._ids[key] = run_id
-                if done:
-                    self._done.add(key)
+                (self._done.add if done else self._done.discard)(key)
         self._sender = threading.Thread(target=self._send_for_ever, name="concord-children", daemon=True)
         self._sender.start()
 
