@@ -360,7 +360,7 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
     words = command(output, "--name", "s", "--trials", str(trials), "--shortlist", "0", "--reruns", "0", *options)
     words += ["--no-register", "--pause", "0.03"]
     kept: list[bytes] = []
-    moments = sorted(random.sample(range(trials - 6), kills))
+    moments = sorted(random.sample(range(1, trials - 6), kills))
     for moment in moments:
         with driver(*words) as process:
             wait_for(lambda moment=moment, process=process: process.poll() is not None or ended(output) >= moment, 300)
