@@ -59,7 +59,8 @@ def sum_over_environments(
         rule: the rule.
         gradients: ``(environments, *shape)``, floating point. Half precision is summed in float32, so that a
             count of signs stays exact.
-        out: where the sums go, each contiguous and ``shape``; new tensors if None.
+        out: where the sums go, each contiguous and ``shape``; new tensors if None. A statistic of the rule that is
+            not among them is not wanted.
         accumulate: add to ``out`` (which holds the sums of other environments) instead of overwriting it.
 
     Returns:
@@ -75,11 +76,12 @@ def sum_over_environments(
     width = components if gradients.is_cuda else max(1, _BLOCK_ELEMENTS // environments)
     for start in range(0, components, max(width, 1)):
         block = slice(start, start + width)
-        for name, contribution in rule.map(flat[:, block].to(dtype)).items():
+        contributions = rule.map(flat[:, block].to(dtype))
+        for name, total in totals.items():
             if accumulate:
-                totals[name][block] += contribution.sum(0)
+                total[block] += contributions[name].sum(0)
             else:
-                torch.sum(contribution, 0, out=totals[name][block])
+                torch.sum(contributions[name], 0, out=total[block])
     return out
 
 

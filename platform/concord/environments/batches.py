@@ -22,13 +22,19 @@ class BatchStream:
         batch_size: examples a batch, B.
         seed: of the run.
         device: where the batches are wanted; the data are moved there once.
+        part: which places of every batch are wanted, where several processes share the batches; None: all.
 
     Raises:
         InputError: the batch size is not positive.
     """
 
     def __init__(
-        self, environments: Sequence[Environment], batch_size: int, seed: int, device: torch.device | str = "cpu"
+        self,
+        environments: Sequence[Environment],
+        batch_size: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        part: slice | None = None,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"--batch-size {batch_size}: must be at least 1")
@@ -36,6 +42,7 @@ class BatchStream:
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
         self._seed = seed
+        self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
         # All environments in one tensor: a step is then one gather, not one for each environment.
         self._inputs = joined([environment.inputs for environment in environments]).to(device)
@@ -45,10 +52,10 @@ class BatchStream:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs ``(environments, batch, ...)`` and targets ``(environments, batch, ...)`` of step k = ``step``."""
-        places = torch.cat([self._places(index, step) for index in range(len(self._names))])
+        places = torch.cat([self._places(index, step)[self._part] for index in range(len(self._names))])
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
-        shape = (len(self._names), self._batch_size)
+        shape = (len(self._names), self._part.stop - self._part.start)
         return (
             self._inputs.index_select(0, places).unflatten(0, shape),
             self._targets.index_select(0, places).unflatten(0, shape),

@@ -67,6 +67,8 @@ class Environments:
         train: the environments to train on.
         validation: whole environments to choose models by; training never sees them.
         test: whole environments to report on; nothing is chosen by them.
+        observed: more to report on, each by itself: its metrics begin with its name. Such may be parts of the
+            training data.
 
     Raises:
         InputError: no training environment, or a name that stands twice.
@@ -78,11 +80,13 @@ class Environments:
         train: Iterable[str],
         validation: Iterable[str] = (),
         test: Iterable[str] = (),
+        observed: Iterable[str] = (),
     ) -> None:
         self._load = load
         self.train = tuple(train)
         self.validation = tuple(validation)
         self.test = tuple(test)
+        self.observed = tuple(observed)
         if not self.train:
             raise InputError("environments: there is no training environment")
         seen: set[str] = set()
@@ -117,12 +121,13 @@ class Environments:
             InputError: it is no training environment, or the only one.
         """
         require_names([name], self.train)
-        return Environments(self._load, [each for each in self.train if each != name], [name], self.test)
+        train = [each for each in self.train if each != name]
+        return Environments(self._load, train, [name], self.test, self.observed)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names: training, validation, test."""
-        return self.train + self.validation + self.test
+        """All names: training, validation, test, observed."""
+        return self.train + self.validation + self.test + self.observed
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.

@@ -4,20 +4,29 @@
   group, the two-level form: several environments in each of several processes.
 * :func:`register_aggregation_hook`: one environment a process, as a communication hook of
   ``DistributedDataParallel`` that overlaps with backward.
+* :func:`per_example`: every example an environment of its own, from one ordinary backward pass of any loop;
+  :class:`PerExampleGradients` is the same as one call.
 """
 
+from concord.gradients.example_environments import ExampleGradient, PerExampleGradients
 from concord.gradients.hook import AggregationHook, HookedGradients, aggregation_hook, register_aggregation_hook
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.per_example import Finished, PerExample, per_example
 from concord.gradients.stacked import StackedGradients
 from concord.gradients.step import EnvironmentStep
 
 __all__ = [
     "AggregationHook",
     "EnvironmentStep",
+    "ExampleGradient",
+    "Finished",
     "HookedGradients",
     "NonFinite",
     "NonFiniteGradientError",
+    "PerExample",
+    "PerExampleGradients",
     "StackedGradients",
     "aggregation_hook",
+    "per_example",
     "register_aggregation_hook",
 ]

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from concord.aggregation import Aggregator, Statistics, rescaling_factor, sum_over_environments
-from concord.aggregation.rule import new_statistics
+from concord.aggregation import Aggregator, sum_over_environments
 from concord.errors import InputError
 from concord.gradients.exchange import SliceExchange
-from concord.gradients.layout import Layout, trainable
-from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.nonfinite import NonFinite
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.sums import Sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -76,43 +75,26 @@ class StackedGradients:
         vectorize: bool = True,
         trace: bool = False,
     ) -> None:
-        self._parameters = trainable(model)
-        if not self._parameters:
-            raise InputError("model: none of its parameters requires a gradient")
+        self._sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite)
         if group is not None and names is None:
             raise InputError("names: needed with a process group, to know how many environments each process has")
         self.model = model
         self.loss = loss
         self.rule = rule
-        self.rescale = rescale
         self.nonfinite = nonfinite
         self.names = names
         self.vectorize = vectorize
         self.trace = trace
         self.steps = 0
         self._recorded: dict[object, Callable[..., Any]] = {}
-        self._layout = Layout.of(self._parameters)
-        self._device = next(iter(self._parameters.values())).device
-        self._chunk = max(1, memory_limit // (self._layout.components * self._layout.dtype.itemsize))
+        self._chunk = max(1, memory_limit // self._sums.flat["gradient"].nbytes)
         self._gradients = vmap(grad_and_value(self._objective, has_aux=True), (None, 0, 0, 0), randomness="different")
         self._exchange: SliceExchange | None = None
         self._finite_flags: list[Tensor] | None = None
         if group is not None:
             everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
             dist.all_gather_object(everyone, list(names or []), group=group)
-            self._exchange = SliceExchange(
-                rule,
-                [shape.numel() for shape in self._layout.shapes],
-                self._layout.dtype,
-                self._layout.dtype,
-                self._device,
-                group,
-                everyone,
-                mapped=any(len(local) != 1 for local in everyone),
-                rescale=rescale,
-                nonfinite=nonfinite,
-            )
-        self._flat = new_statistics(rule, (self._layout.components,), self._layout.dtype, self._device)
+            self._exchange = self._sums.exchange(everyone, group)
 
     def __call__(self, inputs: Tensor, targets: Tensor, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad`` with the aggregated gradient of these batches.
@@ -130,43 +112,13 @@ class StackedGradients:
         step = self.steps if step is None else step
         self.steps = step + 1
         losses, buffers, finite = self._sum_of_finite(inputs, targets)
-        update, kept, skipped = self._exchanged(finite, step) if self._exchange else self._finished(finite, step)
-        for index, parameter in enumerate(self._parameters.values()):
-            parameter.grad = self._layout.part(update, index).to(parameter.dtype)
+        names = self.names or [f"environment {index}" for index in range(len(inputs))]
+        kept, skipped = self._sums.finish(finite, names, step, self._exchange)
         self._write_buffers(buffers)
         return EnvironmentStep(losses, kept, skipped)
 
-    def _exchanged(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        assert self._exchange is not None
-        if not bool(finite.any()):
-            for total in self._flat.values():
-                total.zero_()
-        self._exchange.send(self._flat, torch.where(finite, 1.0, -1.0).to(self._device))
-        update = torch.empty_like(self._flat["gradient"])
-        self._exchange.finish(update)
-        kept, skipped = self._exchange.receive(update, step)
-        return update, kept, skipped
-
-    def _finished(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        skipped = tuple(self._name(index) for index in (~finite).nonzero().flatten().tolist())
-        if skipped and self.nonfinite == "raise":
-            raise NonFiniteGradientError(skipped, step)
-        environments = int(finite.sum())
-        if environments == 0:
-            kept = torch.zeros(len(self._layout.names), device=self._device)
-            return torch.zeros_like(self._flat["gradient"]), kept, skipped
-        update, mask = self.rule.finish(self._flat, environments)
-        sizes = [shape.numel() for shape in self._layout.shapes]
-        kept = torch.stack([layer.mean(dtype=torch.float32) for layer in mask.split(sizes)])
-        if self.rescale:
-            for layer, factor in zip(
-                update.split(sizes), rescaling_factor(kept).to(update.dtype).unbind(), strict=True
-            ):
-                layer.mul_(factor)
-        return update, kept, skipped
-
     def _sum(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Put the summed statistics into ``self._flat``; return losses and the new buffers of the model."""
+        """Put the summed statistics into ``self._sums``; return losses and the new buffers of the model."""
         if self.vectorize:
             try:
                 return self._sum_vectorized(inputs, targets)
@@ -182,7 +134,7 @@ class StackedGradients:
         return self._sum_one_by_one(inputs, targets)
 
     def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        parameters = tuple(parameter.detach() for parameter in self._parameters.values())
+        parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())
         losses: list[Tensor] = []
         buffer_means = _BufferMeans(self.model)
         for start in range(0, len(inputs), self._chunk):
@@ -205,10 +157,10 @@ class StackedGradients:
         modes = tuple(module.training for module in self.model.modules())
         key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, modes)
         if key not in self._recorded:
-            random = _random_state(self._device)
+            random = random_state(self._sums.device)
             # Through a function of its own: make_fx would take vmap's copy of a method's signature for its own.
             self._recorded[key] = make_fx(lambda *arguments: self._gradients(*arguments))(*batch)
-            _set_random_state(self._device, random)  # recording draws, too: a resumed run must not draw otherwise
+            set_random_state(self._sums.device, random)  # recording draws, too: a resumed run must not draw otherwise
         return self._recorded[key]
 
     def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -217,7 +169,7 @@ class StackedGradients:
         buffer_means = _BufferMeans(self.model)
         for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
             loss = self.loss(self.model(batch), target)
-            gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
+            gradients = torch.autograd.grad(loss, list(self._sums.parameters.values()), materialize_grads=True)
             losses.append(loss.detach())
             self._note_finite([gradient[None] for gradient in gradients])
             for index, gradient in enumerate(gradients):
@@ -230,15 +182,14 @@ class StackedGradients:
         return torch.stack(losses), buffer_means.over(len(inputs))
 
     def _add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
-        parts: Statistics = {name: self._layout.part(flat, index) for name, flat in self._flat.items()}
-        sum_over_environments(self.rule, gradients, parts, accumulate=accumulate)
+        sum_over_environments(self.rule, gradients, self._sums.part(index), accumulate=accumulate)
 
     def _objective(
         self, parameters: tuple[Tensor, ...], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         # The parameters come as a tuple: functorch flattens its arguments at every level, and dictionaries cost
         # it 2 % of a small network's step.
-        named = dict(zip(self._layout.names, parameters, strict=True))
+        named = dict(zip(self._sums.layout.names, parameters, strict=True))
         outputs = functional_call(self.model, {**named, **buffers}, (inputs,))
         return self.loss(outputs, targets), buffers
 
@@ -251,14 +202,14 @@ class StackedGradients:
         left = torch.arange(len(inputs))
         all_losses: Tensor | None = None
         while True:
-            random = _random_state(self._device)
+            random = random_state(self._sums.device)
             whole = len(left) == len(inputs)  # then nothing has to be copied
             losses, buffers = self._sum(inputs if whole else inputs[left], targets if whole else targets[left])
             all_losses = losses if all_losses is None else all_losses
-            if bool(torch.isfinite(self._flat["gradient"].sum())):
+            if bool(torch.isfinite(self._sums.flat["gradient"].sum())):
                 break
             # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
-            _set_random_state(self._device, random)
+            set_random_state(self._sums.device, random)
             left = left[self._which_are_finite(inputs[left], targets[left])]
             if self.nonfinite == "raise" or len(left) == 0:
                 buffers = {}
@@ -293,9 +244,6 @@ class StackedGradients:
             if name in new:
                 buffer.copy_(new[name])
 
-    def _name(self, index: int) -> str:
-        return self.names[index] if self.names else f"environment {index}"
-
     def _check(self, inputs: Tensor, targets: Tensor) -> None:
         if inputs.ndim < 2 or inputs.shape[:2] != targets.shape[:2] or inputs.shape[0] == 0:
             raise InputError(
@@ -306,11 +254,13 @@ class StackedGradients:
             raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
 
 
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The state of the default generators, the CPU's and the device's."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+def set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+    """Draw again what was drawn after :func:`random_state`."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)

@@ -1,5 +1,7 @@
 """The networks of the papers, as plain ``torch.nn`` modules."""
 
+from concord.models.fast_resnet import FastResNet
 from concord.models.mlp import MLP
+from concord.models.pixels import Pixels
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "FastResNet", "Pixels"]

@@ -9,7 +9,7 @@ from typing import Literal
 from concord.aggregation import AGGREGATORS, AggregatorName
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.gradients import NonFinite
+from concord.gradients import ExampleGradient, NonFinite
 
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
 _LONGEST_NAME = 200  # letters; it is a folder's name too
@@ -37,6 +37,12 @@ class TrainConfig:
     """Divide each layer's update by the fraction of it that the mask kept."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
+
+    per_example: bool = False
+    """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
+    example_gradient: ExampleGradient = "contribution"
+    """What an example's gradient is under batch norm, with --per-example: what flows through its own activations, or
+    the derivative of its own loss (the same without batch norm; a backward pass for every example, slow)."""
 
     trace: bool = False
     """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
@@ -94,6 +100,10 @@ class TrainConfig:
             self.require(option, getattr(self, option) >= 0, "must not be negative")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
+        nothing = self.aggregator == "sand-mask" and self.threshold == 1
+        self.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
+        alone = self.per_example and self.batch_size == 1
+        self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from concord.environments import Environment
 from concord.errors import InputError
 
-Split = Literal["train", "held_out", "validation", "ood"]
+Split = str
+"""``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from concord.aggregation import aggregator
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
 from concord.environments.collection import describe
 from concord.errors import InputError
-from concord.gradients import EnvironmentStep, HookedGradients, StackedGradients
+from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
@@ -23,6 +23,8 @@ from concord.training.evaluation import EvaluatedPart, check_targets, default_me
 from concord.training.job import Job
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation, Outcome
+
+Item = TypeVar("Item")
 
 
 class Reporter(Protocol):
@@ -56,7 +58,7 @@ class Place:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def share(items: Sequence[str], place: Place) -> list[str]:
+def share(items: Sequence[Item], place: Place) -> list[Item]:
     """The items of this process: neighbouring ones, the numbers of any two processes differing by at most one."""
     each, more = divmod(len(items), place.world)
     start = place.rank * each + min(place.rank, more)
@@ -100,10 +102,10 @@ def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | No
     if left_out is not None:
         environments = environments.leaving_out(left_out)
     check_workers(config, environments)
-    training = [
-        split_held_out(e, config.held_out, config.seed) for e in environments.load(share(environments.train, place))
-    ]
-    names = share(environments.validation + environments.test, place)
+    # Where examples are environments, the processes share each batch; then all of them have all the data.
+    own = environments.train if config.per_example else share(environments.train, place)
+    training = [split_held_out(e, config.held_out, config.seed) for e in environments.load(own)]
+    names = share(environments.validation + environments.test + environments.observed, place)
     elsewhere = [(name, environments[name]) for name in names]
     return Prepared(environments, training, elsewhere)
 
@@ -202,7 +204,11 @@ class _Run:
         if job.measures is None:
             _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
-        self.batches = BatchStream(training, config.batch_size, config.seed, place.device)
+        places = share(range(config.batch_size), place) if config.per_example else range(config.batch_size)
+        part = slice(places[0], places[-1] + 1)
+        self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part)
+        # What part of its environments' examples this process has: its losses are means over that part.
+        self._weight = len(places) / config.batch_size
         counts = _gathered(len(training), place)
         self.steps_per_epoch = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
         self.optimization = Optimization(
@@ -211,8 +217,14 @@ class _Run:
         rule = aggregator(config.aggregator, config.threshold)
         options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
         names = [environment.name for environment in training]
-        if place.world > 1 and set(counts) == {1}:
-            self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep] = HookedGradients(
+        self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
+        group = dist.group.WORLD if place.world > 1 else None
+        if config.per_example:
+            self.gradients = PerExampleGradients(
+                self.model, job.loss, rule, definition=config.example_gradient, group=group, **options
+            )
+        elif place.world > 1 and set(counts) == {1}:
+            self.gradients = HookedGradients(
                 self.model,
                 job.loss,
                 rule,
@@ -221,7 +233,6 @@ class _Run:
                 **options,
             )
         else:
-            group = dist.group.WORLD if place.world > 1 else None
             self.gradients = StackedGradients(
                 self.model, job.loss, rule, names=names, group=group, trace=config.trace, **options
             )
@@ -248,7 +259,7 @@ class _Run:
             result = self.gradients(*self.batches.batch(step), step)
             rates.append(self.optimization.lr)
             self.optimization.step()
-            losses.append(torch.stack([result.losses.sum(), result.losses.max()]))
+            losses.append(torch.stack([result.losses.sum() * self._weight, result.losses.max()]))
             kept.append(result.kept_fraction)
             skipped += len(result.skipped)
         seconds = time.perf_counter() - started
@@ -279,7 +290,7 @@ class _Run:
             self.place.device,
             self.place.world > 1,
             # As many as a training step holds, so that what trains can be evaluated.
-            examples_at_once=self.config.batch_size * len(self._own_names()),
+            examples_at_once=self.config.batch_size * max(len(self._own_names()), 1),
         )
         if not self.environments.validation:
             for measure in ("loss", *self.measures):
@@ -290,7 +301,7 @@ class _Run:
 
     def _parts(self, prepared: Prepared) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
-        own = {pair.training.name: pair for pair in prepared.training}
+        own = {pair.training.name: pair for pair in prepared.training if pair.training.name in self._own_names()}
         others = dict(prepared.elsewhere)
         rows = []
         for name in self.environments.train:
@@ -300,6 +311,7 @@ class _Run:
                 rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
         rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
         rows += [EvaluatedPart("ood", name, others.get(name)) for name in self.environments.test]
+        rows += [EvaluatedPart(name, name, others.get(name)) for name in self.environments.observed]
         return rows
 
     def average_buffers(self) -> None:
@@ -309,7 +321,8 @@ class _Run:
         """
         if self.place.world == 1:
             return
-        weight = len(self._own_names()) / len(self.environments.train)
+        own = len(self._own_names()) / len(self.environments.train)
+        weight = self._weight if self.config.per_example else own
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
@@ -323,8 +336,10 @@ class _Run:
 
 
 def check_workers(config: TrainConfig, environments: Environments) -> None:
-    """Refuse more workers than training environments (InputError): a worker without one has nothing to do."""
-    if config.workers > len(environments.train):
+    """Refuse more workers than there is work for (InputError)."""
+    if config.per_example:
+        config.require("workers", config.workers <= config.batch_size, "more than the examples of a batch")
+    elif config.workers > len(environments.train):
         raise InputError(
             f"--workers {config.workers}: more than the {len(environments.train)} training environments; "
             "a worker needs at least one of its own"

@@ -195,10 +195,11 @@ class _Names:
     train: tuple[str, ...]
     validation: tuple[str, ...]
     test: tuple[str, ...]
+    observed: tuple[str, ...]
 
     @staticmethod
     def of(environments: Environments) -> "_Names":
-        return _Names(environments.train, environments.validation, environments.test)
+        return _Names(environments.train, environments.validation, environments.test, environments.observed)
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ def _reported(config: TrainConfig, environments: Environments, measures: Mapping
     """What training will report."""
     held_out = ["held_out", "validation"] if config.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
-    splits = dict.fromkeys(["train", *held_out, *validation, *ood])
+    splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
     reported = [f"{split}_{measure}" for split in splits for measure in ("loss", *measures)]
     return (*reported, *(f"worst_{name}" for name in reported), "kept_fraction")
 

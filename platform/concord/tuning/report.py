@@ -5,15 +5,21 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from concord.analysis.figures import save
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.training import TrainConfig
+from concord.training.outcome import Evaluation
+from concord.training.run import restored_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.plan import studies_folder
 from concord.tuning.results import StudyResult, draw, read_result
+from concord.tuning.spaces import config_at
+
+Config = TypeVar("Config", bound=TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,37 @@ def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[floa
         }
         if len(splits) == 2:
             found[result.record["identity"]["method"]] = splits
+    return found
+
+
+@dataclass(frozen=True)
+class FinishedTrial(Generic[Config]):
+    """A finished trial of a study.
+
+    Attributes:
+        config: its configuration.
+        history: every evaluation of it.
+    """
+
+    config: Config
+    history: tuple[Evaluation, ...]
+
+
+def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTrial[Config]]:
+    """The finished trials of all studies of a job, those of the oldest study first.
+
+    Args:
+        job: its name.
+        config: the class of its options.
+        output: the folder with the studies.
+    """
+    found: list[FinishedTrial[Config]] = []
+    for result in _results(job, StudyReport(output=output)):
+        base = restored_config(config, result.record["config"])
+        for task, ended in result.ended:
+            history = tuple(Evaluation(*each) for each in ended.history)
+            if history:
+                found.append(FinishedTrial(config_at(base, result.space, task.point), history))
     return found
 
 

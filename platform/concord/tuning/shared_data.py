@@ -38,6 +38,7 @@ class SharedData:
     train: tuple[str, ...]
     validation: tuple[str, ...]
     test: tuple[str, ...]
+    observed: tuple[str, ...]
     training: _Part
     held_out: _Part | None
     elsewhere: _Part | None
@@ -55,7 +56,7 @@ class SharedData:
         elsewhere = _environments(self.elsewhere) if self.elsewhere is not None else []
         pairs = [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
         return Prepared(
-            Environments(_not_loaded, self.train, self.validation, self.test),
+            Environments(_not_loaded, self.train, self.validation, self.test, self.observed),
             pairs,
             [(environment.name, environment) for environment in elsewhere],
         )
@@ -87,6 +88,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
         train=names.train,
         validation=names.validation,
         test=names.test,
+        observed=names.observed,
         training=_put([pair.training for pair in prepared.training]),
         held_out=_put(held_out) if held_out else None,
         elsewhere=_put([environment for _, environment in prepared.elsewhere]) if prepared.elsewhere else None,
@@ -101,8 +103,10 @@ def without(prepared: Prepared, left_out: str) -> Prepared:
     whole = Environment(
         left_out, torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
     )
-    test = [(name, environment) for name, environment in prepared.elsewhere if name in environments.test]
-    return Prepared(environments, [each for each in prepared.training if each is not pair], [(left_out, whole), *test])
+    kept = {*environments.test, *environments.observed}
+    others = [(name, environment) for name, environment in prepared.elsewhere if name in kept]
+    training = [each for each in prepared.training if each is not pair]
+    return Prepared(environments, training, [(left_out, whole), *others])
 
 
 def recording(config: Config) -> tuple[Config, set[str]]:

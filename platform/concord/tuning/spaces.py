@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
 from concord.space import (
@@ -27,6 +27,8 @@ from concord.training.config import PLACEMENT_OPTIONS
 from concord.tuning.options import StudyOptions
 
 _MASKS = ("and-mask", "geometric-mean", "sand-mask", "xor-mask")
+
+Config = TypeVar("Config", bound=TrainConfig)
 
 
 def wide(config: TrainConfig) -> Space:  # noqa: ARG001
@@ -113,7 +115,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
     return space
 
 
-def config_at(base: TrainConfig, space: Space, point: Point) -> TrainConfig:
+def config_at(base: Config, space: Space, point: Point) -> Config:
     """The configuration of a trial."""
     known = {field.name for field in dataclasses.fields(base)}
     values: dict[str, Any] = {**space.fixed(point), **point}

@@ -1,0 +1,112 @@
+"""Label noise (AND-mask paper, §3.2): a quarter of the training labels is shuffled, every example is an environment.
+
+The network that averages gradients first learns the images, then memorizes the wrong labels, and its test accuracy
+falls after its peak; where examples have to agree it keeps to what holds for all. ``concord tune label-noise --search
+grid`` is one seed of Fig. 9, ``concord report label-noise`` draws it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from concord.analysis.figures import save
+from concord.analysis.memorization_figures import label_noise_figure
+from concord.environments import Environments, shuffle_labels
+from concord.errors import InputError
+from concord.space import Choice, Space
+from concord.training import Job, Report, Study
+from concord.training.config import DEFAULT_OUTPUT
+from concord.training.image_classification import ImagesConfig, images, network
+from concord.tuning.report import trials_of
+
+WRONG, RIGHT = "wrong_labels", "right_labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoiseConfig(ImagesConfig):
+    """Training with shuffled labels among the true ones (AND-mask paper, §3.2, Fig. 9)."""
+
+    # fmt: off
+    label_noise: float = 0.25
+    """Fraction of the training labels that are shuffled among themselves."""
+    lr: float = 1e-3
+    """Learning rate; the paper found 1e-3 best for the average and 5e-3 for the AND-mask."""
+    milestones: tuple[float, ...] = (0.75,)
+    """When the learning rate is multiplied by --decay, as fractions of the run."""
+    # fmt: on
+
+
+def environments(config: LabelNoiseConfig) -> Environments:
+    """The training images, those with wrong and those with right labels by themselves, and the test images."""
+    data = images(config)
+    labels, wrong = shuffle_labels(data.train.labels, config.label_noise, config.seed)
+    parts = {"train": torch.ones_like(wrong), WRONG: wrong, RIGHT: ~wrong}
+    parts = {name: part for name, part in parts.items() if bool(part.any())}
+
+    def load(name: str) -> tuple[Any, Any]:
+        if name == "test":
+            return data.test.images, data.test.labels
+        return data.train.images[parts[name]], labels[parts[name]]
+
+    return Environments(load, ["train"], test=["test"], observed=[name for name in parts if name != "train"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNoiseReport:
+    """Figures of label noise: accuracy on wrongly labelled images and on the test, by epoch (Fig. 9)."""
+
+    # fmt: off
+    data: str | None = None
+    """cifar10, mnist, or the folder; that of the newest study if not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder with the studies."""
+    # fmt: on
+
+
+def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Fig. 9 from the trials of this job's studies, over all their seeds."""
+    trials = trials_of("label-noise", LabelNoiseConfig, options.output)
+    if not trials:
+        say("label-noise: no study yet; concord tune label-noise --search grid makes one")
+        return {"job": "label-noise", "figures": {}}
+    chosen = options.data or trials[-1].config.data
+    trials = [trial for trial in trials if trial.config.data == chosen]
+    if not trials:
+        raise InputError(f"--data {chosen}: no study of label-noise with these images in {options.output}")
+    curves: dict[tuple[float, float], list[Any]] = {}
+    for trial in trials:
+        curves.setdefault((trial.config.threshold, trial.config.lr), []).append(trial.history)
+    folder = options.output / "reports" / "label-noise"
+    figure = label_noise_figure(curves, wrong=WRONG, right=RIGHT)
+    accuracy = {}
+    for (threshold, lr), histories in sorted(curves.items()):
+        last = [history[-1].metrics for history in histories]
+        accuracy[f"τ={threshold} lr={lr}"] = {
+            "wrong labels": [round(metrics[f"{WRONG}_accuracy"], 4) for metrics in last],
+            "right labels": [round(metrics[f"{RIGHT}_accuracy"], 4) for metrics in last],
+            "test at its peak": [round(max(at.metrics["ood_accuracy"] for at in each), 4) for each in histories],
+            "test": [round(metrics["ood_accuracy"], 4) for metrics in last],
+        }
+        say(f"τ={threshold} lr={lr}: {accuracy[f'τ={threshold} lr={lr}']}")
+    return {
+        "job": "label-noise",
+        "data": chosen,
+        "figures": {"curves": str(save(figure, folder / f"curves-{Path(chosen).name}.png"))},
+        "accuracy": accuracy,
+    }
+
+
+job = Job(
+    environments=environments,
+    model=network,
+    loss=nn.functional.cross_entropy,
+    config=LabelNoiseConfig,
+    reproduces="AND-mask paper §3.2: Fig. 9 (label noise)",
+    report=Report(LabelNoiseReport, report),
+    # The average and the AND-mask with the three learning rates of B.5; one seed of the experiment with --search grid.
+    studies={"learning-rates": Study(Space({"threshold": Choice(0.0, 0.2), "lr": Choice(5e-4, 1e-3, 5e-3)}))},
+)

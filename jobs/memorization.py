@@ -1,0 +1,108 @@
+"""Memorization of random labels (AND-mask paper, §3.2): every example is an environment of its own.
+
+A network that averages gradients memorizes labels that were drawn at random. Where the gradients of a batch's examples
+have to agree in sign, it cannot; with the true labels it learns nearly as well. ``concord train memorization`` is one
+run, ``concord tune memorization --search grid`` one seed of Fig. 8 and 16, ``concord report memorization`` draws them.
+With ``--data mnist --model mlp`` the experiment fits a laptop.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from concord.analysis.figures import save
+from concord.analysis.memorization_figures import memorization_figure, thresholds_figure
+from concord.environments import Environments, shuffle_labels
+from concord.errors import InputError
+from concord.space import Choice, Space
+from concord.training import Job, Report, Study
+from concord.training.config import DEFAULT_OUTPUT
+from concord.training.image_classification import ImagesConfig, images, network
+from concord.tuning.report import trials_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorizationConfig(ImagesConfig):
+    """Memorization of random labels, every example being an environment (AND-mask paper, §3.2, Fig. 8 and 16)."""
+
+    # fmt: off
+    labels: Literal["random", "true"] = "random"
+    """Train on shuffled labels, or on the true ones."""
+    # fmt: on
+
+
+def environments(config: MemorizationConfig) -> Environments:
+    """The training images with shuffled labels or their own, and the test images with their own."""
+    data = images(config)
+    labels, _ = shuffle_labels(data.train.labels, 1.0 if config.labels == "random" else 0.0, config.seed)
+    return Environments.from_arrays(
+        {"train": (data.train.images, labels), "test": (data.test.images, data.test.labels)}, test=["test"]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorizationReport:
+    """Figures of memorization: curves for each threshold (Fig. 8), and accuracy by threshold (Fig. 16)."""
+
+    # fmt: off
+    data: str | None = None
+    """cifar10, mnist, or the folder; that of the newest study if not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder with the studies."""
+    # fmt: on
+
+
+def report(options: MemorizationReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Fig. 8 and 16 from the trials of this job's studies, over all their seeds."""
+    trials = trials_of("memorization", MemorizationConfig, options.output)
+    if not trials:
+        say("memorization: no study yet; concord tune memorization --search grid makes one")
+        return {"job": "memorization", "figures": {}}
+    chosen = options.data or trials[-1].config.data
+    trials = [trial for trial in trials if trial.config.data == chosen]
+    if not trials:
+        raise InputError(f"--data {chosen}: no study of memorization with these images in {options.output}")
+    curves: dict[str, dict[float, list[Any]]] = {}
+    for trial in trials:
+        by_threshold = curves.setdefault(trial.config.labels, {})
+        by_threshold.setdefault(trial.config.threshold, []).append(trial.history)
+    folder = options.output / "reports" / "memorization"
+    name = Path(chosen).name
+    result: dict[str, Any] = {
+        "job": "memorization",
+        "data": chosen,
+        "figures": {
+            "curves": str(save(memorization_figure(curves), folder / f"curves-{name}.png")),
+            "thresholds": str(save(thresholds_figure(curves), folder / f"thresholds-{name}.png")),
+        },
+        "accuracy": {
+            f"{labels} labels, τ={threshold}": {
+                split: [round(history[-1].metrics[f"{split}_accuracy"], 4) for history in histories]
+                for split in ("train", "ood")
+            }
+            for labels, by_threshold in sorted(curves.items())
+            for threshold, histories in sorted(by_threshold.items())
+        },
+    }
+    for setting, accuracy in result["accuracy"].items():
+        say(f"{setting}: train {accuracy['train']}, test {accuracy['ood']}")
+    return result
+
+
+job = Job(
+    environments=environments,
+    model=network,
+    loss=nn.functional.cross_entropy,
+    config=MemorizationConfig,
+    reproduces="AND-mask paper §3.2: Fig. 8, 16 (memorization of random labels)",
+    report=Report(MemorizationReport, report),
+    # The thresholds of Fig. 8, of which 0 averages; one seed of the experiment with --search grid.
+    studies={
+        "thresholds": Study(
+            Space({"labels": Choice("random", "true"), "threshold": Choice(0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)})
+        )
+    },
+)

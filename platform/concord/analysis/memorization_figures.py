@@ -1,0 +1,106 @@
+"""The figures of memorization and label noise, in the form of the AND-mask paper's Fig. 8, 9 and 16."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from concord.analysis.figures import BLUE, GREY, ORANGE
+from concord.analysis.training_curves import Evaluated
+
+Runs = Sequence[Sequence[Evaluated]]
+"""The evaluations of runs that differ in nothing but their seed."""
+
+_TITLES = {"random": "random labels", "true": "true labels"}
+
+
+def memorization_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
+    """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of labels.
+
+    Args:
+        curves: runs by ``random`` or ``true`` labels and by threshold; the mean over runs is drawn, and their spread.
+    """
+    figure = Figure(figsize=(4.2 * len(curves), 3.4))
+    panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
+    colours = _colours(sorted({threshold for by_threshold in curves.values() for threshold in by_threshold}))
+    for axes, (labels, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
+        for threshold, runs in sorted(by_threshold.items()):
+            _draw(axes, runs, "train_accuracy", colours[threshold], f"τ = {threshold:g}")
+            _draw(axes, runs, "ood_accuracy", colours[threshold], None, style="--")
+        axes.set_title(_TITLES.get(labels, labels), fontsize=10)
+        _finish(axes)
+    panels[0].set_ylabel("accuracy (solid: training, dashed: test)")
+    panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def thresholds_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
+    """Fig. 16: training (solid) and test (dashed) accuracy at the end of the runs, by threshold, a dot a run."""
+    figure = Figure(figsize=(4.6, 3.4))
+    axes = figure.subplots()
+    thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
+    for labels, colour in (("true", BLUE), ("random", ORANGE)):
+        by_threshold = curves.get(labels, {})
+        for metric, style, name in (("train_accuracy", "-", "training"), ("ood_accuracy", "--", "test")):
+            places, means = [], []
+            for threshold, runs in sorted(by_threshold.items()):
+                values = [run[-1].metrics[metric] for run in runs]
+                places.append(thresholds.index(threshold))
+                means.append(np.mean(values))
+                axes.plot([places[-1]] * len(values), values, ".", color=colour, markersize=4)
+            if places:
+                axes.plot(places, means, style, color=colour, label=f"{_TITLES[labels]}, {name}")
+    axes.set_xticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])
+    _finish(axes, "agreement threshold τ")
+    axes.set_ylabel("accuracy")
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def label_noise_figure(curves: Mapping[tuple[float, float], Runs], wrong: str, right: str) -> Figure:
+    """Fig. 9: accuracy by epoch on the wrongly labelled part of the training set, on the rest, and on the test set.
+
+    Args:
+        curves: runs by threshold and learning rate.
+        wrong, right: the names of the two parts among the metrics.
+    """
+    figure = Figure(figsize=(11, 3.4))
+    panels = figure.subplots(1, 3)
+    titles = {wrong: "wrongly labelled (as labelled)", right: "rightly labelled", "ood": "test"}
+    rates = sorted({rate for _, rate in curves})
+    styles = dict(zip(rates, ["-", "--", ":", "-."] * len(rates), strict=False))
+    for axes, (part, title) in zip(panels, titles.items(), strict=True):
+        for (threshold, rate), runs in sorted(curves.items()):
+            colour = ORANGE if threshold == 0 else BLUE
+            name = "average" if threshold == 0 else f"AND-mask, τ = {threshold:g}"
+            _draw(axes, runs, f"{part}_accuracy", colour, f"{name}, learning rate {rate:g}", style=styles[rate])
+        axes.set_title(title, fontsize=10)
+        _finish(axes)
+    panels[0].axhline(0.1, color=GREY, linewidth=0.8, linestyle=":")
+    panels[0].set_ylabel("accuracy")
+    panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _colours(thresholds: Sequence[float]) -> dict[float, object]:
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, max(len(thresholds), 2)))
+    return dict(zip(thresholds, shades, strict=False))
+
+
+def _draw(axes: Axes, runs: Runs, metric: str, colour: object, label: str | None, style: str = "-") -> None:
+    """The mean over runs as a line, their least and largest as a band."""
+    epochs = sorted(set.intersection(*({at.epoch for at in run if metric in at.metrics} for run in runs)))
+    if not epochs:
+        return
+    values = np.array([[at.metrics[metric] for at in run if at.epoch in epochs] for run in runs])
+    axes.plot(epochs, values.mean(0), style, color=colour, label=label, linewidth=1.4)
+    if len(runs) > 1:
+        axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _finish(axes: Axes, across: str = "epoch") -> None:
+    axes.set_xlabel(across)
+    axes.set_ylim(-0.02, 1.02)
+    axes.spines[["top", "right"]].set_visible(False)

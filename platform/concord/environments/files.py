@@ -1,0 +1,72 @@
+"""Where a dataset's own files are: in a folder of the user's, or downloaded from their home, checked by checksum."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from concord.errors import InputError
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file and where it comes from.
+
+    Attributes:
+        name: of the file.
+        sha256: its checksum.
+        urls: its home, then mirrors.
+    """
+
+    name: str
+    sha256: str
+    urls: tuple[str, ...]
+
+
+def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    """The first of these files that is there, looking for all names in a folder before the next folder."""
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+
+
+def download(file: RemoteFile, dataset: str) -> Path:
+    """The file in the user's cache, downloaded if it is not there yet (``CONCORD_CACHE``, or the system's place).
+
+    Raises:
+        InputError: it cannot be had, or what came is not what was asked for.
+    """
+    import pooch
+
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("WARNING")
+    folder = pooch.os_cache("concord") / dataset
+    problems = []
+    try:
+        for url in file.urls:
+            try:
+                return Path(
+                    pooch.retrieve(
+                        url,
+                        known_hash=f"sha256:{file.sha256}",
+                        fname=file.name,
+                        path=pooch.utils.cache_location(folder, env="CONCORD_CACHE"),
+                    )
+                )
+            except Exception as error:  # of the network, the disk, or a checksum that differs
+                problems.append(f"{url}: {str(error).strip().splitlines()[0]}")
+    finally:
+        logger.setLevel(level)
+    raise InputError(
+        f"--data {dataset}: {file.name} cannot be downloaded ({'; '.join(problems)}); "
+        "put it into a folder and give that with --data-dir"
+    )
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Refuse a file with another checksum (InputError): it was cut short, or is another."""
+    import pooch
+
+    found = pooch.file_hash(str(path), alg="sha256")
+    if found != expected:
+        raise InputError(
+            f"{path}: wrong checksum (sha256 {found}, expected {expected}); it is cut short, or another file"
+        )

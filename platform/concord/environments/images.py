@@ -1,0 +1,289 @@
+"""Labelled images: MNIST, CIFAR-10, or a folder of the user's."""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from concord.environments.collection import generator_for
+from concord.environments.files import RemoteFile, check_sha256, download, find
+from concord.errors import InputError
+
+Pixels = npt.NDArray[np.uint8]
+
+_MNIST_HOMES = ("https://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
+_MNIST = {
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+# The binary version: the other two would have to be unpickled, or need Matlab's format.
+_CIFAR10 = RemoteFile(
+    "cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+)
+_CIFAR10_FILES = {
+    "train": [f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)],
+    "test": ["cifar-10-batches-bin/test_batch.bin"],
+}
+_CIFAR10_RECORD = 1 + 3 * 32 * 32
+_IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+_CLASSES = 10
+
+DATASETS = ("cifar10", "mnist")
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with the number of their class.
+
+    Attributes:
+        images: ``(images, channels, height, width)`` uint8.
+        labels: ``(images,)`` int64, from 0.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def first(self, count: int) -> "LabelledImages":
+        """The first ``count`` images; all of them if there are no more, or if it is 0."""
+        return self if count == 0 else LabelledImages(self.images[:count], self.labels[:count])
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """A training and a test set.
+
+    Attributes:
+        train, test: the two, alike in channels, height and width.
+        classes: the number of classes.
+    """
+
+    train: LabelledImages
+    test: LabelledImages
+    classes: int
+
+
+def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
+    """The dataset of this name, or in this folder.
+
+    Args:
+        data: ``mnist``: its four IDX files, compressed or not. ``cifar10``: its own binary archive, or
+            ``train.parquet`` and ``test.parquet`` with image files in a column ``img`` (or ``image``) and a column
+            ``label``. Any other: a folder with ``train/CLASS/IMAGE`` and ``test/CLASS/IMAGE``, all images of one
+            size, the same classes in both.
+        data_dir: where MNIST and CIFAR-10 are, or the folder with the folders ``mnist`` and ``cifar10``. If it is
+            None they are downloaded from their homes and checked.
+
+    Raises:
+        InputError: a file is missing, cut short, or not what it is said to be.
+    """
+    folders = [] if data_dir is None else [data_dir / data, data_dir]
+    if data == "mnist":
+        return _mnist(folders)
+    if data == "cifar10":
+        return _cifar10(folders)
+    return _image_folder(Path(data))
+
+
+def shuffle_labels(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Shuffle the labels of a random part of the examples among themselves.
+
+    Args:
+        labels: ``(examples,)``.
+        fraction: the part, in [0, 1].
+        seed: of the part and of the order.
+
+    Returns:
+        The new labels, and which of them are wrong now (``(examples,)`` bool): in shuffling, some get their own.
+
+    Raises:
+        InputError: the fraction is not in [0, 1].
+    """
+    if not 0 <= fraction <= 1:
+        raise InputError(f"--label-noise {fraction}: the fraction of shuffled labels must lie in [0, 1]")
+    generator = generator_for(seed, "shuffled labels")
+    chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
+    shuffled = labels.clone()
+    shuffled[chosen] = labels[chosen[torch.randperm(len(chosen), generator=generator)]]
+    return shuffled, shuffled != labels
+
+
+def _mnist(folders: Sequence[Path]) -> ImageDataset:
+    def array(name: str) -> Pixels:
+        path = find([name, f"{name}.gz"], folders)
+        if path is None and folders:
+            raise InputError(
+                f"--data-dir {folders[-1]}: neither {name} nor {name}.gz is there, nor in its folder mnist"
+            )
+        if path is None:
+            urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
+            path = download(RemoteFile(f"{name}.gz", _MNIST[name], urls), "mnist")
+        return read_idx(path)
+
+    def part(name: str) -> LabelledImages:
+        images, labels = array(f"{name}-images-idx3-ubyte"), array(f"{name}-labels-idx1-ubyte")
+        if images.ndim != 3 or labels.ndim != 1:
+            raise InputError(f"--data mnist: {name} has images of shape {images.shape}, labels of {labels.shape}")
+        return _labelled(f"mnist {name}", images[:, None], labels, _CLASSES)
+
+    return ImageDataset(part("train"), part("t10k"), _CLASSES)
+
+
+def read_idx(path: Path) -> Pixels:
+    """An array of bytes from an IDX file, compressed (``.gz``) or not.
+
+    Raises:
+        InputError: it is no such file, or is cut short.
+    """
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({error}); it is cut short, or no gzip file") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise InputError(f"{path}: no IDX file of bytes (it begins with {content[:4].hex() or 'nothing'})")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
+    if len(content) != start + int(np.prod(shape)):
+        raise InputError(f"{path}: {len(content)} bytes, expected {start + int(np.prod(shape))}; it is cut short")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _cifar10(folders: Sequence[Path]) -> ImageDataset:
+    train, test = find(["train.parquet"], folders), find(["test.parquet"], folders)
+    archive = find([_CIFAR10.name], folders)
+    if archive is None and train is not None and test is not None:
+        return ImageDataset(_parquet(train), _parquet(test), _CLASSES)
+    if archive is None and folders:
+        raise InputError(
+            f"--data-dir {folders[-1]}: neither {_CIFAR10.name} nor train.parquet and test.parquet are there, "
+            "nor in its folder cifar10"
+        )
+    if archive is None:
+        archive = download(_CIFAR10, "cifar10")
+    else:
+        check_sha256(archive, _CIFAR10.sha256)
+    return read_cifar10(archive)
+
+
+def read_cifar10(archive: Path) -> ImageDataset:
+    """CIFAR-10 from its binary archive: records of a label and 3 × 32 × 32 bytes.
+
+    Raises:
+        InputError: it is no such archive, or is cut short.
+    """
+    parts = {}
+    try:
+        with tarfile.open(archive) as files:
+            for part, names in _CIFAR10_FILES.items():
+                members = [files.extractfile(name) for name in names]
+                parts[part] = b"".join(member.read() for member in members if member is not None)
+    except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
+        raise InputError(f"{archive}: cannot be read ({error}); it is cut short, or not CIFAR-10's archive") from error
+
+    def labelled(part: str) -> LabelledImages:
+        records = np.frombuffer(parts[part], np.uint8)
+        if len(records) == 0 or len(records) % _CIFAR10_RECORD:
+            raise InputError(f"{archive}: {len(records)} bytes of {part} images, no multiple of {_CIFAR10_RECORD}")
+        records = records.reshape(-1, _CIFAR10_RECORD)
+        return _labelled(f"{archive} {part}", records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0], _CLASSES)
+
+    return ImageDataset(labelled("train"), labelled("test"), _CLASSES)
+
+
+def _parquet(path: Path) -> LabelledImages:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"{path}: cannot be read ({str(error).splitlines()[0]}); it is cut short, or no parquet"
+        ) from error
+    column = next((name for name in ("img", "image") if name in table.column_names), None)
+    if column is None or "label" not in table.column_names:
+        raise InputError(f"{path}: needs columns img (or image) and label; it has {', '.join(table.column_names)}")
+    # Hugging Face keeps an image as a structure of its bytes and its path.
+    files = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table[column].to_pylist()]
+    images = _decoded([(f"{path} row {row}", io.BytesIO(file)) for row, file in enumerate(files)])
+    return _labelled(str(path), images, np.asarray(table["label"]), _CLASSES)
+
+
+def _image_folder(folder: Path) -> ImageDataset:
+    if not folder.is_dir():
+        raise InputError(f"--data {folder}: is neither {' nor '.join(DATASETS)}, nor a folder with images")
+    found: dict[str, dict[str, list[Path]]] = {}
+    for part in ("train", "test"):
+        classes = sorted(each for each in folder.glob(f"{part}/*") if each.is_dir())
+        found[part] = {
+            each.name: sorted(file for file in each.iterdir() if file.suffix.lower() in _IMAGE_ENDINGS)
+            for each in classes
+        }
+        if not any(found[part].values()):
+            raise InputError(f"--data {folder}: no images in {part}/CLASS/, with endings {' '.join(_IMAGE_ENDINGS)}")
+    names = list(found["train"])
+    if stranger := next((name for name in found["test"] if name not in names), None):
+        raise InputError(f"--data {folder}: test/{stranger} has no class of this name in train/")
+
+    def labelled(part: str) -> LabelledImages:
+        files = [(file, names.index(name)) for name, each in found[part].items() for file in each]
+        images = _decoded([(str(file), file) for file, _ in files])
+        return _labelled(f"{folder}/{part}", images, np.array([label for _, label in files]), len(names))
+
+    dataset = ImageDataset(labelled("train"), labelled("test"), len(names))
+    if dataset.train.images.shape[1:] != dataset.test.images.shape[1:]:
+        raise InputError(
+            f"--data {folder}: images of {tuple(dataset.train.images.shape[1:])} in train/, but of "
+            f"{tuple(dataset.test.images.shape[1:])} in test/; all must have one size"
+        )
+    return dataset
+
+
+def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
+    """The pixels of image files ``(name, file)``, ``(images, channels, height, width)``."""
+    from PIL import Image, UnidentifiedImageError
+
+    def pixels(entry: tuple[str, io.BytesIO | Path]) -> Pixels:
+        name, file = entry
+        try:
+            with Image.open(file) as image:
+                array = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (OSError, UnidentifiedImageError) as error:
+            raise InputError(f"{name}: no image that can be read ({error})") from error
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as threads:
+        arrays = list(threads.map(pixels, files))
+    for (name, _), array in zip(files, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise InputError(
+                f"{name}: an image of (channels, height, width) {array.shape}, but {arrays[0].shape} in {files[0][0]}; "
+                "all must have one size"
+            )
+    return np.stack(arrays)
+
+
+def _labelled(name: str, images: Pixels, labels: npt.NDArray[np.integer], classes: int) -> LabelledImages:  # type: ignore[type-arg]
+    if len(images) != len(labels):
+        raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; the numbers must be equal")
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        raise InputError(f"{name}: label {labels[wrong][0]} is out of range; there are {classes} classes, from 0")
+    return LabelledImages(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))

@@ -1,0 +1,296 @@
+"""What each kind of layer knows of its per-example gradients, from its input and the gradient of its output.
+
+A layer of a kind that is not known here goes the general way: its output is computed again for each example, and
+differentiated (``vmap`` of a vector-Jacobian product; one example after the other where vmap cannot take it).
+
+"The gradient of an example" is what flows through that example's activations. For layers that treat examples
+separately that is the derivative of the example's loss; behind batch norm's shared statistics it is not, see
+:class:`~concord.gradients.per_example.PerExample`.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from concord.errors import InputError
+from concord.gradients.example_gradients import ExampleGradients, Formed, Product, Recomputed, Rows
+
+Forms = dict[str, ExampleGradients]
+Layer = Callable[[Any, Tensor, Tensor], Forms | None]
+"""Maps a module, its input and the gradient of its output to forms of all its parameters; None: not this time."""
+
+
+def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
+    """Outer products; of several vectors an example, their sum."""
+    rows = grad.reshape(len(grad), 1, -1, grad.shape[-1]).transpose(2, 3)
+    columns = inputs.to(grad.dtype).reshape(len(grad), 1, -1, inputs.shape[-1])
+    return {
+        "weight": Product(rows, columns, tuple(module.weight.shape), (0, 1)),
+        "bias": Formed(grad.flatten(1, -2).sum(1) if grad.ndim > 2 else grad),
+    }
+
+
+def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad: Tensor) -> Forms | None:
+    """Products of the output's gradient with the patches that the kernel saw, over positions."""
+    dimensions = len(module.kernel_size)
+    if inputs.ndim != dimensions + 2:
+        return None
+    if module.padding_mode != "zeros" or any(module._reversed_padding_repeated_twice):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        inputs = functional.pad(inputs, list(module._reversed_padding_repeated_twice), mode=mode)
+    examples, channels = inputs.shape[:2]
+    groups, width = module.groups, channels // module.groups
+    # With channels last a patch is a few runs of channels, and making the matrix of patches a copy of those.
+    last = inputs.to(grad.dtype).movedim(1, -1).contiguous()
+    steps = last.stride()[1:-1]
+    positions = grad.shape[2:]
+    patches = last.as_strided(
+        (examples, groups, *positions, *module.kernel_size, width),
+        (
+            last.stride(0),
+            width,
+            *(stride * step for stride, step in zip(steps, module.stride, strict=True)),
+            *(stride * step for stride, step in zip(steps, module.dilation, strict=True)),
+            1,
+        ),
+        last.storage_offset(),
+    )
+    columns = patches.reshape(examples, groups, math.prod(positions), -1)
+    rows = grad.reshape(examples, groups, module.out_channels // groups, -1)
+    order = (0, dimensions + 1, *range(1, dimensions + 1))
+    return {
+        "weight": Product(rows, columns, (module.out_channels, *module.kernel_size, width), order),
+        "bias": Formed(grad.flatten(2).sum(2)),
+    }
+
+
+def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """The gradient times what was normalized, summed over whatever lies between the example and the normalized."""
+    normalized = functional.layer_norm(inputs.to(grad.dtype), module.normalized_shape, eps=module.eps)
+    between = tuple(range(1, grad.ndim - len(module.normalized_shape)))
+    return _affine(grad, normalized, between)
+
+
+def rms_norm(module: nn.RMSNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's."""
+    normalized = functional.rms_norm(inputs.to(grad.dtype), list(module.normalized_shape), eps=module.eps)
+    between = tuple(range(1, grad.ndim - len(module.normalized_shape)))
+    return {"weight": _affine(grad, normalized, between)["weight"]}
+
+
+def group_norm(module: nn.GroupNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's, summed over positions."""
+    normalized = functional.group_norm(inputs.to(grad.dtype), module.num_groups, eps=module.eps)
+    return _affine(grad, normalized, tuple(range(2, grad.ndim)))
+
+
+def batch_norm(module: nn.modules.batchnorm._BatchNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's, with the batch's statistics, or the running ones if those were used."""
+    own = module.training or module.running_mean is None
+    normalized = functional.batch_norm(
+        inputs.to(grad.dtype),
+        None if own else module.running_mean,
+        None if own else module.running_var,
+        training=own,
+        eps=module.eps,
+    )
+    return _affine(grad, normalized, tuple(range(2, grad.ndim)))
+
+
+def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | None:
+    """The rows of an example's own tokens."""
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or inputs.ndim == 0:
+        return None
+    places = inputs.reshape(len(inputs), -1)
+    gradients = grad.reshape(*places.shape, grad.shape[-1])
+    return {"weight": Rows(places, gradients, module.num_embeddings, module.padding_idx)}
+
+
+def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
+    weight, bias = grad * normalized, grad
+    return {
+        "weight": Formed(weight.sum(summed) if summed else weight),
+        "bias": Formed(bias.sum(summed) if summed else bias),
+    }
+
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.Conv3d: convolution,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: rms_norm,
+    nn.GroupNorm: group_norm,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.Embedding: embedding,
+}
+"""The kinds of layers that are known. Add to it for one of your own; what is not in it goes the general way."""
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether a module uses its children's parameters without calling them, so that it is one layer with them."""
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) or parametrize.is_parametrized(module)
+
+
+@dataclass
+class Call:
+    """One call of a layer: what went in, and how often that had been written to by then."""
+
+    module: nn.Module
+    name: str
+    parameters: dict[str, nn.Parameter]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.versions = [tensor._version for tensor in self._tensors()]
+
+    def _tensors(self) -> list[Tensor]:
+        leaves = pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def _output_dimension(self, index: int) -> int:
+        """Where the examples are in the tensor of this number among the outputs."""
+        if index > 0 and isinstance(self.module, nn.MultiheadAttention):  # the attention weights
+            return 0
+        return self._dimension(index)
+
+    def _dimension(self, index: int) -> int:
+        """Where the examples are in the tensor of this number among the inputs."""
+        if index == 0 or (index < 3 and isinstance(self.module, nn.MultiheadAttention)):
+            return 0 if getattr(self.module, "batch_first", True) else 1
+        return 1 if isinstance(self.module, nn.RNNBase) else 0  # a state of layers, examples, units
+
+    def gradients(self, grads: Sequence[Tensor | None], examples: int) -> tuple[Forms, bool]:
+        """The per-example gradients of the layer's parameters.
+
+        Args:
+            grads: of the tensors among the outputs.
+            examples: how many examples the batch has.
+
+        Returns:
+            The forms by the parameters' names in the layer, and whether they were obtained the general way.
+
+        Raises:
+            InputError: the layer is not applied to each example.
+        """
+        if [tensor._version for tensor in self._tensors()] != self.versions:
+            raise InputError(
+                f"module {self.name}: its input was written to in place after it was used; "
+                "per-example gradients need it as it was"
+            )
+        for index, grad in enumerate(grads):
+            at = self._output_dimension(index)
+            if grad is not None and (grad.ndim <= at or grad.shape[at] != examples):
+                raise InputError(
+                    f"module {self.name}: its output has shape {tuple(grad.shape)}, but the batch has {examples} "
+                    f"examples: dimension {at} has to be the examples. Apply it to each example (expand its input to "
+                    "the batch), or freeze it (requires_grad_(False))"
+                )
+        layer = LAYERS.get(type(self.module))
+        first = grads[0]
+        if layer and first is not None and len(self.arguments) == 1 and not self.keywords:
+            forms = layer(self.module, self.arguments[0].detach(), first)
+            if forms is not None:
+                return {name: forms[name] for name in self.parameters}, False
+        return self._recomputed(grads, examples), True
+
+    def finite(self, grads: Sequence[Tensor | None], examples: int) -> Tensor:
+        """Which examples' inputs and output gradients are finite, ``(examples,)`` bool on the CPU."""
+        result = torch.ones(examples, dtype=torch.bool)
+        tensors = [(leaf, self._dimension(index)) for index, leaf in enumerate(self._tensors())]
+        tensors += [(grad, self._output_dimension(at)) for at, grad in enumerate(grads) if grad is not None]
+        for tensor, at in tensors:
+            if tensor.is_floating_point() and tensor.ndim > at and tensor.shape[at] == examples:
+                result &= torch.isfinite(tensor).movedim(at, 0).flatten(1).all(1).cpu()
+        return result
+
+    def _recomputed(self, grads: Sequence[Tensor | None], examples: int) -> Forms:
+        leaves, structure = pytree.tree_flatten((self.arguments, self.keywords))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        mapped: list[int | None] = []
+        for index, leaf in enumerate(leaves):
+            at = self._dimension(index)
+            is_batch = isinstance(leaf, Tensor) and leaf.ndim > at and leaf.shape[at] == examples
+            mapped.append(at if is_batch else None)
+        wanted = [index for index, grad in enumerate(grads) if grad is not None]
+        given = [(grad, self._output_dimension(index)) for index, grad in enumerate(grads) if grad is not None]
+        buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
+
+        def outputs(values: dict[str, Tensor], inputs: Sequence[Any]) -> list[Tensor]:
+            batches = [
+                leaf if dimension is None else leaf.unsqueeze(dimension)
+                for leaf, dimension in zip(inputs, mapped, strict=True)
+            ]
+            arguments, keywords = pytree.tree_unflatten(batches, structure)
+            results = functional_call(self.module, {**buffers, **values}, arguments, keywords)
+            tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
+            return [tensors[index] for index in wanted]
+
+        def of_one(values: dict[str, Tensor], cotangents: list[Tensor], inputs: list[Any]) -> dict[str, Tensor]:
+            pull = vjp(lambda parameters: outputs(parameters, inputs), values)[1]
+            batches = [each.unsqueeze(at) for each, (_, at) in zip(cotangents, given, strict=True)]
+            result: dict[str, Tensor] = pull(batches)[0]
+            return result
+
+        values = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        last: tuple[slice | None, dict[str, Tensor]] = (None, {})
+
+        def of_some(part: slice) -> dict[str, Tensor]:
+            nonlocal last
+            if last[0] == part:  # another parameter of the layer has asked already
+                return last[1]
+            count = part.stop - part.start
+            cotangents = [grad.narrow(at, part.start, count) for grad, at in given]
+            inputs = [
+                leaf if dimension is None else leaf.narrow(dimension, part.start, count)
+                for leaf, dimension in zip(leaves, mapped, strict=True)
+            ]
+            try:
+                every = vmap(of_one, in_dims=(None, [at for _, at in given], mapped))
+                with warnings.catch_warnings():  # vmap says where it is slow, which nobody here can change
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    gradients = every(values, cotangents, inputs)
+            except Exception:  # whatever the module does that vmap cannot; a mistake of its own is raised again
+                each = [
+                    of_one(
+                        values,
+                        [grad.select(at, example) for grad, (_, at) in zip(cotangents, given, strict=True)],
+                        [
+                            leaf if dimension is None else leaf.select(dimension, example)
+                            for leaf, dimension in zip(inputs, mapped, strict=True)
+                        ],
+                    )
+                    for example in range(count)
+                ]
+                gradients = {name: torch.stack([one[name] for one in each]) for name in values}
+            last = (part, gradients)
+            return gradients
+
+        def make(name: str) -> Callable[[slice], Tensor]:
+            def of_parameter(part: slice) -> Tensor:
+                try:
+                    return of_some(part)[name]
+                except Exception as error:
+                    raise InputError(
+                        f"module {self.name} ({type(self.module).__name__}): it cannot be differentiated for one "
+                        f"example alone ({str(error).strip().splitlines()[0]}). Freeze it (requires_grad_(False)), "
+                        "or add its kind to concord.gradients.example_layers.LAYERS"
+                    ) from error
+
+            return of_parameter
+
+        size = sum(parameter.nbytes for parameter in values.values())
+        return {name: Recomputed(examples, make(name), size) for name in values}

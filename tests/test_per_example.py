@@ -1,0 +1,593 @@
+"""Every example its own environment: sums from one backward pass, against a float64 loop over examples."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
+
+from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, aggregate, sum_over_environments
+from concord.aggregation.rule import Statistics
+from concord.errors import InputError
+from concord.gradients import NonFiniteGradientError, PerExample, PerExampleGradients, per_example
+from concord.models import MLP, FastResNet
+
+EXAMPLES = 7
+
+
+@dataclass(frozen=True)
+class EveryStatistic:
+    """A rule that asks for every statistic that rules have; its update is their sums, to look at."""
+
+    def map(self, gradient: Tensor) -> Statistics:
+        return {
+            "gradient": gradient,
+            "sign": gradient.sign(),
+            "square": gradient.square(),
+            "log_magnitude": gradient.abs().log(),
+        }
+
+    def finish(self, sums: Statistics, environments: int):
+        raise NotImplementedError
+
+
+def of_examples(model: nn.Module, inputs: Tensor, targets: Tensor, loss=cross_entropy) -> list[Tensor]:
+    """The slow way: a backward pass for every example by itself; each parameter's are ``(examples, *shape)``."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    each = [
+        torch.autograd.grad(loss(model(inputs[i : i + 1]), targets[i : i + 1]), parameters, materialize_grads=True)
+        for i in range(len(inputs))
+    ]
+    return [torch.stack(of_one) for of_one in zip(*each, strict=True)]
+
+
+def collected(model: nn.Module, rule: Aggregator, inputs: Tensor, targets: Tensor, loss=cross_entropy, **options):
+    """The sums that hooks collect, with the gradient's from backward, for each parameter."""
+    examples = PerExample(model, rule, **options)
+    model.zero_grad()
+    loss(model(inputs), targets).backward()
+    assert examples.examples == len(inputs)
+    sums = [examples.sums.part(index) for index in range(len(examples.sums.parameters))]
+    for part, parameter in zip(sums, examples.sums.parameters.values(), strict=True):
+        if parameter.grad is not None:
+            part["gradient"].copy_(parameter.grad)
+    result = [{name: total.clone() for name, total in part.items()} for part in sums]
+    examples.remove()
+    return result
+
+
+class OverSequence(nn.Module):
+    """Linear layers over a sequence of vectors, an embedding, and layer norm."""
+
+    def __init__(self, padding: int | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6, padding_idx=padding)
+        self.norm = nn.LayerNorm(6)
+        self.linear = nn.Linear(6, 5)
+        self.rms = nn.RMSNorm(5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.rms(torch.tanh(self.linear(self.norm(self.embedding(tokens))))).mean(1))
+
+
+class Tied(nn.Module):
+    """One weight used three times: as an embedding, twice by a layer that is called twice, and as the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 6)
+        self.middle = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 5)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens).mean(1)
+        return self.head(torch.tanh(self.middle(torch.tanh(self.middle(hidden)))))
+
+
+class Scale(nn.Module):
+    """A module of the user's own, that no rule is known for."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(width))
+
+    def forward(self, inputs: Tensor, power: int = 1) -> Tensor:
+        return inputs * self.scale**power
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=batch_first)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        sequence = inputs if self.batch_first else inputs.transpose(0, 1)
+        hidden, _ = self.attention(sequence, sequence, sequence)
+        return self.head(hidden.mean(1 if self.batch_first else 0))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.recurrent = kind(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.recurrent(inputs)[0][:, -1])
+
+
+class ClassToken(nn.Module):
+    """A parameter of the model's own, beside its layers, as in a vision transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.positions = nn.Parameter(torch.randn(1, 5, 6))
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.cat([self.token.expand(len(inputs), -1, -1), inputs], 1) + self.positions
+        return self.head(self.layer(hidden)[:, 0])
+
+
+def vectors(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(EXAMPLES, *shape)
+
+
+def tokens(count: int, length: int) -> Callable[[], Tensor]:
+    return lambda: torch.randint(0, count, (EXAMPLES, length))
+
+
+def pooled(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (lambda: MLP(9, 3, 8, 2), vectors(9)),
+    "one linear layer": (lambda: nn.Linear(4, 3), vectors(4)),
+    "no bias": (lambda: nn.Linear(4, 3, bias=False), vectors(4)),
+    "sequence": (OverSequence, tokens(11, 5)),
+    "padding": (lambda: OverSequence(padding=0), tokens(3, 5)),
+    "tied": (Tied, tokens(5, 4)),
+    "conv": (lambda: pooled(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(inplace=True)), vectors(2, 6, 5)),
+    "conv stride dilation": (lambda: pooled(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), dilation=2)), vectors(2, 9, 8)),
+    "conv groups": (lambda: pooled(nn.Conv2d(4, 6, 3, groups=2, padding="same")), vectors(4, 5, 5)),
+    "conv depthwise": (lambda: pooled(nn.Conv2d(4, 4, 3, groups=4)), vectors(4, 5, 5)),
+    "conv circular": (lambda: pooled(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")), vectors(2, 5, 5)),
+    "conv 1d": (lambda: pooled(nn.Conv1d(2, 3, 3, padding=2)), vectors(2, 7)),
+    "conv 3d": (lambda: pooled(nn.Conv3d(2, 3, 2)), vectors(2, 3, 4, 3)),
+    "conv 1x1 on one pixel": (lambda: pooled(nn.Conv2d(3, 4, 1)), vectors(3, 1, 1)),
+    "group norm": (lambda: pooled(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), vectors(2, 5, 5)),
+    "batch norm, eval": (lambda: pooled(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)).eval(), vectors(2, 5, 5)),
+    "transposed conv (general way)": (lambda: pooled(nn.ConvTranspose2d(2, 3, 3)), vectors(2, 4, 4)),
+    "own module (general way)": (lambda: nn.Sequential(nn.Linear(4, 6), Scale(6), nn.Linear(6, 3)), vectors(4)),
+    "prelu (general way)": (lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Linear(6, 3)), vectors(4)),
+    "attention": (lambda: Attention(batch_first=True), vectors(5, 6)),
+    "attention, sequence first": (lambda: Attention(batch_first=False), vectors(5, 6)),
+    "gru": (lambda: Recurrent(nn.GRU), vectors(5, 4)),
+    "lstm": (lambda: Recurrent(nn.LSTM), vectors(5, 4)),
+    "class token": (ClassToken, vectors(4, 6)),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3)),
+        vectors(4),
+    ),
+    "frozen layer": (lambda: frozen(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))), vectors(4)),
+    "checkpointed": (lambda: Checkpointed(), vectors(4)),
+}
+
+
+def frozen(model: nn.Sequential) -> nn.Module:
+    model[0].requires_grad_(False)
+    return model
+
+
+class Checkpointed(nn.Module):
+    """Activations are computed again during backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.utils.checkpoint.checkpoint(self.body, inputs, use_reentrant=False))
+
+
+def made(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    make, draw = MODELS[name]
+    inputs = draw()
+    model = make()
+    with torch.no_grad():
+        outputs = model(inputs)
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
+    return model.to(dtype), inputs, torch.randint(0, outputs.shape[1], (len(inputs),))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_sums_are_those_of_a_loop_over_examples(name):
+    model, inputs, targets = made(name)
+    for own, gradients in zip(
+        collected(model, EveryStatistic(), inputs, targets), of_examples(model, inputs, targets), strict=True
+    ):
+        # A gradient that is nothing but rounding has no sign worth comparing: such is a key's bias under attention.
+        gradients = torch.where(gradients.abs() < 1e-15, 0, gradients)
+        expected = {statistic: values.sum(0) for statistic, values in EveryStatistic().map(gradients).items()}
+        for statistic in ("gradient", "square"):
+            torch.testing.assert_close(own[statistic], expected[statistic], rtol=1e-9, atol=1e-12)
+        real = gradients.abs().amin(0) > 1e-14
+        torch.testing.assert_close(own["sign"][real], expected["sign"][real], rtol=0, atol=0)
+        torch.testing.assert_close(own["log_magnitude"][real], expected["log_magnitude"][real], rtol=1e-7, atol=1e-7)
+        zero = (gradients == 0).all(0)
+        assert not own["square"][zero].gt(1e-24).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence", "conv", "conv groups", "tied", "class token", "attention"])
+def test_in_float32_signs_differ_only_where_a_gradient_is_rounding(name):
+    model, inputs, targets = made(name, torch.float32)
+    double = copy.deepcopy(model).double()
+    exact = of_examples(double, inputs.double() if inputs.is_floating_point() else inputs, targets)
+    for own, gradients in zip(collected(model, AndMask(), inputs, targets), exact, strict=True):
+        clear = ((gradients.abs() > 1e-6 * gradients.abs().max()) | (gradients == 0)).all(0)
+        assert bool(clear.any()) or gradients.abs().max() < 1e-6
+        torch.testing.assert_close(own["sign"][clear].double(), gradients.sign().sum(0)[clear], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", [Mean(), AndMask(0.4), GeometricMean(0.4), SandMask(0.2)], ids=str)
+def test_what_a_plain_loop_ends_with_is_the_rule_applied_to_stacked_gradients(rule):
+    model, inputs, targets = made("mlp")
+    expected = [aggregate(rule, gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, rule)
+    model.zero_grad()
+    cross_entropy(model(inputs), targets).backward()
+    finished = examples.finish()
+    assert finished.examples == EXAMPLES
+    assert finished.kept_fraction.shape == (len(expected),)
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_rescaling_divides_a_layer_by_what_was_kept_of_it():
+    model, inputs, targets = made("mlp")
+    plain, rescaled = copy.deepcopy(model), copy.deepcopy(model)
+    for network, rescale in ((plain, False), (rescaled, True)):
+        examples = per_example(network, AndMask(0.4), rescale=rescale)
+        cross_entropy(network(inputs), targets).backward()
+        kept = examples.finish().kept_fraction
+    for ours, theirs, fraction in zip(rescaled.parameters(), plain.parameters(), kept, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad / (fraction.double() + 1e-10), rtol=1e-6, atol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(parts=st.lists(st.integers(1, 5), min_size=1, max_size=4), reduction=st.sampled_from(["mean", "sum"]))
+def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduction):
+    count = sum(parts)
+    if count < 2:
+        return
+    torch.manual_seed(1)
+    model, inputs, targets = MLP(4, 3, 8, 1).double(), torch.randn(count, 4).double(), torch.randint(0, 3, (count,))
+    expected = [aggregate(AndMask(0.5), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.5), reduction=reduction)
+    for batch, labels in zip(inputs.split(parts), targets.split(parts), strict=True):
+        cross_entropy(model(batch), labels, reduction=reduction).backward()
+    assert examples.finish().examples == count
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_two_forward_passes_before_one_backward_pass_are_one_batch():
+    model, inputs, targets = made("mlp")
+    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.4), reduction="sum")
+    first, second = slice(0, 3), slice(3, EXAMPLES)
+    losses = [cross_entropy(model(inputs[part]), targets[part], reduction="sum") for part in (first, second)]
+    sum(losses).backward()
+    assert examples.finish().examples == EXAMPLES
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_evaluation_and_abandoned_forward_passes_leave_no_trace():
+    model, inputs, targets = made("tied")
+    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.4))
+    with torch.no_grad():
+        model(inputs)
+    model(inputs[:3])
+    cross_entropy(model(inputs), targets).backward()
+    examples.finish()
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_parts_of_a_model_may_be_called_by_themselves():
+    model, inputs, targets = made("mlp")
+    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.4))
+    hidden = inputs
+    for layer in model:
+        hidden = layer(hidden)
+    cross_entropy(hidden, targets).backward()
+    examples.finish()
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_removed_hooks_leave_the_model_as_it_was():
+    model, inputs, targets = made("conv")
+    cross_entropy(model(inputs), targets).backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    with per_example(model, AndMask(0.4)):
+        pass
+    model.zero_grad()
+    cross_entropy(model(inputs), targets).backward()
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def batch_norm_model() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()
+    return model, torch.randn(EXAMPLES, 2, 5, 5).double(), torch.randint(0, 3, (EXAMPLES,))
+
+
+def by_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Each example's own loss, differentiated through the statistics that the examples share."""
+    losses = cross_entropy(model(inputs), targets, reduction="none")
+    parameters = list(model.parameters())
+    each = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    return [torch.stack(of_one) for of_one in zip(*each, strict=True)]
+
+
+def by_contribution(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """What flows through each example's activations: every layer's output gradient, restricted to one example."""
+    activations: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def keep(module, arguments, output):
+        output.retain_grad()
+        activations.append((module, arguments[0].detach(), output))
+
+    handles = [module.register_forward_hook(keep) for module in model if list(module.parameters(recurse=False))]
+    (cross_entropy(model(inputs), targets) * len(inputs)).backward()
+    for handle in handles:
+        handle.remove()
+    gradients = []
+    for module, given_, output in activations:
+        again = module(given_)  # batch norm with the same statistics, those of the whole batch
+        for parameter in module.parameters(recurse=False):
+            each = []
+            for example in range(len(inputs)):
+                restricted = torch.zeros_like(output)
+                restricted[example] = output.grad[example]
+                each.append(torch.autograd.grad(again, parameter, restricted, retain_graph=True)[0])
+            gradients.append(torch.stack(each))
+    return gradients
+
+
+@pytest.mark.parametrize(("definition", "slow"), [("contribution", by_contribution), ("loss", by_loss)])
+def test_under_batch_norm_both_definitions_are_what_they_say(definition, slow):
+    model, inputs, targets = batch_norm_model()
+    expected = [aggregate(AndMask(0.6), gradients).value for gradients in slow(copy.deepcopy(model), inputs, targets)]
+    gradients = PerExampleGradients(model, cross_entropy, AndMask(0.6), definition=definition)
+    gradients(inputs[None], targets[None])
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value, rtol=1e-9, atol=1e-12)
+
+
+def test_under_batch_norm_both_definitions_sum_to_the_batch_gradient_and_are_not_the_same():
+    model, inputs, targets = batch_norm_model()
+    ours, theirs = by_loss(model, inputs, targets), by_contribution(copy.deepcopy(model), inputs, targets)
+    model.zero_grad()
+    cross_entropy(model(inputs), targets).backward()
+    for index, parameter in enumerate(model.parameters()):
+        for gradients in (ours[index], theirs[index]):
+            torch.testing.assert_close(gradients.mean(0), parameter.grad, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(ours[0], theirs[0], rtol=0.1)
+
+
+def test_batch_norm_counts_the_batch_once():
+    for definition in ("contribution", "loss"):
+        model, inputs, targets = batch_norm_model()
+        plain = copy.deepcopy(model)
+        plain(inputs)
+        PerExampleGradients(model, cross_entropy, AndMask(0.6), definition=definition)(inputs[None], targets[None])
+        for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_fast_resnet_has_the_papers_number_of_parameters():
+    model = FastResNet(channels=3, classes=10)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 6_573_120
+    assert model(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)).shape == (2, 10)
+
+
+def test_fast_resnets_sums_are_those_of_its_contributions():
+    torch.manual_seed(0)
+    model = FastResNet(3, 10).double()
+    inputs, targets = torch.rand(3, 3, 16, 16).double(), torch.randint(0, 10, (3,))
+    sums = collected(model, AndMask(), inputs, targets)
+    # The classifier and the convolution before it, whose gradients a short way leads to.
+    activations: list[Tensor] = []
+    handle = model.classifier.register_forward_hook(lambda module, given_, output: activations.append(given_[0]))
+    logits = model(inputs)
+    handle.remove()
+    logit_gradients = (logits.softmax(1) - functional.one_hot(targets, 10)) * 0.125
+    expected = torch.einsum("bi,bj->bij", logit_gradients, activations[0])
+    assert torch.equal(sums[-1]["sign"], expected.sign().sum(0))
+    torch.testing.assert_close(sums[-1]["gradient"], expected.mean(0) * len(inputs), rtol=1e-9, atol=1e-12)
+
+
+def test_under_autocast_signs_are_those_of_the_products_that_were_computed():
+    model, inputs, targets = made("conv", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(inputs)
+        loss = cross_entropy(outputs.float(), targets)
+    examples = per_example(model, AndMask(0.6))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cross_entropy(model(inputs).float(), targets)
+    loss.backward()
+    examples.finish()
+    exact = [aggregate(AndMask(0.6), gradients) for gradients in of_examples(model, inputs, targets)]
+    for parameter, update in zip(model.parameters(), exact, strict=True):
+        agreement = ((parameter.grad != 0) == (update.value != 0)).float().mean()
+        assert agreement > 0.9
+        assert (parameter.grad - update.value).norm() < 0.3 * update.value.norm() + 1e-6
+
+
+def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask():
+    model, inputs, targets = made("mlp")
+    results = []
+    for scale in (1.0, 1024.0):
+        with per_example(model, AndMask(0.4)) as examples:
+            model.zero_grad()
+            (cross_entropy(model(inputs), targets) * scale).backward()
+            examples.finish(unscaled=scale == 1.0)
+            results.append([parameter.grad / scale for parameter in model.parameters()])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_memory_and_blocks_do_not_change_the_sums():
+    model, inputs, targets = made("conv groups")
+    reference = collected(model, EveryStatistic(), inputs, targets)
+    tiny = collected(model, EveryStatistic(), inputs, targets, memory_limit=1)
+    for ours, theirs in zip(reference, tiny, strict=True):
+        for statistic in ours:
+            torch.testing.assert_close(ours[statistic], theirs[statistic])
+
+
+class FrozenPositions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Embedding(5, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head((inputs + self.position(torch.arange(5))).mean(1))
+
+
+def test_a_module_that_is_not_applied_to_each_example_is_named():
+    model = FrozenPositions()
+    per_example(model, AndMask(0.4))
+    with pytest.raises(InputError, match=r"module position: its output has shape \(5, 6\), but the batch has 7"):
+        cross_entropy(model(torch.randn(7, 5, 6)), torch.randint(0, 3, (7,))).backward()
+
+
+class Dropping(Scale):
+    def forward(self, inputs: Tensor, power: int = 1) -> Tensor:
+        return functional.dropout(super().forward(inputs), 0.5, self.training)
+
+
+class Mixing(Scale):
+    def forward(self, inputs: Tensor, power: int = 1) -> Tensor:
+        return super().forward(inputs) - super().forward(inputs).mean(0)
+
+
+@pytest.mark.parametrize("kind", [Dropping, Mixing])
+def test_an_own_module_that_draws_at_random_or_mixes_examples_is_refused(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), kind(6), nn.Linear(6, 3))
+    examples = per_example(model, AndMask(0.4))
+    cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,))).backward()
+    with pytest.raises(InputError, match="module 1: its gradient is not the sum of its examples'"):
+        examples.finish()
+
+
+def test_an_input_that_was_written_to_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4, bias=True), nn.Linear(4, 3))
+    model[1].weight.requires_grad_(False)  # then autograd itself does not need the input
+    per_example(model, AndMask(0.4))
+    inputs = torch.randn(5, 4)
+    hidden = model[0](inputs)
+    outputs = model[1](hidden)
+    with torch.no_grad():
+        hidden.add_(1)
+    with pytest.raises(InputError, match="module 1: its input was written to in place"):
+        cross_entropy(outputs, torch.randint(0, 3, (5,))).backward()
+
+
+def test_one_example_and_no_backward_pass_are_refused():
+    model = MLP(4, 3, 8, 1)
+    examples = per_example(model, AndMask(0.4))
+    with pytest.raises(InputError, match="no backward"):
+        examples.finish()
+    cross_entropy(model(torch.randn(1, 4)), torch.tensor([0])).backward()
+    with pytest.raises(InputError, match="a batch of one example"):
+        examples.finish()
+
+
+def test_a_second_collection_from_a_model_is_refused_until_the_first_is_removed():
+    model = MLP(4, 3, 8, 1)
+    first = per_example(model, AndMask())
+    with pytest.raises(InputError, match="its examples are collected already"):
+        per_example(model, AndMask())
+    first.remove()
+    per_example(model, AndMask())
+
+
+def test_a_model_without_parameters_and_a_wrong_reduction_are_refused():
+    with pytest.raises(InputError, match="none of its parameters requires a gradient"):
+        per_example(nn.ReLU(), AndMask())
+    with pytest.raises(InputError, match="reduction 'none': expected 'mean' or 'sum'"):
+        per_example(MLP(4, 3, 8, 1), AndMask(), reduction="none")
+
+
+def test_gradients_that_are_not_finite_are_named_or_left_out():
+    torch.manual_seed(0)
+    model, inputs, targets = MLP(4, 3, 8, 1).double(), torch.randn(6, 4).double(), torch.randint(0, 3, (6,))
+    inputs[2, 1] = float("nan")
+    with pytest.raises(NonFiniteGradientError, match=r"example 2 is not finite at step 5"):
+        PerExampleGradients(copy.deepcopy(model), cross_entropy, AndMask(0.4))(inputs[None], targets[None], step=5)
+    good = [0, 1, 3, 4, 5]
+    expected = [
+        aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs[good], targets[good])
+    ]
+    gradients = PerExampleGradients(model, cross_entropy, AndMask(0.4), nonfinite="skip")
+    step = gradients(inputs[None], targets[None])
+    assert step.skipped == ("example 2",)
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_dropout_draws_once_and_every_example_has_the_mask_that_was_used():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)).double()
+    inputs, targets = torch.randn(EXAMPLES, 4).double(), torch.randint(0, 3, (EXAMPLES,))
+    torch.manual_seed(7)
+    losses = cross_entropy(model(inputs), targets, reduction="none")
+    each = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
+    torch.manual_seed(7)
+    PerExampleGradients(model, cross_entropy, AndMask(0.4))(inputs[None], targets[None])
+    for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(parameter.grad, aggregate(AndMask(0.4), torch.stack(gradients)).value)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_a_compiled_model_makes_the_same_step(name):
+    model, inputs, targets = made(name)
+    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.4))
+    compiled = torch.compile(model, backend="aot_eager")
+    cross_entropy(compiled(inputs), targets).backward()
+    examples.finish()
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_a_sum_over_environments_leaves_out_statistics_that_are_not_wanted():
+    gradients = torch.randn(4, 3)
+    wanted = {"sign": torch.zeros(3)}
+    sum_over_environments(AndMask(), gradients, wanted)
+    assert torch.equal(wanted["sign"], gradients.sign().sum(0))
