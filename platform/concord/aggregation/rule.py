@@ -79,7 +79,7 @@ def sum_over_environments(
         contributions = rule.map(flat[:, block].to(dtype))
         for name, total in totals.items():
             if accumulate:
-                total[block] += contributions[name].sum(0)
+                total[block] += contributions[name].sum(0) if environments > 1 else contributions[name][0]
             else:
                 torch.sum(contributions[name], 0, out=total[block])
     return out

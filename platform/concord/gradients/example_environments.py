@@ -108,7 +108,7 @@ class PerExampleGradients:
         examples, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
         random = random_state(self._device)
         buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if self.nonfinite == "skip" else []
-        outputs = self._collect(examples, wanted)
+        outputs, loss = self._collect(examples, wanted)
         finite = torch.ones(len(examples), dtype=torch.bool)
         if not self._finite():
             # Seldom: look at each example, drawing at random what was drawn before.
@@ -118,31 +118,33 @@ class PerExampleGradients:
             if self.nonfinite == "skip" and bool(finite.any()):
                 self._collect(examples[finite], wanted[finite])
         finished = self._collected.finish(finite, step)
-        with torch.no_grad():
-            losses = torch.stack(
-                [self.loss(*pair) for pair in zip(outputs.unflatten(0, inputs.shape[:2]), targets, strict=True)]
-            )
+        if len(inputs) == 1:
+            losses = loss[None]
+        else:
+            of_environments = zip(outputs.unflatten(0, inputs.shape[:2]), targets, strict=True)
+            losses = torch.stack([self.loss(*pair) for pair in of_environments])
         return EnvironmentStep(losses, finished.kept_fraction, finished.skipped)
 
-    def _collect(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum the statistics of these examples; returns the outputs."""
+    def _collect(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum the statistics of these examples; returns the outputs and their mean loss."""
         for parameter in self._parameters:
             parameter.grad = None
         if self.definition == "contribution":
             outputs: Tensor = self.model(inputs)
-            self.loss(outputs, targets).backward()
+            loss = self.loss(outputs, targets)
+            loss.backward()
         else:
             with self._collected.paused():
                 outputs = self.model(inputs)
-                self._collect_by_loss(outputs, targets)
-        return outputs.detach()
+                loss = self._collect_by_loss(outputs, targets)
+        return outputs.detach(), loss.detach()
 
-    def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> None:
+    def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         sums = self._collected.sums
-        for example in range(len(outputs)):
-            own = slice(example, example + 1)
+        losses = [self.loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
+        for example, loss in enumerate(losses):
             gradients = torch.autograd.grad(
-                self.loss(outputs[own], targets[own]),
+                loss,
                 self._parameters,
                 retain_graph=example + 1 < len(outputs),
                 materialize_grads=True,
@@ -152,6 +154,7 @@ class PerExampleGradients:
         for index, parameter in enumerate(self._parameters):
             parameter.grad = sums.part(index)["gradient"].to(parameter.dtype)
         self._collected.examples = len(outputs)
+        return torch.stack(losses).mean()
 
     def _finite(self) -> bool:
         # A sum of finite gradients may overflow, too; then it cannot be used.

@@ -8,7 +8,6 @@ separately that is the derivative of the example's loss; behind batch norm's sha
 :class:`~concord.gradients.per_example.PerExample`.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,55 +21,46 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from concord.errors import InputError
-from concord.gradients.example_gradients import ExampleGradients, Formed, Product, Recomputed, Rows
+from concord.gradients.example_gradients import Convolution, ExampleGradients, Formed, Product, Recomputed, Rows
 
 Forms = dict[str, ExampleGradients]
 Layer = Callable[[Any, Tensor, Tensor], Forms | None]
 """Maps a module, its input and the gradient of its output to forms of all its parameters; None: not this time."""
 
 
-def linear(module: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
+def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
     """Outer products; of several vectors an example, their sum."""
-    rows = grad.reshape(len(grad), 1, -1, grad.shape[-1]).transpose(2, 3)
-    columns = inputs.to(grad.dtype).reshape(len(grad), 1, -1, inputs.shape[-1])
+    rows = grad.reshape(len(grad), -1, grad.shape[-1]).transpose(1, 2)
+    columns = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
     return {
-        "weight": Product(rows, columns, tuple(module.weight.shape), (0, 1)),
+        "weight": Product(rows, columns),
         "bias": Formed(grad.flatten(1, -2).sum(1) if grad.ndim > 2 else grad),
     }
 
 
 def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad: Tensor) -> Forms | None:
     """Products of the output's gradient with the patches that the kernel saw, over positions."""
-    dimensions = len(module.kernel_size)
-    if inputs.ndim != dimensions + 2:
+    padding = symmetric_padding(module)
+    if inputs.ndim != len(module.kernel_size) + 2:
         return None
-    if module.padding_mode != "zeros" or any(module._reversed_padding_repeated_twice):
+    inputs = inputs.to(grad.dtype)
+    if padding is None:
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         inputs = functional.pad(inputs, list(module._reversed_padding_repeated_twice), mode=mode)
-    examples, channels = inputs.shape[:2]
-    groups, width = module.groups, channels // module.groups
-    # With channels last a patch is a few runs of channels, and making the matrix of patches a copy of those.
-    last = inputs.to(grad.dtype).movedim(1, -1).contiguous()
-    steps = last.stride()[1:-1]
-    positions = grad.shape[2:]
-    patches = last.as_strided(
-        (examples, groups, *positions, *module.kernel_size, width),
-        (
-            last.stride(0),
-            width,
-            *(stride * step for stride, step in zip(steps, module.stride, strict=True)),
-            *(stride * step for stride, step in zip(steps, module.dilation, strict=True)),
-            1,
-        ),
-        last.storage_offset(),
-    )
-    columns = patches.reshape(examples, groups, math.prod(positions), -1)
-    rows = grad.reshape(examples, groups, module.out_channels // groups, -1)
-    order = (0, dimensions + 1, *range(1, dimensions + 1))
+        padding = (0,) * len(module.kernel_size)
+    shape = tuple(module.weight.shape)
     return {
-        "weight": Product(rows, columns, (module.out_channels, *module.kernel_size, width), order),
+        "weight": Convolution(inputs, grad, shape, module.stride, padding, module.dilation, module.groups),
         "bias": Formed(grad.flatten(2).sum(2)),
     }
+
+
+def symmetric_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...] | None:
+    """How many zeros a convolution puts before and behind each dimension; None if it pads in another way."""
+    edges = module._reversed_padding_repeated_twice
+    if module.padding_mode != "zeros" or edges[::2] != edges[1::2]:
+        return None
+    return tuple(reversed(edges[::2]))
 
 
 def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:

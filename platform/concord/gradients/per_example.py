@@ -27,10 +27,11 @@ from torch.utils.hooks import RemovableHandle
 from concord.aggregation import Aggregator, Statistics
 from concord.errors import InputError
 from concord.gradients.example_gradients import Added, ExampleGradients
-from concord.gradients.example_layers import Call, is_unit
+from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, symmetric_padding
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.sums import Sums
+from concord.gradients.supplied_convolution import convolve
 
 Reduction = Literal["mean", "sum"]
 
@@ -130,6 +131,10 @@ class PerExample:
         self._busy = False
         self._finite: Tensor | None = None
         self._handles: list[RemovableHandle] = []
+        # Convolutions that ask here for their weight's gradient, their latest calls, and what they are given.
+        self._supplying: set[int] = set()
+        self._calls: dict[int, object] = {}
+        self._supplied: dict[object, Tensor] = {}
         if model in _registered:
             raise InputError("model: its examples are collected already; call remove() on what does, first")
         _registered.add(model)
@@ -142,6 +147,10 @@ class PerExample:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        for module in self._model.modules():
+            if id(module) in self._supplying:
+                del module.forward
+        self._supplying = set()
 
     def __enter__(self) -> "PerExample":
         return self
@@ -179,6 +188,7 @@ class PerExample:
         """Forget what was collected since the last :meth:`finish`."""
         self.sums.zero()
         self.examples = 0
+        self._calls, self._supplied = {}, {}
         self._open, self._current, self._loose, self._general, self._scale = [], None, None, {}, 1.0
 
     @torch.no_grad()
@@ -246,10 +256,27 @@ class PerExample:
             if own:
                 called = self._called(name or type(module).__name__, own)
                 self._handles.append(module.register_forward_hook(called, with_kwargs=True))
+            if "weight" in own and LAYERS.get(type(module)) is convolution and symmetric_padding(module) is not None:
+                self._supply_to(module)
         self._handles.append(model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
         for parameter in self.sums.parameters.values():
             self._handles.append(parameter.register_hook(self._summed))
+
+    def _supply_to(self, module: Any) -> None:
+        """Let a convolution take its weight's gradient from what is summed here."""
+        plain = module.forward
+
+        def forward(inputs: Tensor) -> Tensor:
+            if self._ignored() or torch.compiler.is_compiling() or inputs.ndim != len(module.kernel_size) + 2:
+                result: Tensor = plain(inputs)
+                return result
+            call = object()
+            self._calls[id(module)] = call
+            return convolve(module, inputs, lambda: self._supplied.pop(call, None))
+
+        self._supplying.add(id(module))
+        module.forward = forward  # the instance's; its class keeps its own
 
     def _ignored(self) -> bool:
         """Whether a forward pass is none that backward will come back from."""
@@ -288,10 +315,11 @@ class PerExample:
             for index in indices.values():
                 current.uses[index] = current.uses.get(index, 0) + 1
             call, count = Call(module, name, own, arguments, keywords), len(outputs)
+            asks = self._calls.pop(id(module), None)
 
             def arrived(grads: Sequence[Tensor | None]) -> None:
                 given = dict(zip(watched, grads, strict=True))
-                self._arrived(current, call, indices, [given.get(index) for index in range(count)])
+                self._arrived(current, call, indices, [given.get(index) for index in range(count)], asks)
 
             if len(watched) == 1:
                 outputs[watched[0]].register_hook(lambda grad: arrived([grad]))
@@ -301,7 +329,9 @@ class PerExample:
         return hook
 
     @torch.no_grad()
-    def _arrived(self, of: _Pass, call: Call, indices: dict[str, int], grads: Sequence[Tensor | None]) -> None:
+    def _arrived(
+        self, of: _Pass, call: Call, indices: dict[str, int], grads: Sequence[Tensor | None], asks: object | None
+    ) -> None:
         if not of.counted:
             of.counted = True
             self.examples += of.examples
@@ -319,19 +349,26 @@ class PerExample:
                 if general and index not in self._general:
                     self._general[index] = (call.name, torch.zeros_like(self.sums.part(index)["gradient"]))
                 of.arrived.setdefault(index, []).append(form)
-                if len(of.arrived[index]) == of.uses[index]:
+                if asks is not None and name == "weight" and of.uses[index] == 1:
+                    self._supplied[asks] = torch.zeros_like(self.sums.part(index)["gradient"])
+                    self._add(of, index, self._supplied[asks])
+                    self._supplied[asks] /= self._scale  # the parameter's hook is going to multiply by it
+                elif len(of.arrived[index]) == of.uses[index]:
                     self._add(of, index)
 
     def _summed(self, grad: Tensor) -> Tensor:
         """The sum of the examples' gradients, from the gradient of the loss."""
         return grad if self._scale == 1.0 else grad * self._scale
 
-    def _add(self, of: _Pass, index: int) -> None:
+    def _add(self, of: _Pass, index: int, gradient: Tensor | None = None) -> None:
+        """Add what arrived for a parameter; to ``gradient`` too, which otherwise is left to backward."""
         forms = of.arrived.pop(index)
         totals: Statistics = self.sums.part(index)
-        del totals["gradient"]  # comes from backward
+        del totals["gradient"]
         if index in self._general:
-            totals["gradient"] = self._general[index][1]
+            gradient = self._general[index][1]
+        if gradient is not None:
+            totals["gradient"] = gradient
         if totals:
             form = forms[0] if len(forms) == 1 else Added(forms)
             form.add_to(totals, self.rule, self.memory_limit)
