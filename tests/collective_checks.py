@@ -36,8 +36,10 @@ from concord.gradients import (
     AggregationHook,
     HookedGradients,
     NonFiniteGradientError,
+    PerExampleGradients,
     StackedGradients,
     aggregation_hook,
+    per_example,
     register_aggregation_hook,
 )
 
@@ -751,6 +753,69 @@ def two_level_skips(rule: str) -> None:
             for gradient, kept in actual.values():
                 assert not gradient.any()
                 assert kept == 0
+
+
+# Every example an environment
+
+
+def examples(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Examples of environments that agree on something: inputs ``(count, 6)`` and targets ``(count, 3)``."""
+    inputs, targets = batches(count, seed, batch=1)
+    return inputs[:, 0], targets[:, 0]
+
+
+@check(2, 4, rule=list(RULES))
+def examples_of_all_processes_equal_one_process(rule: str) -> None:
+    rank = dist.get_rank()
+    for rescale in (False, True):
+        model = network()
+        collected = per_example(model, RULES[rule], rescale=rescale, group=dist.group.WORLD)
+        for seed in range(3):  # the numbers of examples change from step to step
+            counts = [(3 + seed + 2 * other) % 5 + 1 for other in range(dist.get_world_size())]
+            inputs, targets = examples(sum(counts), seed)
+            mine = local(counts, rank)
+            model.zero_grad()
+            mse_loss(model(inputs[mine]), targets[mine]).backward()
+            finished = collected.finish()
+            assert finished.examples == sum(counts)
+            expected = stacked(model, RULES[rule], inputs[:, None], targets[:, None], rescale=rescale)
+            parameters = zip(model.named_parameters(), finished.kept_fraction, strict=True)
+            assert_same({name: (parameter.grad, kept) for (name, parameter), kept in parameters}, expected)
+
+
+@check(2)
+def one_example_a_process_is_enough() -> None:
+    model = network()
+    inputs, targets = examples(2)
+    gradients = PerExampleGradients(model, mse_loss, RULES["and-mask"], group=dist.group.WORLD)
+    mine = slice(dist.get_rank(), dist.get_rank() + 1)
+    step = gradients(inputs[None, mine], targets[None, mine])
+    expected = stacked(model, RULES["and-mask"], inputs[:, None], targets[:, None])
+    parameters = zip(model.named_parameters(), step.kept_fraction, strict=True)
+    assert_same({name: (parameter.grad, kept) for (name, parameter), kept in parameters}, expected)
+
+
+@check(4, where=[0, 3])
+def examples_that_are_not_finite_are_named_everywhere_or_left_out(where: int) -> None:
+    rank, model = dist.get_rank(), network()
+    inputs, targets = examples(12)
+    inputs[3 * where + 1, 2] = float("inf")
+    mine = slice(3 * rank, 3 * rank + 3)
+    strict = PerExampleGradients(copy.deepcopy(model), mse_loss, RULES["and-mask"], group=dist.group.WORLD)
+    with pytest.raises(NonFiniteGradientError) as caught:
+        strict(inputs[None, mine], targets[None, mine], step=4)
+    assert caught.value.environments == (f"example 1 of process {where}",)
+    assert caught.value.step == 4
+
+    lenient = PerExampleGradients(
+        model, mse_loss, RULES["and-mask"], nonfinite="skip", group=dist.group.WORLD, rescale=True
+    )
+    step = lenient(inputs[None, mine], targets[None, mine])
+    assert step.skipped == (f"example 1 of process {where}",)
+    good = torch.arange(12) != 3 * where + 1
+    expected = stacked(model, RULES["and-mask"], inputs[good][:, None], targets[good][:, None], rescale=True)
+    parameters = zip(model.named_parameters(), step.kept_fraction, strict=True)
+    assert_same({name: (parameter.grad, kept) for (name, parameter), kept in parameters}, expected)
 
 
 # What crosses the network

@@ -337,6 +337,22 @@ def test_removed_hooks_leave_the_model_as_it_was():
         assert torch.equal(parameter.grad, gradient)
 
 
+@pytest.mark.parametrize("name", ["conv", "tied"])
+def test_a_copy_of_the_model_is_an_ordinary_model(name):
+    model, inputs, targets = made(name)
+    plain = copy.deepcopy(model)
+    examples = per_example(model, AndMask(0.4))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # a copy that used the model's own weights would show it
+    for network in (plain, other):
+        cross_entropy(network(inputs), targets).backward()
+    assert examples.examples == 0
+    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
 def batch_norm_model() -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).double()

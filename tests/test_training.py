@@ -154,26 +154,32 @@ def test_shares_cover_all_environments_and_differ_by_one_at_most() -> None:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def _train_in_group(rank: int, world: int, port: int, folder: str) -> None:
+def _train_in_group(rank: int, world: int, port: int, folder: str, config: TrainConfig = CONFIG) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     job = dataclasses.replace(JOB, model=plain_network)
     kept = Kept(Path(folder) / f"rank-{rank}")
-    outcome = train(job, CONFIG, Place(rank, world), kept)
+    outcome = train(job, config, Place(rank, world), kept)
     if rank == 0:
         (Path(folder) / "metrics.json").write_text(json.dumps(outcome.metrics))
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_that_share_the_environments_train_what_one_process_trains(tmp_path: Path, world: int) -> None:
-    """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), against one with all."""
+EXAMPLES_CONFIG = dataclasses.replace(CONFIG, per_example=True, threshold=0.2)
+
+
+@pytest.mark.parametrize(("world", "config"), [(2, CONFIG), (4, CONFIG), (3, EXAMPLES_CONFIG)])
+def test_processes_that_share_the_work_train_what_one_process_trains(
+    tmp_path: Path, world: int, config: TrainConfig
+) -> None:
+    """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), and 3 that share the examples
+    of each batch of 4 × 16, against one with all."""
     alone = Kept(tmp_path / "alone")
-    metrics = train(dataclasses.replace(JOB, model=plain_network), CONFIG, Place(), alone).metrics
+    metrics = train(dataclasses.replace(JOB, model=plain_network), config, Place(), alone).metrics
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
     del store
-    spawn(_train_in_group, (world, port, str(tmp_path)), nprocs=world)
+    spawn(_train_in_group, (world, port, str(tmp_path), config), nprocs=world)
     shared = json.loads((tmp_path / "metrics.json").read_text())
     assert set(shared) == set(metrics)
     for name, value in without_time(metrics).items():
@@ -364,7 +370,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: st
 
 
 def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="job synthetik: there is none; give one of synthetic"):
+    with pytest.raises(InputError, match="job synthetik: there is none; give one of .*synthetic"):
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")

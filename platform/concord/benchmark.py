@@ -32,6 +32,7 @@ class Row:
         reference_seconds: the reference's median time.
         ratio: the median of the ratios of neighbouring measurements (not the ratio of the medians).
         target: the ratio that the project asks of itself, for the reader; nothing fails by it.
+        memory, reference_memory: the peak memory of both in GiB, where it was measured.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Row:
     reference_seconds: float
     ratio: float
     target: str
+    memory: float | None = None
+    reference_memory: float | None = None
 
 
 def interleaved(

@@ -541,16 +541,27 @@ def _bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not as_json:
         print(machine())
         shown = [
-            [row.name, _ms(row.seconds), row.reference, _ms(row.reference_seconds), f"{row.ratio:.3f}", row.target]
+            [
+                row.name,
+                _ms(row.seconds) + _gib(row.memory),
+                row.reference,
+                _ms(row.reference_seconds) + _gib(row.reference_memory),
+                f"{row.ratio:.3f}",
+                row.target,
+            ]
             for row in rows
         ]
         _table(["what", "time", "against", "time", "ratio", "target"], shown)
-    fields = ("name", "seconds", "reference", "reference_seconds", "ratio")
+    fields = ("name", "seconds", "reference", "reference_seconds", "ratio", "memory", "reference_memory")
     return {"machine": machine(), "rows": [{field: getattr(row, field) for field in fields} for row in rows]}
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms"
+
+
+def _gib(memory: float | None) -> str:
+    return "" if memory is None else f", {memory:.2f} GiB"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

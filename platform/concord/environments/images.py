@@ -286,4 +286,6 @@ def _labelled(name: str, images: Pixels, labels: npt.NDArray[np.integer], classe
     wrong = (labels < 0) | (labels >= classes)
     if wrong.any():
         raise InputError(f"{name}: label {labels[wrong][0]} is out of range; there are {classes} classes, from 0")
-    return LabelledImages(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))
+    return LabelledImages(
+        torch.from_numpy(np.require(images, requirements=["C", "W"])), torch.from_numpy(labels.astype(np.int64))
+    )

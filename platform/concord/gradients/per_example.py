@@ -16,6 +16,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -152,6 +153,10 @@ class PerExample:
                 del module.forward
         self._supplying = set()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PerExample":
+        # A copy of the model has copies of the hooks, which are to do nothing: it is another model.
+        return self
+
     def __enter__(self) -> "PerExample":
         return self
 
@@ -254,7 +259,7 @@ class PerExample:
                 inside |= {id(child) for child in module.modules()}
             own = {n: p for n, p in module.named_parameters(recurse=unit) if p.requires_grad}
             if own:
-                called = self._called(name or type(module).__name__, own)
+                called = self._called(module, name or type(module).__name__, own)
                 self._handles.append(module.register_forward_hook(called, with_kwargs=True))
             if "weight" in own and LAYERS.get(type(module)) is convolution and symmetric_padding(module) is not None:
                 self._supply_to(module)
@@ -265,30 +270,30 @@ class PerExample:
 
     def _supply_to(self, module: Any) -> None:
         """Let a convolution take its weight's gradient from what is summed here."""
-        plain = module.forward
 
-        def forward(inputs: Tensor) -> Tensor:
-            if self._ignored() or torch.compiler.is_compiling() or inputs.ndim != len(module.kernel_size) + 2:
-                result: Tensor = plain(inputs)
+        def forward(this: Any, inputs: Tensor) -> Tensor:
+            batch = inputs.ndim == len(this.kernel_size) + 2
+            if this is not module or self._ignored() or torch.compiler.is_compiling() or not batch:
+                result: Tensor = type(this).forward(this, inputs)
                 return result
             call = object()
             self._calls[id(module)] = call
             return convolve(module, inputs, lambda: self._supplied.pop(call, None))
 
         self._supplying.add(id(module))
-        module.forward = forward  # the instance's; its class keeps its own
+        module.forward = MethodType(forward, module)  # the instance's; its class keeps its own
 
     def _ignored(self) -> bool:
         """Whether a forward pass is none that backward will come back from."""
         # A forward pass that is repeated inside backward, as by activation checkpointing, has been counted before.
         return self._busy or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
 
-    def _begin(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not self._ignored():
+    def _begin(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if model is self._model and not self._ignored():
             self._current = self._new_pass(arguments, keywords)
 
-    def _end(self, *_: Any) -> None:
-        if not self._ignored():
+    def _end(self, model: nn.Module, *_: Any) -> None:
+        if model is self._model and not self._ignored():
             self._current = None
 
     def _new_pass(self, arguments: Any, keywords: Any) -> _Pass:
@@ -297,12 +302,12 @@ class PerExample:
             raise InputError("model: its input is no tensor with the examples in the first dimension")
         return _Pass(len(tensors[0]))
 
-    def _called(self, name: str, own: dict[str, nn.Parameter]) -> Callable[..., None]:
+    def _called(self, layer: nn.Module, name: str, own: dict[str, nn.Parameter]) -> Callable[..., None]:
         """The forward hook of a layer with these parameters."""
         indices = {parameter: self._index[id(value)] for parameter, value in own.items()}
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            if self._ignored():
+            if module is not layer or self._ignored():
                 return
             outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             watched = [index for index, tensor in enumerate(outputs) if tensor.requires_grad]
