@@ -370,7 +370,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: st
 
 
 def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="job synthetik: there is none; give one of .*synthetic"):
+    with pytest.raises(InputError, match=r"job synthetik: there is none; give one of .*synthetic"):
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")
