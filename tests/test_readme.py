@@ -22,7 +22,7 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
