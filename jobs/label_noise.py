@@ -16,12 +16,13 @@ from torch import nn
 from concord.analysis.figures import save
 from concord.analysis.memorization_figures import label_noise_figure
 from concord.environments import Environments, shuffle_labels
+from concord.environments.images import DATASETS
 from concord.errors import InputError
 from concord.space import Choice, Space
 from concord.training import Job, Report, Study
 from concord.training.config import DEFAULT_OUTPUT
 from concord.training.image_classification import ImagesConfig, images, network
-from concord.tuning.report import trials_of
+from concord.tuning.report import alike, trials_of
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
 
@@ -73,10 +74,10 @@ def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str
     if not trials:
         say("label-noise: no study yet; concord tune label-noise --search grid makes one")
         return {"job": "label-noise", "figures": {}}
-    chosen = options.data or trials[-1].config.data
-    trials = [trial for trial in trials if trial.config.data == chosen]
+    data = options.data if options.data in (None, *DATASETS) else str(Path(options.data).absolute())
+    trials = alike(trials, ("threshold", "lr"), data=data)
     if not trials:
-        raise InputError(f"--data {chosen}: no study of label-noise with these images in {options.output}")
+        raise InputError(f"--data {options.data}: no study of label-noise with these images in {options.output}")
     curves: dict[tuple[float, float], list[Any]] = {}
     for trial in trials:
         curves.setdefault((trial.config.threshold, trial.config.lr), []).append(trial.history)
@@ -94,8 +95,8 @@ def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str
         say(f"τ={threshold} lr={lr}: {accuracy[f'τ={threshold} lr={lr}']}")
     return {
         "job": "label-noise",
-        "data": chosen,
-        "figures": {"curves": str(save(figure, folder / f"curves-{Path(chosen).name}.png"))},
+        "data": trials[-1].config.data,
+        "figures": {"curves": str(save(figure, folder / f"curves-{Path(trials[-1].config.data).name}.png"))},
         "accuracy": accuracy,
     }
 

@@ -16,12 +16,13 @@ from torch import nn
 from concord.analysis.figures import save
 from concord.analysis.memorization_figures import memorization_figure, thresholds_figure
 from concord.environments import Environments, shuffle_labels
+from concord.environments.images import DATASETS
 from concord.errors import InputError
 from concord.space import Choice, Space
 from concord.training import Job, Report, Study
 from concord.training.config import DEFAULT_OUTPUT
 from concord.training.image_classification import ImagesConfig, images, network
-from concord.tuning.report import trials_of
+from concord.tuning.report import alike, trials_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,35 +62,38 @@ def report(options: MemorizationReport, say: Callable[[str], None]) -> Mapping[s
     if not trials:
         say("memorization: no study yet; concord tune memorization --search grid makes one")
         return {"job": "memorization", "figures": {}}
-    chosen = options.data or trials[-1].config.data
-    trials = [trial for trial in trials if trial.config.data == chosen]
+    data = options.data if options.data in (None, *DATASETS) else str(Path(options.data).absolute())
+    trials = alike(trials, ("labels", "threshold", "example_gradient"), data=data)
     if not trials:
-        raise InputError(f"--data {chosen}: no study of memorization with these images in {options.output}")
+        raise InputError(f"--data {options.data}: no study of memorization with these images in {options.output}")
+    # Panels of the figures: one for each kind of labels, and for each definition of an example's gradient in use.
+    several = len({trial.config.example_gradient for trial in trials}) > 1
     curves: dict[str, dict[float, list[Any]]] = {}
     for trial in trials:
-        by_threshold = curves.setdefault(trial.config.labels, {})
-        by_threshold.setdefault(trial.config.threshold, []).append(trial.history)
+        config = trial.config
+        panel = f"{config.labels} labels" + (f", by {config.example_gradient}" if several else "")
+        curves.setdefault(panel, {}).setdefault(config.threshold, []).append(trial.history)
     folder = options.output / "reports" / "memorization"
-    name = Path(chosen).name
-    result: dict[str, Any] = {
+    name = Path(trials[-1].config.data).name
+    accuracy = {
+        f"{panel}, τ={threshold}": {
+            split: [round(history[-1].metrics[f"{split}_accuracy"], 4) for history in histories]
+            for split in ("train", "ood")
+        }
+        for panel, by_threshold in sorted(curves.items())
+        for threshold, histories in sorted(by_threshold.items())
+    }
+    for setting, values in accuracy.items():
+        say(f"{setting}: train {values['train']}, test {values['ood']}")
+    return {
         "job": "memorization",
-        "data": chosen,
+        "data": trials[-1].config.data,
         "figures": {
             "curves": str(save(memorization_figure(curves), folder / f"curves-{name}.png")),
             "thresholds": str(save(thresholds_figure(curves), folder / f"thresholds-{name}.png")),
         },
-        "accuracy": {
-            f"{labels} labels, τ={threshold}": {
-                split: [round(history[-1].metrics[f"{split}_accuracy"], 4) for history in histories]
-                for split in ("train", "ood")
-            }
-            for labels, by_threshold in sorted(curves.items())
-            for threshold, histories in sorted(by_threshold.items())
-        },
+        "accuracy": accuracy,
     }
-    for setting, accuracy in result["accuracy"].items():
-        say(f"{setting}: train {accuracy['train']}, test {accuracy['ood']}")
-    return result
 
 
 job = Job(

@@ -462,6 +462,20 @@ def test_under_autocast_signs_are_those_of_the_products_that_were_computed():
         assert (parameter.grad - update.value).norm() < 0.3 * update.value.norm() + 1e-6
 
 
+def test_autocast_of_the_gradient_source_is_the_same_as_around_the_model():
+    model, inputs, targets = made("conv", torch.float32)
+    other = copy.deepcopy(model)
+    PerExampleGradients(model, cross_entropy, AndMask(0.6), autocast=torch.bfloat16)(inputs[None], targets[None])
+    examples = per_example(other, AndMask(0.6))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = other(inputs)
+    cross_entropy(outputs.float(), targets).backward()
+    examples.finish()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert ours.grad.dtype == torch.float32
+        assert torch.equal(ours.grad, theirs.grad)
+
+
 def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask():
     model, inputs, targets = made("mlp")
     results = []

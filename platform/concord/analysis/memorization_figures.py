@@ -7,29 +7,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREY, ORANGE
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED
 from concord.analysis.training_curves import Evaluated
 
 Runs = Sequence[Sequence[Evaluated]]
 """The evaluations of runs that differ in nothing but their seed."""
 
-_TITLES = {"random": "random labels", "true": "true labels"}
-
 
 def memorization_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
-    """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of labels.
+    """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of runs.
 
     Args:
-        curves: runs by ``random`` or ``true`` labels and by threshold; the mean over runs is drawn, and their spread.
+        curves: runs by panel and by threshold; the mean over runs is drawn, and their spread.
     """
     figure = Figure(figsize=(4.2 * len(curves), 3.4))
     panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
     colours = _colours(sorted({threshold for by_threshold in curves.values() for threshold in by_threshold}))
-    for axes, (labels, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
+    for axes, (panel, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
         for threshold, runs in sorted(by_threshold.items()):
             _draw(axes, runs, "train_accuracy", colours[threshold], f"τ = {threshold:g}")
             _draw(axes, runs, "ood_accuracy", colours[threshold], None, style="--")
-        axes.set_title(_TITLES.get(labels, labels), fontsize=10)
+        axes.set_title(panel, fontsize=10)
         _finish(axes)
     panels[0].set_ylabel("accuracy (solid: training, dashed: test)")
     panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -41,8 +39,7 @@ def thresholds_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
     figure = Figure(figsize=(4.6, 3.4))
     axes = figure.subplots()
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
-    for labels, colour in (("true", BLUE), ("random", ORANGE)):
-        by_threshold = curves.get(labels, {})
+    for (panel, by_threshold), colour in zip(sorted(curves.items()), (ORANGE, BLUE, RED, GREEN) * 2, strict=False):
         for metric, style, name in (("train_accuracy", "-", "training"), ("ood_accuracy", "--", "test")):
             places, means = [], []
             for threshold, runs in sorted(by_threshold.items()):
@@ -51,7 +48,7 @@ def thresholds_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
                 means.append(np.mean(values))
                 axes.plot([places[-1]] * len(values), values, ".", color=colour, markersize=4)
             if places:
-                axes.plot(places, means, style, color=colour, label=f"{_TITLES[labels]}, {name}")
+                axes.plot(places, means, style, color=colour, label=f"{panel}, {name}")
     axes.set_xticks(range(len(thresholds)), [f"{threshold:g}" for threshold in thresholds])
     _finish(axes, "agreement threshold τ")
     axes.set_ylabel("accuracy")

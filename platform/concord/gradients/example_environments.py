@@ -42,6 +42,7 @@ class PerExampleGradients:
         loss: maps outputs and targets to a scalar, the mean over the examples.
         rule: the rule.
         definition: see :data:`ExampleGradient`.
+        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
         rescale: divide each parameter tensor's update by its kept fraction.
         nonfinite: what to do about examples whose gradient is not finite: ``skip`` leaves them out, of batch norm's
             statistics too.
@@ -59,6 +60,7 @@ class PerExampleGradients:
         rule: Aggregator,
         *,
         definition: ExampleGradient = "contribution",
+        autocast: torch.dtype | None = None,
         rescale: bool = False,
         nonfinite: NonFinite = "raise",
         group: dist.ProcessGroup | None = None,
@@ -68,6 +70,7 @@ class PerExampleGradients:
         self.loss = loss
         self.rule = rule
         self.definition = definition
+        self.autocast = autocast
         self.nonfinite = nonfinite
         self.steps = 0
         self._collected = PerExample(
@@ -130,14 +133,23 @@ class PerExampleGradients:
         for parameter in self._parameters:
             parameter.grad = None
         if self.definition == "contribution":
-            outputs: Tensor = self.model(inputs)
+            outputs = self._outputs(inputs)
             loss = self.loss(outputs, targets)
             loss.backward()
         else:
             with self._collected.paused():
-                outputs = self.model(inputs)
+                outputs = self._outputs(inputs)
                 loss = self._collect_by_loss(outputs, targets)
         return outputs.detach(), loss.detach()
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor
+        if self.autocast is None:
+            outputs = self.model(inputs)
+            return outputs
+        with torch.autocast(self._device.type, self.autocast):
+            outputs = self.model(inputs)
+        return outputs.float()
 
     def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         sums = self._collected.sums
@@ -165,7 +177,7 @@ class PerExampleGradients:
         """Which examples' gradients are finite; none if only their sum is not."""
         self._collected.discard()
         with self._collected.watched(len(inputs)) as finite:
-            self.loss(self.model(inputs), targets).backward()
+            self.loss(self._outputs(inputs), targets).backward()
         return torch.zeros_like(finite) if bool(finite.all()) else finite
 
     @torch.no_grad()

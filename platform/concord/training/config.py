@@ -43,6 +43,8 @@ class TrainConfig:
     example_gradient: ExampleGradient = "contribution"
     """What an example's gradient is under batch norm, with --per-example: what flows through its own activations, or
     the derivative of its own loss (the same without batch norm; a backward pass for every example, slow)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in, with --per-example: bfloat16 (autocast) is faster where the hardware has it."""
 
     trace: bool = False
     """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
@@ -104,6 +106,8 @@ class TrainConfig:
         self.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
         alone = self.per_example and self.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
+        right = self.precision == "float32" or self.per_example
+        self.require("precision", right, "needs --per-example; other runs compute in float32")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")

@@ -26,6 +26,8 @@ class ImagesConfig(TrainConfig):
     """Width of the MLP's hidden layers."""
     hidden_layers: int = 2
     """Number of the MLP's hidden layers."""
+    batch_norm: bool = False
+    """Batch normalization in the MLP; FastResNet has it."""
     train_images: int = 0
     """Train on the first so many images; 0 takes all."""
     test_images: int = 0
@@ -86,5 +88,13 @@ def network(config: ImagesConfig) -> nn.Module:
     if config.model == "fast-resnet":
         config.require("model", min(height, width) >= 8, f"images of {height} × {width} are too small; take mlp")
         return FastResNet(channels, data.classes)
-    mlp = MLP(channels * height * width, data.classes, config.hidden_units, config.hidden_layers)
-    return nn.Sequential(Pixels(), mlp)
+    return nn.Sequential(
+        Pixels(),
+        MLP(
+            channels * height * width,
+            data.classes,
+            config.hidden_units,
+            config.hidden_layers,
+            batch_norm=config.batch_norm,
+        ),
+    )

@@ -221,7 +221,13 @@ class _Run:
         group = dist.group.WORLD if place.world > 1 else None
         if config.per_example:
             self.gradients = PerExampleGradients(
-                self.model, job.loss, rule, definition=config.example_gradient, group=group, **options
+                self.model,
+                job.loss,
+                rule,
+                definition=config.example_gradient,
+                autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+                group=group,
+                **options,
             )
         elif place.world > 1 and set(counts) == {1}:
             self.gradients = HookedGradients(

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,6 +12,7 @@ from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.training import TrainConfig
+from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.outcome import Evaluation
 from concord.training.run import restored_config
 from concord.tuning.journal import STUDY, read_study
@@ -117,6 +118,26 @@ def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTria
             if history:
                 found.append(FinishedTrial(config_at(base, result.space, task.point), history))
     return found
+
+
+def alike(
+    trials: Sequence[FinishedTrial[Config]], differing: Collection[str], **wanted: object
+) -> list[FinishedTrial[Config]]:
+    """The trials with the settings of the newest, so that like is compared with like.
+
+    Args:
+        trials: oldest first.
+        differing: options in which they may differ, besides the seed and where and how a run runs.
+        wanted: options that the newest has to have; None is any value.
+    """
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    possible = [trial for trial in trials if all(getattr(trial.config, name) == wanted[name] for name in wanted)]
+    ignored = {*differing, "seed", *PLACEMENT_OPTIONS}
+
+    def settings(trial: FinishedTrial[Config]) -> dict[str, object]:
+        return {name: value for name, value in vars(trial.config).items() if name not in ignored}
+
+    return [trial for trial in possible if settings(trial) == settings(possible[-1])]
 
 
 @dataclass(frozen=True)
