@@ -447,15 +447,12 @@ def test_fast_resnets_sums_are_those_of_its_contributions():
 
 def test_under_autocast_signs_are_those_of_the_products_that_were_computed():
     model, inputs, targets = made("conv", torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = model(inputs)
-        loss = cross_entropy(outputs.float(), targets)
+    exact = [aggregate(AndMask(0.6), gradients) for gradients in of_examples(model, inputs, targets)]
     examples = per_example(model, AndMask(0.6))
     with torch.autocast("cpu", torch.bfloat16):
         loss = cross_entropy(model(inputs).float(), targets)
     loss.backward()
     examples.finish()
-    exact = [aggregate(AndMask(0.6), gradients) for gradients in of_examples(model, inputs, targets)]
     for parameter, update in zip(model.parameters(), exact, strict=True):
         agreement = ((parameter.grad != 0) == (update.value != 0)).float().mean()
         assert agreement > 0.9
@@ -546,6 +543,20 @@ def test_an_input_that_was_written_to_is_refused():
         hidden.add_(1)
     with pytest.raises(InputError, match="module 1: its input was written to in place"):
         cross_entropy(outputs, torch.randint(0, 3, (5,))).backward()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_step_without_zero_grad_is_refused(set_to_none):
+    model, inputs, targets = made("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    examples = per_example(model, AndMask(0.4))
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        cross_entropy(model(inputs), targets).backward()
+        examples.finish()
+        optimizer.step()
+    with pytest.raises(InputError, match=r"zero_grad\(\) was not called"):
+        cross_entropy(model(inputs), targets).backward()
 
 
 def test_one_example_and_no_backward_pass_are_refused():

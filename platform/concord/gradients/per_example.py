@@ -125,6 +125,8 @@ class PerExample:
         self._exchanges: dict[tuple[int, ...], SliceExchange] = {}
         # Sums of gradients that were obtained the general way, and the modules' names: to compare with backward's.
         self._general: dict[int, tuple[str, Tensor]] = {}
+        # What finish() left in parameter.grad, and how often that had been written to by then.
+        self._results: list[tuple[weakref.ref[Tensor], int]] = []
         self._current: _Pass | None = None
         self._loose: _Pass | None = None
         self._open: list[_Pass] = []
@@ -233,6 +235,8 @@ class PerExample:
             kept, skipped = self.sums.finish(finite, _names(counts, rank), step, exchange)
         finally:
             self.discard()
+        gradients = [parameter.grad for parameter in self.sums.parameters.values() if parameter.grad is not None]
+        self._results = [(weakref.ref(gradient), gradient._version) for gradient in gradients]
         return Finished(sum(counts), kept, skipped)
 
     def _counts(self, examples: int) -> tuple[int, ...]:
@@ -338,6 +342,7 @@ class PerExample:
         self, of: _Pass, call: Call, indices: dict[str, int], grads: Sequence[Tensor | None], asks: object | None
     ) -> None:
         if not of.counted:
+            self._check_zeroed()
             of.counted = True
             self.examples += of.examples
             self._open.append(of)
@@ -360,6 +365,16 @@ class PerExample:
                     self._supplied[asks] /= self._scale  # the parameter's hook is going to multiply by it
                 elif len(of.arrived[index]) == of.uses[index]:
                     self._add(of, index)
+
+    def _check_zeroed(self) -> None:
+        """Refuse to add to what the last step left in ``parameter.grad``."""
+        results, self._results = self._results, []
+        parameters = self.sums.parameters.values()
+        there = {id(parameter.grad) for parameter in parameters if parameter.grad is not None}
+        for reference, version in results:
+            gradient = reference()
+            if gradient is not None and id(gradient) in there and gradient._version == version:
+                raise InputError("per-example gradients: zero_grad() was not called since the last finish()")
 
     def _summed(self, grad: Tensor) -> Tensor:
         """The sum of the examples' gradients, from the gradient of the loss."""
