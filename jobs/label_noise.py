@@ -5,6 +5,7 @@ falls after its peak; where examples have to agree it keeps to what holds for al
 grid`` is one seed of Fig. 9, ``concord report label-noise`` draws it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,11 @@ def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str
     for (threshold, lr), histories in sorted(curves.items()):
         last = [history[-1].metrics for history in histories]
         accuracy[f"τ={threshold} lr={lr}"] = {
-            "wrong labels": [round(metrics[f"{WRONG}_accuracy"], 4) for metrics in last],
-            "right labels": [round(metrics[f"{RIGHT}_accuracy"], 4) for metrics in last],
+            "wrong labels": [round(metrics.get(f"{WRONG}_accuracy", math.nan), 4) for metrics in last],
+            "right labels": [round(metrics.get(f"{RIGHT}_accuracy", math.nan), 4) for metrics in last],
             "test at its peak": [round(max(at.metrics["ood_accuracy"] for at in each), 4) for each in histories],
             "test": [round(metrics["ood_accuracy"], 4) for metrics in last],
         }
-        say(f"τ={threshold} lr={lr}: {accuracy[f'τ={threshold} lr={lr}']}")
     return {
         "job": "label-noise",
         "data": trials[-1].config.data,

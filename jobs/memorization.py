@@ -83,8 +83,6 @@ def report(options: MemorizationReport, say: Callable[[str], None]) -> Mapping[s
         for panel, by_threshold in sorted(curves.items())
         for threshold, histories in sorted(by_threshold.items())
     }
-    for setting, values in accuracy.items():
-        say(f"{setting}: train {values['train']}, test {values['ood']}")
     return {
         "job": "memorization",
         "data": trials[-1].config.data,

@@ -228,6 +228,17 @@ def test_images_of_mixed_sizes_or_kinds_and_broken_ones_are_refused(tmp_path):
     (tmp_path / "broken/train/dog/1.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"dog/1.png: no image that can be read"):
         image_dataset(str(tmp_path / "broken"), None)
+    write_folder(tmp_path / "deep")
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep/train/dog/1.png")
+    with pytest.raises(InputError, match=r"dog/1.png: an image of mode I;16; expected 8 bits"):
+        image_dataset(str(tmp_path / "deep"), None)
+    write_folder(tmp_path / "empty")
+    (tmp_path / "empty/train/.hidden").mkdir()
+    (tmp_path / "empty/train/dog/._0.png").write_bytes(b"no image")
+    assert image_dataset(str(tmp_path / "empty"), None).classes == 2
+    (tmp_path / "empty/train/fox").mkdir()
+    with pytest.raises(InputError, match="there is no image in train/fox"):
+        image_dataset(str(tmp_path / "empty"), None)
     write_folder(tmp_path / "stranger", test_classes=("cat", "dgo"))
     with pytest.raises(InputError, match="test/dgo has no class of this name"):
         image_dataset(str(tmp_path / "stranger"), None)
@@ -238,6 +249,14 @@ def test_a_parquet_without_the_columns_is_refused(tmp_path):
         pq.write_table(pa.table({"pixels": [1], "label": [0]}), tmp_path / f"{part}.parquet")
     with pytest.raises(InputError, match="needs columns img"):
         image_dataset("cifar10", tmp_path)
+    for cells, labels, said in (
+        ([png(np.zeros((8, 8, 3)))], [None], "label is null, 1 missing; expected integers"),
+        ([png(np.zeros((8, 8, 3)))], ["cat"], "label is string, 0 missing; expected integers"),
+        ([[1, 2]], [0], "row 0: img is of type list, expected an image file's bytes"),
+    ):
+        pq.write_table(pa.table({"img": cells, "label": labels}), tmp_path / "train.parquet")
+        with pytest.raises(InputError, match=said):
+            image_dataset("cifar10", tmp_path)
     (tmp_path / "train.parquet").write_bytes(b"PAR1 cut short")
     with pytest.raises(InputError, match="cannot be read"):
         image_dataset("cifar10", tmp_path)

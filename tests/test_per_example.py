@@ -1,6 +1,7 @@
 """Every example its own environment: sums from one backward pass, against a float64 loop over examples."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, aggregate, sum_over_environments
-from concord.aggregation.rule import Statistics
+from concord.aggregation.rule import Statistics, Update
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError, PerExample, PerExampleGradients, per_example
 from concord.models import MLP, FastResNet
@@ -184,7 +185,47 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     ),
     "frozen layer": (lambda: frozen(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))), vectors(4)),
     "checkpointed": (lambda: Checkpointed(), vectors(4)),
+    "in place after a sequence": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(12, 3)),
+        vectors(3, 5),
+    ),
+    "in place after attention": (lambda: InPlaceAfterAttention(), vectors(5, 6)),
+    "old weight norm": (lambda: old_weight_norm(), vectors(4)),
+    "keyword arguments": (lambda: Keywords(), vectors(2, 5, 5)),
+    "a layer of a derived class before batch norm": (
+        lambda: nn.Sequential(Derived(4, 6), nn.BatchNorm1d(6).eval(), nn.Tanh(), nn.Linear(6, 3)),
+        vectors(4),
+    ),
 }
+
+
+class InPlaceAfterAttention(Attention):
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden, _ = self.attention(inputs, inputs, inputs)
+        hidden += inputs
+        return self.head(hidden.mean(1))
+
+    def __init__(self) -> None:
+        super().__init__(batch_first=True)
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 3, 3), nn.Linear(27, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(input=self.conv(input=image).flatten(1))
+
+
+class Derived(nn.Linear):
+    pass
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3))
 
 
 def frozen(model: nn.Sequential) -> nn.Module:
@@ -234,7 +275,7 @@ def test_the_sums_are_those_of_a_loop_over_examples(name):
         assert not own["square"][zero].gt(1e-24).any()
 
 
-@pytest.mark.parametrize("name", ["mlp", "sequence", "conv", "conv groups", "tied", "class token", "attention"])
+@pytest.mark.parametrize("name", ["mlp", "sequence", "conv", "conv groups", "tied", "class token", "attention", "lstm"])
 def test_in_float32_signs_differ_only_where_a_gradient_is_rounding(name):
     model, inputs, targets = made(name, torch.float32)
     double = copy.deepcopy(model).double()
@@ -473,14 +514,15 @@ def test_autocast_of_the_gradient_source_is_the_same_as_around_the_model():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask():
+@pytest.mark.parametrize("rule", [AndMask(0.4), GeometricMean(0.4), SandMask(0.2)], ids=str)
+def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask(rule):
     model, inputs, targets = made("mlp")
     results = []
     for scale in (1.0, 1024.0):
-        with per_example(model, AndMask(0.4)) as examples:
+        with per_example(model, rule) as examples:
             model.zero_grad()
             (cross_entropy(model(inputs), targets) * scale).backward()
-            examples.finish(unscaled=scale == 1.0)
+            examples.finish(scale=scale)
             results.append([parameter.grad / scale for parameter in model.parameters()])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -545,6 +587,142 @@ def test_an_input_that_was_written_to_is_refused():
         cross_entropy(outputs, torch.randint(0, 3, (5,))).backward()
 
 
+class HeadElsewhere(nn.Module):
+    """The embedding is the output, too, without its module being called for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(5, 6), nn.Linear(6, 6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(self.middle(self.embedding(tokens).mean(1))) @ self.embedding.weight.T
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.tanh(functional.linear(inputs, self.first.weight, self.first.bias)))
+
+
+class Reentrant(Checkpointed):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.utils.checkpoint.checkpoint(self.body, inputs.requires_grad_(), use_reentrant=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (HeadElsewhere, "module embedding: its gradient is not the sum of its examples' gradients"),
+        (Functional, "parameter first.weight: it has a gradient, but its module was not called"),
+        (Reentrant, r"parameter body.0.weight: it has a gradient, but .*take use_reentrant=False"),
+    ],
+)
+def test_parameters_whose_examples_cannot_be_seen_are_refused(kind, said):
+    torch.manual_seed(0)
+    model = kind()
+    inputs = torch.randint(0, 5, (8, 4)) if kind is HeadElsewhere else torch.randn(8, 4)
+    examples = per_example(model, AndMask(0.4))
+    cross_entropy(model(inputs), torch.randint(0, 3, (8,))).backward()
+    with pytest.raises(InputError, match=said):
+        examples.finish()
+
+
+@pytest.mark.parametrize("interrupted", ["skipped step", "abandoned", "input gradient", "parameter gradient", "error"])
+def test_what_is_no_training_step_leaves_no_trace(interrupted):
+    model, inputs, targets = made("conv")
+    expected = [aggregate(AndMask(0.4), gradients).value for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, AndMask(0.4))
+    other = inputs[:5].clone().requires_grad_()
+    loss = cross_entropy(model(other), targets[:5])
+    if interrupted == "skipped step":
+        loss.backward()
+    elif interrupted == "input gradient":
+        torch.autograd.grad(loss, other)
+    elif interrupted == "parameter gradient":
+        torch.autograd.grad(loss, list(model.parameters()))
+    elif interrupted == "error":
+        handle = next(model.parameters()).register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        handle.remove()
+    model.zero_grad()
+    cross_entropy(model(inputs), targets).backward()
+    assert examples.finish().examples == EXAMPLES
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_a_second_backward_pass_or_one_with_a_graph_is_refused():
+    model, inputs, targets = made("mlp")
+    examples = per_example(model, AndMask(0.4))
+    loss = cross_entropy(model(inputs), targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(InputError, match="a second backward pass reaches the same forward pass"):
+        loss.backward()
+    examples.discard()
+    model.zero_grad()
+    with pytest.raises(InputError, match="create_graph=True"):
+        cross_entropy(model(inputs), targets).backward(create_graph=True)
+
+
+def test_means_over_passes_of_unequal_sizes_in_one_backward_pass_are_refused():
+    model, inputs, targets = made("mlp")
+    per_example(model, AndMask(0.4))
+    loss = cross_entropy(model(inputs[:2]), targets[:2]) + cross_entropy(model(inputs[2:]), targets[2:])
+    with pytest.raises(InputError, match=r"passes of \d and \d examples in one backward pass"):
+        loss.backward()
+
+
+def test_a_model_whose_trainable_parameters_changed_is_refused():
+    model, inputs, _ = made("mlp")
+    per_example(model, AndMask(0.4))
+    next(model.parameters()).requires_grad_(False)
+    with pytest.raises(InputError, match="other parameters want a gradient than when it was registered"):
+        model(inputs)
+
+
+def test_a_part_of_a_collected_model_is_refused_too():
+    backbone = MLP(4, 6, 8, 1)
+    first = per_example(backbone, AndMask())
+    with pytest.raises(InputError, match="module 0: its examples are collected already"):
+        per_example(nn.Sequential(backbone, nn.Linear(6, 3)), AndMask())
+    first.remove()
+    per_example(nn.Sequential(backbone, nn.Linear(6, 3)), AndMask())
+
+
+def test_a_parameter_that_the_loss_does_not_use_keeps_no_gradient():
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "unused": nn.Linear(4, 3)})
+    examples = per_example(model, AndMask(0.4))
+    cross_entropy(model["used"](torch.randn(6, 4)), torch.randint(0, 3, (6,))).backward()
+    examples.finish()
+    assert model["unused"].weight.grad is None
+    assert model["used"].weight.grad is not None
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A rule whose update is a sum as it is."""
+
+    def map(self, gradient: Tensor) -> Statistics:
+        return {"gradient": gradient}
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return Update(sums["gradient"], torch.ones(()).expand_as(sums["gradient"]))
+
+
+def test_a_rule_may_give_back_a_sum_as_it_is():
+    model, inputs, targets = made("mlp")
+    expected = [gradients.sum(0) for gradients in of_examples(model, inputs, targets)]
+    examples = per_example(model, Sum())
+    cross_entropy(model(inputs), targets).backward()
+    examples.finish()
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_step_without_zero_grad_is_refused(set_to_none):
     model, inputs, targets = made("mlp")
@@ -562,10 +740,10 @@ def test_a_step_without_zero_grad_is_refused(set_to_none):
 def test_one_example_and_no_backward_pass_are_refused():
     model = MLP(4, 3, 8, 1)
     examples = per_example(model, AndMask(0.4))
-    with pytest.raises(InputError, match="no backward"):
+    with pytest.raises(InputError, match="no backward pass"):
         examples.finish()
     cross_entropy(model(torch.randn(1, 4)), torch.tensor([0])).backward()
-    with pytest.raises(InputError, match="a batch of one example"):
+    with pytest.raises(InputError, match="one example alone"):
         examples.finish()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ _CIFAR10_FILES = {
 }
 _CIFAR10_RECORD = 1 + 3 * 32 * 32
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+_MODES = "L RGB RGBA P"  # Pillow's names: grey, colour, with transparency, with a palette
 _CLASSES = 10
 
 DATASETS = ("cifar10", "mnist")
@@ -76,6 +78,16 @@ class ImageDataset:
     train: LabelledImages
     test: LabelledImages
     classes: int
+
+    @staticmethod
+    def of(name: str, train: LabelledImages, test: LabelledImages, classes: int) -> "ImageDataset":
+        """A dataset of both; images of different sizes in the two are refused (InputError)."""
+        if train.images.shape[1:] != test.images.shape[1:]:
+            raise InputError(
+                f"{name}: images of (channels, height, width) {tuple(train.images.shape[1:])} to train on, but of "
+                f"{tuple(test.images.shape[1:])} to test on; all must have one size"
+            )
+        return ImageDataset(train, test, classes)
 
 
 def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
@@ -141,7 +153,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
             raise InputError(f"--data mnist: {name} has images of shape {images.shape}, labels of {labels.shape}")
         return _labelled(f"mnist {name}", images[:, None], labels, _CLASSES)
 
-    return ImageDataset(part("train"), part("t10k"), _CLASSES)
+    return ImageDataset.of("--data mnist", part("train"), part("t10k"), _CLASSES)
 
 
 def read_idx(path: Path) -> Pixels:
@@ -169,7 +181,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
     train, test = find(["train.parquet"], folders), find(["test.parquet"], folders)
     archive = find([_CIFAR10.name], folders)
     if archive is None and train is not None and test is not None:
-        return ImageDataset(_parquet(train), _parquet(test), _CLASSES)
+        return ImageDataset.of("--data cifar10", _parquet(train), _parquet(test), _CLASSES)
     if archive is None and folders:
         raise InputError(
             f"--data-dir {folders[-1]}: neither {_CIFAR10.name} nor train.parquet and test.parquet are there, "
@@ -221,7 +233,16 @@ def _parquet(path: Path) -> LabelledImages:
     if column is None or "label" not in table.column_names:
         raise InputError(f"{path}: needs columns img (or image) and label; it has {', '.join(table.column_names)}")
     # Hugging Face keeps an image as a structure of its bytes and its path.
-    files = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table[column].to_pylist()]
+    files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in table[column].to_pylist()]
+    for row, file in enumerate(files):
+        if not isinstance(file, bytes):
+            raise InputError(
+                f"{path} row {row}: {column} is of type {type(file).__name__}, expected an image file's bytes"
+            )
+    if table["label"].null_count or not pa.types.is_integer(table["label"].type):
+        raise InputError(
+            f"{path}: label is {table['label'].type}, {table['label'].null_count} missing; expected integers"
+        )
     images = _decoded([(f"{path} row {row}", io.BytesIO(file)) for row, file in enumerate(files)])
     return _labelled(str(path), images, np.asarray(table["label"]), _CLASSES)
 
@@ -231,14 +252,20 @@ def _image_folder(folder: Path) -> ImageDataset:
         raise InputError(f"--data {folder}: is neither {' nor '.join(DATASETS)}, nor a folder with images")
     found: dict[str, dict[str, list[Path]]] = {}
     for part in ("train", "test"):
-        classes = sorted(each for each in folder.glob(f"{part}/*") if each.is_dir())
+        classes = sorted(each for each in folder.glob(f"{part}/*") if each.is_dir() and not each.name.startswith("."))
         found[part] = {
-            each.name: sorted(file for file in each.iterdir() if file.suffix.lower() in _IMAGE_ENDINGS)
+            each.name: sorted(
+                file
+                for file in each.iterdir()
+                if file.suffix.lower() in _IMAGE_ENDINGS and not file.name.startswith(".")
+            )
             for each in classes
         }
         if not any(found[part].values()):
             raise InputError(f"--data {folder}: no images in {part}/CLASS/, with endings {' '.join(_IMAGE_ENDINGS)}")
     names = list(found["train"])
+    if empty := next((name for name, files in found["train"].items() if not files), None):
+        raise InputError(f"--data {folder}: there is no image in train/{empty}")
     if stranger := next((name for name in found["test"] if name not in names), None):
         raise InputError(f"--data {folder}: test/{stranger} has no class of this name in train/")
 
@@ -247,28 +274,26 @@ def _image_folder(folder: Path) -> ImageDataset:
         images = _decoded([(str(file), file) for file, _ in files])
         return _labelled(f"{folder}/{part}", images, np.array([label for _, label in files]), len(names))
 
-    dataset = ImageDataset(labelled("train"), labelled("test"), len(names))
-    if dataset.train.images.shape[1:] != dataset.test.images.shape[1:]:
-        raise InputError(
-            f"--data {folder}: images of {tuple(dataset.train.images.shape[1:])} in train/, but of "
-            f"{tuple(dataset.test.images.shape[1:])} in test/; all must have one size"
-        )
-    return dataset
+    return ImageDataset.of(f"--data {folder}", labelled("train"), labelled("test"), len(names))
 
 
 def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
     """The pixels of image files ``(name, file)``, ``(images, channels, height, width)``."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     def pixels(entry: tuple[str, io.BytesIO | Path]) -> Pixels:
         name, file = entry
         try:
             with Image.open(file) as image:
+                if image.mode not in _MODES:
+                    raise InputError(f"{name}: an image of mode {image.mode}; expected 8 bits a channel ({_MODES})")
                 array = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (OSError, UnidentifiedImageError) as error:
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise InputError(f"{name}: no image that can be read ({error})") from error
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
+    if not files:
+        return np.zeros((0, 0, 0, 0), np.uint8)
     with ThreadPoolExecutor() as threads:
         arrays = list(threads.map(pixels, files))
     for (name, _), array in zip(files, arrays, strict=True):
@@ -281,6 +306,8 @@ def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
 
 
 def _labelled(name: str, images: Pixels, labels: npt.NDArray[np.integer], classes: int) -> LabelledImages:  # type: ignore[type-arg]
+    if len(images) == 0:
+        raise InputError(f"{name}: there is no image")
     if len(images) != len(labels):
         raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; the numbers must be equal")
     wrong = (labels < 0) | (labels >= classes)

@@ -84,6 +84,10 @@ class PerExampleGradients:
         self._parameters = list(self._collected.sums.parameters.values())
         self._device = self._collected.sums.device
 
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        self._collected.remove()
+
     def __call__(self, inputs: Tensor, targets: Tensor, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad`` with the aggregated gradient of these examples.
 
@@ -111,6 +115,7 @@ class PerExampleGradients:
         examples, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
         random = random_state(self._device)
         buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if self.nonfinite == "skip" else []
+        self._collected.discard()
         outputs, loss = self._collect(examples, wanted)
         finite = torch.ones(len(examples), dtype=torch.bool)
         if not self._finite():
@@ -120,7 +125,10 @@ class PerExampleGradients:
             self._restore(buffers, random)
             if self.nonfinite == "skip" and bool(finite.any()):
                 self._collect(examples[finite], wanted[finite])
-        finished = self._collected.finish(finite, step)
+        by_loss = int(finite.sum()) if self.definition == "loss" else None
+        finished = self._collected.finish(finite, step, examples=by_loss)
+        for parameter in self._parameters:  # that the loss does not depend on
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if len(inputs) == 1:
             losses = loss[None]
         else:
@@ -165,7 +173,6 @@ class PerExampleGradients:
                 sum_over_environments(self.rule, gradient[None], sums.part(index), accumulate=True)
         for index, parameter in enumerate(self._parameters):
             parameter.grad = sums.part(index)["gradient"].to(parameter.dtype)
-        self._collected.examples = len(outputs)
         return torch.stack(losses).mean()
 
     def _finite(self) -> bool:
@@ -175,9 +182,10 @@ class PerExampleGradients:
 
     def _which_are_finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Which examples' gradients are finite; none if only their sum is not."""
-        self._collected.discard()
         with self._collected.watched(len(inputs)) as finite:
             self.loss(self._outputs(inputs), targets).backward()
+        for parameter in self._parameters:
+            parameter.grad = None
         return torch.zeros_like(finite) if bool(finite.all()) else finite
 
     @torch.no_grad()

@@ -98,7 +98,9 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, inputs: Tensor, grad: Te
 
 def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | None:
     """The rows of an example's own tokens."""
-    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or inputs.ndim == 0:
+    if module.sparse or module.scale_grad_by_freq:
+        raise InputError("an embedding with sparse or scale_grad_by_freq has no per-example gradients; set it to False")
+    if module.max_norm is not None or inputs.ndim == 0:
         return None
     places = inputs.reshape(len(inputs), -1)
     gradients = grad.reshape(*places.shape, grad.shape[-1])
@@ -193,9 +195,36 @@ class Call:
         first = grads[0]
         if layer and first is not None and len(self.arguments) == 1 and not self.keywords:
             forms = layer(self.module, self.arguments[0].detach(), first)
-            if forms is not None:
+            if forms is not None and forms.keys() >= self.parameters.keys():
                 return {name: forms[name] for name in self.parameters}, False
         return self._recomputed(grads, examples), True
+
+    @staticmethod
+    def _of_examples(
+        of_one: Callable[..., dict[str, Tensor]],
+        values: dict[str, Tensor],
+        cotangents: list[Tensor],
+        inputs: list[Any],
+        at: list[int],
+        mapped: list[int | None],
+    ) -> dict[str, Tensor]:
+        """The function's results for every example, stacked; by vmap, or one after the other."""
+        try:
+            results: dict[str, Tensor] = vmap(of_one, in_dims=(None, at, mapped))(values, cotangents, inputs)
+            return results
+        except Exception:  # whatever the module does that vmap cannot; a mistake of its own is raised again
+            each = [
+                of_one(
+                    values,
+                    [grad.select(dimension, example) for grad, dimension in zip(cotangents, at, strict=True)],
+                    [
+                        leaf if dimension is None else leaf.select(dimension, example)
+                        for leaf, dimension in zip(inputs, mapped, strict=True)
+                    ],
+                )
+                for example in range(cotangents[0].shape[at[0]])
+            ]
+            return {name: torch.stack([one[name] for one in each]) for name in values}
 
     def finite(self, grads: Sequence[Tensor | None], examples: int) -> Tensor:
         """Which examples' inputs and output gradients are finite, ``(examples,)`` bool on the CPU."""
@@ -248,24 +277,11 @@ class Call:
                 leaf if dimension is None else leaf.narrow(dimension, part.start, count)
                 for leaf, dimension in zip(leaves, mapped, strict=True)
             ]
-            try:
-                every = vmap(of_one, in_dims=(None, [at for _, at in given], mapped))
-                with warnings.catch_warnings():  # vmap says where it is slow, which nobody here can change
-                    warnings.filterwarnings("ignore", "There is a performance drop")
-                    gradients = every(values, cotangents, inputs)
-            except Exception:  # whatever the module does that vmap cannot; a mistake of its own is raised again
-                each = [
-                    of_one(
-                        values,
-                        [grad.select(at, example) for grad, (_, at) in zip(cotangents, given, strict=True)],
-                        [
-                            leaf if dimension is None else leaf.select(dimension, example)
-                            for leaf, dimension in zip(inputs, mapped, strict=True)
-                        ],
-                    )
-                    for example in range(count)
-                ]
-                gradients = {name: torch.stack([one[name] for one in each]) for name in values}
+            # vmap says where it is slow, which nobody here can change. oneDNN's LSTM cannot be differentiated this way.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with torch.backends.mkldnn.flags(enabled=False):
+                    gradients = self._of_examples(of_one, values, cotangents, inputs, [at for _, at in given], mapped)
             last = (part, gradients)
             return gradients
 

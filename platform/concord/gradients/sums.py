@@ -89,6 +89,8 @@ class Sums:
         update, kept, skipped = (
             self._finished(finite, names, step) if exchange is None else self._exchanged(finite, step, exchange)
         )
+        if any(update.untyped_storage().data_ptr() == sums.untyped_storage().data_ptr() for sums in self.flat.values()):
+            update = update.clone()  # a rule may give back a sum as it is; the sums are zeroed for the next step
         for index, parameter in enumerate(self.parameters.values()):
             parameter.grad = self.layout.part(update, index).to(parameter.dtype)
         return kept, skipped

@@ -27,7 +27,9 @@ def convolve(module: Convolution, inputs: Tensor, supply: Callable[[], Tensor | 
     """
     weight, bias = module.weight, module.bias
     device = inputs.device.type
-    if torch.is_autocast_enabled(device):  # here, so that what is kept for backward is the smaller
+    if (
+        torch.is_autocast_enabled(device) and weight.dtype != torch.float64
+    ):  # here, so that what is kept for backward is the smaller
         dtype = torch.get_autocast_dtype(device)
         inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     result: Tensor = _Convolve.apply(inputs, weight, bias, module, supply)  # type: ignore[no-untyped-call]

@@ -102,8 +102,6 @@ class TrainConfig:
             self.require(option, getattr(self, option) >= 0, "must not be negative")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
-        nothing = self.aggregator == "sand-mask" and self.threshold == 1
-        self.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
         alone = self.per_example and self.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
         right = self.precision == "float32" or self.per_example

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 import torch
 
 import concord
+from concord.aggregation import SandMask, aggregator
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.tracking import MetricLog, Registered, Store, log_model, redact, register
@@ -229,6 +230,9 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
     check_workers(config, environments)
+    rule = aggregator(config.aggregator, config.threshold)
+    nothing = isinstance(rule, SandMask) and rule.threshold == 1
+    config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
     name = environments.train[0]
     with _blamed(job, f"environment {name} cannot be loaded as a pair, inputs and targets"):
         first = environments[name]

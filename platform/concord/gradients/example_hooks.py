@@ -1,0 +1,419 @@
+"""The hooks that collect a rule's sums over the examples of a model's batches while backward runs."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from concord.aggregation import Statistics
+from concord.errors import InputError
+from concord.gradients.example_gradients import Added, ExampleGradients
+from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, symmetric_padding
+from concord.gradients.sums import Sums
+from concord.gradients.supplied_convolution import convolve
+
+Reduction = Literal["mean", "sum"]
+
+# Layers that are collected from. Two that scale the gradients of one layer would both be wrong.
+_registered: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+@dataclass
+class _Pass:
+    """One forward pass: its examples, how often each parameter was used, and what backward brought so far."""
+
+    examples: int
+    uses: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, list[ExampleGradients]] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
+    counted: bool = False
+
+
+class ExampleHooks:
+    """Hooks on a model that add every example's statistics to sums.
+
+    Forward: each layer's hook keeps what the layer was called with and waits for the gradient of its output. Backward:
+    that gradient makes the per-example gradients of the layer's parameters, in the form the layer has them, and their
+    statistics are added at once; a parameter that was used several times waits until all of its uses are there.
+    ``gradient`` itself is left to backward, in ``parameter.grad``, which is scaled to the sum over examples; where it
+    is formed anyway, for a convolution, it is handed to backward instead of being computed there.
+
+    What is collected in the first step is compared with backward's gradient, parameter by parameter, and so is in
+    every step what was obtained the general way.
+
+    Args:
+        model: the model; its first tensor input has the examples in the first dimension.
+        sums: where the statistics go; those of ``gradient`` are not touched.
+        reduction: whether the loss is the mean or the sum over the examples of a pass.
+        memory_limit: bytes of per-example gradients that may exist at once.
+
+    Attributes:
+        examples: that backward has reached since :meth:`reset`.
+
+    Raises:
+        InputError: a layer of the model is collected from already, or has no parameters yet (a lazy one).
+    """
+
+    def __init__(self, model: nn.Module, sums: Sums, reduction: Reduction, memory_limit: int) -> None:
+        self.examples = 0
+        self._model = model
+        self._sums = sums
+        self._reduction = reduction
+        self._memory_limit = memory_limit
+        self._index = {id(parameter): index for index, parameter in enumerate(sums.parameters.values())}
+        # Where backward adds to parameter.grad: what is not on its way there (autograd.grad) is no training step.
+        edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
+        self._accumulators = [edge.node for edge in edges]
+        self._results: list[weakref.ref[Tensor]] = []
+        self._verify_all = True
+        self._verified: dict[int, tuple[str, Tensor]] = {}
+        self._half = False
+        self._reached: set[int] = set()
+        self._current: _Pass | None = None
+        self._loose: _Pass | None = None
+        self._open: list[_Pass] = []
+        self._task: int | None = None
+        self._scale = 1.0
+        self._paused = False
+        self._finite: Tensor | None = None
+        self._handles: list[RemovableHandle] = []
+        # Convolutions that ask here for their weight's gradient, their latest calls, and what they are given.
+        self._supplying: set[int] = set()
+        self._calls: dict[int, object] = {}
+        self._supplied: dict[object, Tensor] = {}
+        self._register()
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for module in self._model.modules():
+            if id(module) in self._supplying:
+                del module.forward
+            _registered.discard(module)
+        self._supplying = set()
+
+    def reset(self) -> None:
+        """Forget what was collected."""
+        self._sums.zero()
+        self.examples = 0
+        self._calls, self._supplied, self._verified, self._reached = {}, {}, {}, set()
+        self._open, self._current, self._loose, self._task, self._scale = [], None, None, None, 1.0
+
+    def settle(self) -> None:
+        """Add what still waits, and check the sums against backward's gradients.
+
+        Raises:
+            InputError: a parameter has a gradient that did not come through its layers, or that is not the sum of
+                its examples' gradients.
+        """
+        for waiting in self._open:  # of a parameter whose other use the loss did not depend on
+            for index in list(waiting.arrived):
+                self._add(waiting, index)
+        for index, (name, parameter) in enumerate(self._sums.parameters.items()):
+            if index not in self._reached and parameter.grad is not None and bool(parameter.grad.any()):
+                raise InputError(
+                    f"parameter {name}: it has a gradient, but its module was not called, so that its examples are "
+                    "not known: it is used elsewhere, or under reentrant checkpointing (take use_reentrant=False). "
+                    "Call it through a module, or freeze it (requires_grad_(False))"
+                )
+        self._verify()
+        self._verify_all = False
+
+    def note_results(self) -> None:
+        """Remember what is in ``parameter.grad`` now: a step's result, to which nothing is to be added."""
+        gradients = [parameter.grad for parameter in self._sums.parameters.values()]
+        self._results = [weakref.ref(gradient) for gradient in gradients if gradient is not None]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Collect nothing meanwhile."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextlib.contextmanager
+    def watched(self, examples: int) -> Iterator[Tensor]:
+        """Collect nothing meanwhile, but which examples of the passes are finite in all layers.
+
+        Args:
+            examples: of each pass.
+
+        Yields:
+            ``(examples,)`` bool, filled by backward.
+        """
+        self._finite = torch.ones(examples, dtype=torch.bool)
+        try:
+            yield self._finite
+        finally:
+            self._finite = None
+            self.reset()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ExampleHooks":
+        # A copy of the model has copies of the hooks, which are to do nothing: it is another model.
+        return self
+
+    def _register(self) -> None:
+        layers = []
+        inside: set[int] = set()
+        for name, module in self._model.named_modules():
+            if module in _registered:
+                raise InputError(f"module {name or 'model'}: its examples are collected already; remove() that first")
+            if id(module) in inside:
+                continue
+            if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+                raise InputError(
+                    f"module {name or 'model'}: it has no parameters yet; run the model once, then register"
+                )
+            unit = is_unit(module)
+            if unit:
+                inside |= {id(child) for child in module.modules()}
+            own = {n: p for n, p in module.named_parameters(recurse=unit) if p.requires_grad}
+            if own:
+                layers.append((name or type(module).__name__, module, own))
+        for name, module, own in layers:
+            self._handles.append(module.register_forward_hook(self._called(module, name, own), with_kwargs=True))
+            if "weight" in own and LAYERS.get(type(module)) is convolution and symmetric_padding(module) is not None:
+                self._supply_to(module)
+        for module in self._model.modules():
+            _registered.add(module)
+        self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
+        self._handles.append(self._model.register_forward_hook(self._end, always_call=True))
+        for parameter in self._sums.parameters.values():
+            self._handles.append(parameter.register_hook(self._summed))
+
+    def _supply_to(self, module: Any) -> None:
+        """Let a convolution take its weight's gradient from what is summed here."""
+
+        def forward(this: Any, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name for it
+            batch = input.ndim == len(this.kernel_size) + 2
+            if this is not module or self._ignored() or torch.compiler.is_compiling() or not batch:
+                result: Tensor = type(this).forward(this, input)
+                return result
+            call = object()
+            self._calls[id(module)] = call
+            return convolve(module, input, lambda: self._supplied.pop(call, None))
+
+        self._supplying.add(id(module))
+        module.forward = MethodType(forward, module)  # the instance's; its class keeps its own
+
+    def _ignored(self) -> bool:
+        """Whether a forward pass is none that backward will come back from."""
+        # A forward pass that is repeated inside backward, as by activation checkpointing, has been counted before.
+        return self._paused or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
+
+    def _begin(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if model is not self._model or self._ignored():
+            return
+        if {id(each) for each in model.parameters() if each.requires_grad} != self._index.keys():
+            raise InputError(
+                "model: other parameters want a gradient than when it was registered; remove() that, and register again"
+            )
+        self._current = _new_pass(arguments, keywords)
+
+    def _end(self, model: nn.Module, *_: Any) -> None:
+        if model is self._model and not self._ignored():
+            self._current = None
+
+    def _called(self, layer: nn.Module, name: str, own: dict[str, nn.Parameter]) -> Callable[..., Any]:
+        """The forward hook of a layer with these parameters."""
+        indices = {parameter: self._index[id(value)] for parameter, value in own.items()}
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+            if module is not layer or self._ignored():
+                return None
+            if any(module._parameters.get(each, value) is not value for each, value in own.items()):
+                return None  # called with other parameters (functional_call)
+            leaves, structure = pytree.tree_flatten(output)
+            places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            watched = [at for at, place in enumerate(places) if leaves[places[at]].requires_grad]
+            if not watched:
+                return None
+            current = self._pass_of(arguments, keywords)
+            for index in indices.values():
+                current.uses[index] = current.uses.get(index, 0) + 1
+            call = Call(module, name, own, arguments, keywords)
+            asks = self._calls.pop(id(module), None)
+            sources, shapes = [], []
+            replaced = False
+            for at in watched:
+                tensor = leaves[places[at]]
+                shapes.append(tensor.shape)
+                if tensor._is_view() and type(module) is nn.Linear and _same_elements(tensor):
+                    # A hook on a view is lost when it is written to in place, one on what it views is not.
+                    sources.append(tensor._base)
+                    continue
+                if tensor._is_view():
+                    leaves[places[at]], replaced = tensor.clone(), True
+                sources.append(leaves[places[at]])
+
+            def arrived(grads: Sequence[Tensor | None]) -> None:
+                if torch.is_grad_enabled() and not self._paused:
+                    raise InputError("per-example gradients: backward with create_graph=True cannot be collected from")
+                by_output: list[Tensor | None] = [None] * len(places)
+                for at, shape, grad in zip(watched, shapes, grads, strict=True):
+                    by_output[at] = None if grad is None else grad.detach().reshape(shape)
+                self._arrived(current, call, indices, by_output, asks)
+
+            if len(sources) == 1:
+                sources[0].register_hook(lambda grad: arrived([grad]))
+            else:
+                torch.autograd.graph.register_multi_grad_hook(sources, arrived)
+            return pytree.tree_unflatten(leaves, structure) if replaced else None
+
+        return hook
+
+    def _pass_of(self, arguments: Any, keywords: Any) -> _Pass:
+        if self._current is not None:
+            return self._current
+        # A part of the model was called by itself; what was so called since the last backward pass is one pass.
+        begun = _new_pass(arguments, keywords)
+        if self._loose is None or self._loose.examples != begun.examples:
+            self._loose = begun
+        return self._loose
+
+    @torch.no_grad()
+    def _arrived(
+        self, of: _Pass, call: Call, indices: dict[str, int], grads: Sequence[Tensor | None], asks: object | None
+    ) -> None:
+        if self._paused or not self._fills_gradients(indices.values()):
+            return
+        self._loose = None
+        if self._finite is not None:
+            self._finite &= call.finite(grads, of.examples)
+            return
+        self._reach(of)
+        if not of.added.isdisjoint(indices.values()):
+            raise InputError(
+                f"module {call.name}: a second backward pass reaches the same forward pass; add the losses instead, "
+                "or run the model again"
+            )
+        scaled = [None if grad is None else _scaled(grad, self._scale) for grad in grads]
+        self._half |= any(grad is not None and grad.itemsize < 4 for grad in grads)
+        with self.paused(), torch.autocast(self._sums.device.type, enabled=False):
+            forms, general = call.gradients(scaled, of.examples)
+            for name, form in forms.items():
+                index = indices[name]
+                if index not in self._verified and (general or (self._verify_all and not self._half)):
+                    self._verified[index] = (call.name, torch.zeros_like(self._sums.part(index)["gradient"]))
+                of.arrived.setdefault(index, []).append(form)
+                if asks is not None and name == "weight" and of.uses[index] == 1 and index not in self._verified:
+                    supplied = torch.zeros_like(self._sums.part(index)["gradient"])
+                    self._add(of, index, supplied)
+                    self._supplied[asks] = supplied.div_(self._scale)  # the parameter's hook is going to multiply by it
+                elif len(of.arrived[index]) == of.uses[index]:
+                    self._add(of, index)
+
+    def _fills_gradients(self, indices: Any) -> bool:
+        """Whether the backward pass that runs adds to one of these parameters' ``grad``."""
+        try:
+            return any(torch._C._will_engine_execute_node(self._accumulators[index]) for index in indices)
+        except RuntimeError:  # torch.autograd.grad with respect to the parameters
+            return False
+
+    def _reach(self, of: _Pass) -> None:
+        """Backward has reached this pass."""
+        task = torch._C._current_graph_task_id()
+        scale = float(of.examples) if self._reduction == "mean" else 1.0
+        if task != self._task:
+            if self._results_are_there():
+                raise InputError("per-example gradients: zero_grad() was not called since the last finish()")
+            if self.examples and self._dropped():
+                self.reset()  # an earlier backward pass, the gradients of which the user has thrown away
+            self._task, self._scale = task, scale
+        elif scale != self._scale:
+            raise InputError(
+                f"per-example gradients: passes of {int(self._scale)} and {int(scale)} examples in one backward pass; "
+                "a mean over them is no mean over examples. Call backward for each, or sum the losses (reduction='sum')"
+            )
+        if not of.counted:
+            of.counted = True
+            self.examples += of.examples
+            self._open.append(of)
+
+    def _results_are_there(self) -> bool:
+        """Whether the result of the last step is still in ``parameter.grad``, and was not zeroed."""
+        results, self._results = [reference() for reference in self._results], []
+        there = {id(parameter.grad) for parameter in self._sums.parameters.values() if parameter.grad is not None}
+        return any(result is not None and id(result) in there and bool(result.any()) for result in results)
+
+    def _dropped(self) -> bool:
+        """Whether the gradients of what was collected are not in ``parameter.grad`` any more."""
+        parameters = list(self._sums.parameters.values())
+        gradients = [parameters[index].grad for index in self._reached]
+        return any(gradient is None for gradient in gradients) or not any(
+            gradient is not None and bool(gradient.any()) for gradient in gradients
+        )
+
+    def _summed(self, grad: Tensor) -> Tensor:
+        """The sum of the examples' gradients, from the gradient of the loss."""
+        ours = not self._paused and torch._C._current_graph_task_id() == self._task
+        return grad * self._scale if ours and self._scale != 1.0 else grad
+
+    def _add(self, of: _Pass, index: int, gradient: Tensor | None = None) -> None:
+        """Add what arrived for a parameter; to ``gradient`` too, which otherwise is left to backward."""
+        forms = of.arrived.pop(index)
+        of.added.add(index)
+        self._reached.add(index)
+        totals: Statistics = self._sums.part(index)
+        del totals["gradient"]
+        if index in self._verified:
+            gradient = self._verified[index][1]
+        if gradient is not None:
+            totals["gradient"] = gradient
+        if totals:
+            form = forms[0] if len(forms) == 1 else Added(forms)
+            form.add_to(totals, self._sums.rule, self._memory_limit)
+
+    def _verify(self) -> None:
+        parameters = list(self._sums.parameters.values())
+        if not self._verified:
+            return
+        norms = [parameter.grad.norm().float() for parameter in parameters if parameter.grad is not None]
+        whole_norm = float(torch.stack(norms).norm()) if norms else 0.0
+        # Beyond rounding, which may be all there is of a layer's gradient (a bias before batch norm).
+        relative, absolute = (0.1, 0.05) if self._half else (0.02, 1e-4)
+        for index, (name, total) in self._verified.items():
+            gradient = parameters[index].grad
+            whole = torch.zeros_like(total) if gradient is None else gradient.to(total.dtype)
+            allowed = max(relative * float(total.norm() + whole.norm()), absolute * whole_norm)
+            if float((total - whole).norm()) > allowed:
+                raise InputError(
+                    f"module {name}: its gradient is not the sum of its examples' gradients, taken one by one: it "
+                    "draws at random (dropout), mixes examples, or its parameters are used elsewhere, too. Change "
+                    "that, freeze it (requires_grad_(False)), or build it of PyTorch's own layers"
+                )
+
+
+def _new_pass(arguments: Any, keywords: Any) -> _Pass:
+    tensors = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+    if not tensors or tensors[0].ndim == 0:
+        raise InputError("model: its first input is no tensor with the examples in the first dimension")
+    return _Pass(len(tensors[0]))
+
+
+def _scaled(grad: Tensor, scale: float) -> Tensor:
+    # float16 would overflow soon; bfloat16 has the range of float32.
+    return (grad.float() if grad.dtype == torch.float16 else grad) * scale
+
+
+def _same_elements(view: Tensor) -> bool:
+    base = view._base
+    return (
+        base is not None
+        and base.numel() == view.numel()
+        and base.is_contiguous()
+        and view.is_contiguous()
+        and base.grad_fn is not None
+    )
