@@ -114,8 +114,12 @@ def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(c
 @pytest.mark.parametrize(
     ("trouble", "line"),
     [
-        ("shape", r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in environment a"),
-        ("empty", "environment c: it is empty"),
+        pytest.param(
+            "shape",
+            r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in environment a",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("empty", "environment c: it is empty", marks=pytest.mark.slow),
         ("target", "environment c: target 2 is out of range"),
     ],
 )

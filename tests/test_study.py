@@ -244,6 +244,7 @@ def outline(result: StudyResult) -> list[Any]:
     return [(t.trial, t.point, comparable(e.metrics), len(e.history), e.stopped) for t, e in in_order(result)]
 
 
+@pytest.mark.slow
 def test_a_distributed_trial_is_watched_stopped_and_followed_by_the_next(ray_cluster: None, output: Path) -> None:
     result = study(
         output,
@@ -314,6 +315,7 @@ def test_a_study_is_extended_by_asking_for_more_and_continued_by_its_name_alone(
     assert (parent.info.status, statuses(children)) == ("FINISHED", ["FINISHED"] * 12)
 
 
+@pytest.mark.slow
 def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: None, output: Path) -> None:
     (studies_folder(output) / "s").mkdir(parents=True)  # as a process leaves it that is killed at once
     study(output, trials=2, search="random")
@@ -496,6 +498,7 @@ def test_a_process_that_dies_between_two_trials_costs_neither(
     assert not result.failed
 
 
+@pytest.mark.slow
 def test_a_journal_that_cannot_be_written_ends_the_study_and_costs_no_trial_that_is_in_it(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
