@@ -104,6 +104,8 @@ class TrainConfig:
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         alone = self.per_example and self.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
+        alike = self.per_example or self.example_gradient == "contribution"
+        self.require("example_gradient", alike, "needs --per-example")
         right = self.precision == "float32" or self.per_example
         self.require("precision", right, "needs --per-example; other runs compute in float32")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
