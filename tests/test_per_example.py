@@ -300,6 +300,23 @@ def test_what_a_plain_loop_ends_with_is_the_rule_applied_to_stacked_gradients(ru
         torch.testing.assert_close(parameter.grad, value)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_later_steps_which_are_not_verified_any_more_are_as_exact(name):
+    """From the second step on convolutions hand their weights' gradients to backward."""
+    model, inputs, targets = made(name)
+    examples = per_example(model, SandMask(0.1))
+    for _ in range(2):
+        model.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        examples.finish()
+    examples.remove()
+    expected = [aggregate(SandMask(0.1), gradients).value for gradients in of_examples(model, inputs, targets)]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    whole = torch.cat([value.flatten() for value in expected]).norm()
+    for parameter, value in zip(trainable, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value, rtol=1e-6, atol=1e-9 * float(whole))
+
+
 def test_rescaling_divides_a_layer_by_what_was_kept_of_it():
     model, inputs, targets = made("mlp")
     plain, rescaled = copy.deepcopy(model), copy.deepcopy(model)

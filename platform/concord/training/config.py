@@ -41,8 +41,7 @@ class TrainConfig:
     per_example: bool = False
     """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
     example_gradient: ExampleGradient = "contribution"
-    """What an example's gradient is under batch norm, with --per-example: what flows through its own activations, or
-    the derivative of its own loss (the same without batch norm; a backward pass for every example, slow)."""
+    """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What layers compute in, with --per-example: bfloat16 (autocast) is faster where the hardware has it."""
 
