@@ -6,6 +6,7 @@ it made the model. Opacus (``pip install opacus``) is compared where it is insta
 
 import importlib.util
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -184,8 +185,10 @@ def memory(kind: str, name: str) -> float:
 def _peak() -> float:
     if DEVICE.type == "cuda":
         return float(torch.cuda.max_memory_allocated())
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage says on Linux includes the process that started this one
+        return 1024.0 * int(re.findall(r"VmHWM:\s*(\d+)", status.read_text())[0])
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 if __name__ == "__main__":
