@@ -17,12 +17,11 @@ from torch import nn
 from concord.analysis.figures import save
 from concord.analysis.memorization_figures import label_noise_figure
 from concord.environments import Environments, shuffle_labels
-from concord.environments.images import DATASETS
 from concord.errors import InputError
 from concord.space import Choice, Space
 from concord.training import Job, Report, Study
 from concord.training.config import DEFAULT_OUTPUT
-from concord.training.image_classification import ImagesConfig, images, network
+from concord.training.image_classification import ImagesConfig, images, network, source
 from concord.tuning.report import alike, trials_of
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
@@ -75,7 +74,7 @@ def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str
     if not trials:
         say("label-noise: no study yet; concord tune label-noise --search grid makes one")
         return {"job": "label-noise", "figures": {}}
-    data = options.data if options.data in (None, *DATASETS) else str(Path(options.data).absolute())
+    data = None if options.data is None else source(options.data)
     trials = alike(trials, ("threshold", "lr"), data=data)
     if not trials:
         raise InputError(f"--data {options.data}: no study of label-noise with these images in {options.output}")

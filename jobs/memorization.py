@@ -16,12 +16,11 @@ from torch import nn
 from concord.analysis.figures import save
 from concord.analysis.memorization_figures import memorization_figure, thresholds_figure
 from concord.environments import Environments, shuffle_labels
-from concord.environments.images import DATASETS
 from concord.errors import InputError
 from concord.space import Choice, Space
 from concord.training import Job, Report, Study
 from concord.training.config import DEFAULT_OUTPUT
-from concord.training.image_classification import ImagesConfig, images, network
+from concord.training.image_classification import ImagesConfig, images, network, source
 from concord.tuning.report import alike, trials_of
 
 
@@ -62,7 +61,7 @@ def report(options: MemorizationReport, say: Callable[[str], None]) -> Mapping[s
     if not trials:
         say("memorization: no study yet; concord tune memorization --search grid makes one")
         return {"job": "memorization", "figures": {}}
-    data = options.data if options.data in (None, *DATASETS) else str(Path(options.data).absolute())
+    data = None if options.data is None else source(options.data)
     trials = alike(trials, ("labels", "threshold", "example_gradient"), data=data)
     if not trials:
         raise InputError(f"--data {options.data}: no study of memorization with these images in {options.output}")

@@ -50,8 +50,7 @@ class ImagesConfig(TrainConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
-        if self.data not in DATASETS:  # a worker has another working directory
-            object.__setattr__(self, "data", str(Path(self.data).absolute()))
+        object.__setattr__(self, "data", source(self.data))
 
     def check(self) -> None:
         """Also refuse what makes no data and no network."""
@@ -60,6 +59,11 @@ class ImagesConfig(TrainConfig):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
         for option in ("hidden_units", "hidden_layers"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
+
+
+def source(data: str) -> str:
+    """What ``--data`` names: a dataset, or a folder by its absolute path, a worker runs elsewhere."""
+    return data if data in DATASETS else str(Path(data).absolute())
 
 
 def images(config: ImagesConfig) -> ImageDataset:
