@@ -3,10 +3,7 @@
 A benchmark is a file that names its rows: ``rows() -> list[Row]``. ``concord bench`` runs those of the project.
 """
 
-import contextlib
 import importlib
-import os
-import platform
 import statistics
 import sys
 import time
@@ -14,8 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 import concord
 from concord.errors import InputError
@@ -71,19 +66,6 @@ def interleaved(
     pairs = [(seconds(measured), seconds(reference)) for _ in range(warmup + repeats)][warmup:]
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), ratio
-
-
-def machine() -> str:
-    """This machine in a line: processor, cores, memory, accelerator, versions."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {device}, torch {torch.__version__}"
 
 
 def benchmarks_folder() -> Path:

@@ -194,12 +194,13 @@ class _NoOptions:
 
 def _train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
+    from concord.training.job import OwnJob
     from concord.training.run import run
 
     job, rest = _job_and_words(words, "train")
     program = f"concord train {words[0]}"
     config = _parse(job.job.config, rest, program, default=_resumed_options(job, rest))
-    report = run(job, config, say)
+    report = job.job.run(job, config, say) if isinstance(job.job, OwnJob) else run(job, config, say)
     if not as_json:
         _print_report(report)
     return report.as_json()
@@ -207,7 +208,7 @@ def _train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_options(job: Any, words: Sequence[str]) -> Any:
     """With --resume, the options the run was started with: they need not be given again."""
-    from concord.training.run import read_record, restored_config
+    from concord.training.run_folder import read_record, restored_config
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
@@ -232,10 +233,13 @@ def _print_report(report: Any) -> None:
 
 def _tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One study."""
+    from concord.training.job import OwnJob
     from concord.tuning.options import options_for
     from concord.tuning.plan import make_plan
 
     job, rest = _job_and_words(words, "tune")
+    if isinstance(job.job, OwnJob):
+        raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
     kind = options_for(job.job.config, list(job.job.studies))
     earlier, given_then = _earlier_study(kind, job, rest)
     options = _parse(kind, rest, f"concord tune {words[0]}", default=earlier)
@@ -257,7 +261,7 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
 
 def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
     """The options that the study of this --name was started with, which need not be given again, and their names."""
-    from concord.training.run import restored_config
+    from concord.training.run_folder import restored_config
     from concord.tuning.journal import STUDY, read_study
     from concord.tuning.plan import studies_folder
 
@@ -534,7 +538,8 @@ class _Bench:
 
 def _bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The benchmark table."""
-    from concord.benchmark import machine, run_benchmarks
+    from concord.benchmark import run_benchmarks
+    from concord.machine import machine
 
     options = _parse(_Bench, words, "concord bench")
     rows = run_benchmarks(options.only, say)

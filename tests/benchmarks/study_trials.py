@@ -19,7 +19,7 @@ from concord.training import Place, load_job
 from concord.training.job import Job
 from concord.training.loop import Silent, training
 from concord.training.process import tune_process
-from concord.training.run import restored_config
+from concord.training.run_folder import restored_config
 from concord.tuning.journal import read, read_study
 from concord.tuning.spaces import config_at
 from concord.tuning.stopping import StopRule

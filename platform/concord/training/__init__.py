@@ -1,8 +1,8 @@
 """Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
 
-from concord.training.config import TrainConfig
+from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import correct
-from concord.training.job import Job, JobFile, Report, Study, built_in_jobs, load_job
+from concord.training.job import Job, JobFile, OwnJob, Report, Study, built_in_jobs, load_job
 from concord.training.loop import Place, Reporter, build_model, share, train
 from concord.training.outcome import Evaluation, Outcome
 
@@ -11,9 +11,11 @@ __all__ = [
     "Job",
     "JobFile",
     "Outcome",
+    "OwnJob",
     "Place",
     "Report",
     "Reporter",
+    "RunConfig",
     "Study",
     "TrainConfig",
     "build_model",

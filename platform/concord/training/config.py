@@ -16,7 +16,52 @@ _LONGEST_NAME = 200  # letters; it is a folder's name too
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class RunConfig:
+    """What every tracked run has, whatever it trains: its name, where it runs and where it is kept."""
+
+    # fmt: off
+    seed: int = 0
+    """Seed of everything that is drawn at random."""
+
+    address: str | None = None
+    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
+    name: str | None = None
+    """Name of the run; made up from job and time if not given."""
+    resume: bool = False
+    """Continue the run called --name where it stopped."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    # fmt: on
+
+    @property
+    def gpus(self) -> float:
+        """How many GPUs the run wants of Ray."""
+        return 0.0
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError); a job may add its own checks."""
+        self.require("seed", self.seed >= 0, "must not be negative")
+        self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
+        self.require("output", "://" not in str(self.output) and ":/" not in str(self.output), "must be a folder")
+        if self.resume and self.name is None:
+            raise InputError("--resume: needs --name, to know which run to continue")
+        if self.name is not None:
+            plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
+            self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
+            self.require("name", len(self.name) <= _LONGEST_NAME, f"must not be longer than {_LONGEST_NAME} letters")
+
+    def require(self, option: str, right: bool, expected: str) -> None:
+        """Raise InputError for the option, with its value and what was expected, unless ``right``."""
+        if not right:
+            value = getattr(self, option)
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise InputError(f"--{option.replace('_', '-')} {shown}: {expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
     """One training run."""
 
     # fmt: off
@@ -69,8 +114,6 @@ class TrainConfig:
     """Ray Train workers, among which the environments are divided."""
     use_gpu: bool = False
     """Give each worker a GPU."""
-    address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
     max_failures: int = 3
     """How often workers that died are replaced, the run going on from the last checkpoint."""
 
@@ -81,25 +124,22 @@ class TrainConfig:
 
     data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
     """Folder with the job's data, if it reads any (or CONCORD_DATA)."""
-    output: Path = DEFAULT_OUTPUT
-    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
-    name: str | None = None
-    """Name of the run; made up from job and time if not given."""
-    resume: bool = False
-    """Continue the run called --name where it stopped."""
-    tracking_uri: str | None = None
-    """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     # fmt: on
+
+    @property
+    def gpus(self) -> float:
+        """One for each worker, with --use-gpu."""
+        return float(self.workers) if self.use_gpu else 0.0
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
+        super().check()
         if self.aggregator not in AGGREGATORS:
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        for option in ("seed", "l1", "l2", "clip", "max_failures"):
+        for option in ("l1", "l2", "clip", "max_failures"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
-        self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         alone = self.per_example and self.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
@@ -111,20 +151,6 @@ class TrainConfig:
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
-        self.require("output", "://" not in str(self.output) and ":/" not in str(self.output), "must be a folder")
-        if self.resume and self.name is None:
-            raise InputError("--resume: needs --name, to know which run to continue")
-        if self.name is not None:
-            plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
-            self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
-            self.require("name", len(self.name) <= _LONGEST_NAME, f"must not be longer than {_LONGEST_NAME} letters")
-
-    def require(self, option: str, right: bool, expected: str) -> None:
-        """Raise InputError for the option, with its value and what was expected, unless ``right``."""
-        if not right:
-            value = getattr(self, option)
-            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            raise InputError(f"--{option.replace('_', '-')} {shown}: {expected}")
 
 
 # What may differ when a run is resumed: where and how it runs, not what it computes.

@@ -22,7 +22,7 @@ from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
-from concord.training.config import TrainConfig
+from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.loop import Place, prepare, train
 from concord.training.outcome import Evaluation, Outcome
@@ -79,7 +79,7 @@ class Trained:
 
 
 @contextlib.contextmanager
-def ray_session(config: TrainConfig) -> Iterator[str | None]:
+def ray_session(config: RunConfig) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
 
     A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
@@ -113,16 +113,16 @@ def ray_session(config: TrainConfig) -> Iterator[str | None]:
         ray.shutdown()
 
 
-def check_resources(config: TrainConfig) -> None:
+def check_resources(config: RunConfig) -> None:
     """Refuse more GPUs than the cluster has (InputError): Ray would wait for them for ever."""
     import ray
 
     gpus = ray.cluster_resources().get("GPU", 0.0)
-    if config.use_gpu and config.workers > gpus:
-        raise InputError(f"--use-gpu: {config.workers} workers want a GPU each; the Ray cluster has {gpus:g}")
+    if config.gpus > gpus:
+        raise InputError(f"GPUs: the run wants {config.gpus:g}; the Ray cluster has {gpus:g}")
 
 
-def _check_shared_storage(config: TrainConfig) -> None:
+def _check_shared_storage(config: RunConfig) -> None:
     """Refuse a store in a file where workers may be on other nodes than the file (InputError)."""
     import ray
 

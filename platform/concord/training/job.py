@@ -14,11 +14,12 @@ import concord
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.space import Space, Value
-from concord.training.config import TrainConfig
+from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import Measure
 from concord.training.outcome import Outcome
 
 Config = TypeVar("Config", bound=TrainConfig)
+OwnConfig = TypeVar("OwnConfig", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,44 @@ class Report:
 
 
 @dataclass(frozen=True)
+class OwnJob(Generic[OwnConfig]):
+    """A job that trains in a way of its own, not by the training loop: an agent, for one.
+
+    Attributes:
+        run: does the whole run, tracked, and gives the finished run that ``concord train`` shows; its arguments are
+            the job's file, the options, and a function that prints a line of progress.
+        config: the options; derive from :class:`~concord.training.config.RunConfig`.
+        name: of the job and the registered model; None takes the file's.
+        reproduces: what of which paper, for ``concord jobs``.
+        report: options (a dataclass with defaults) and the function behind ``concord report``.
+    """
+
+    run: Callable[["JobFile", OwnConfig, Callable[[str], None]], Any]
+    config: type[OwnConfig]
+    name: str | None = None
+    reproduces: str = ""
+    report: "Report | None" = None
+
+
+@dataclass(frozen=True)
 class JobFile:
     """A job and the file it came from, which is what travels to the workers.
 
     Attributes:
-        job: the job, with its name filled in.
+        job: the job, with its name filled in; Any, since an :class:`OwnJob` has other parts.
         path: the file.
         source: its text.
     """
 
-    job: Job[Any]
+    job: Any
     path: str
     source: str
 
     @property
     def name(self) -> str:
         """The job's name."""
-        assert self.job.name is not None
-        return self.job.name
+        name: str = self.job.name
+        return name
 
 
 def jobs_folder() -> Path:
@@ -159,23 +180,25 @@ def job_from_source(path: str, source: str) -> JobFile:
     except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
         raise InputError(f"job {path}: cannot be loaded ({reason(error, path)})") from error
     job = getattr(module, "job", None)
-    if not isinstance(job, Job):
+    if not isinstance(job, Job | OwnJob):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
     job = replace(job, name=job.name or stem.replace("_", "-"))
     _check_parts(job, path)
     return JobFile(job, path, source)
 
 
-def _check_parts(job: Job[Any], path: str) -> None:
+def _check_parts(job: Job[Any] | OwnJob[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
-    for part in ("environments", "model", "loss"):
+    for part in ("run",) if isinstance(job, OwnJob) else ("environments", "model", "loss"):
         value = getattr(job, part)
         if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
             raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
-    if not (isinstance(job.config, type) and issubclass(job.config, TrainConfig)):
-        raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from TrainConfig")
-    if not isinstance(job.studies, Mapping) or not all(isinstance(each, Study) for each in job.studies.values()):
-        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {job.studies!r}")
+    kind = RunConfig if isinstance(job, OwnJob) else TrainConfig
+    if not (isinstance(job.config, type) and issubclass(job.config, kind)):
+        raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from {kind.__name__}")
+    studies = {} if isinstance(job, OwnJob) else job.studies
+    if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):
+        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {studies!r}")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
 

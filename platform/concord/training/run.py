@@ -4,33 +4,36 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
-import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
-import concord
 from concord.aggregation import SandMask, aggregator
 from concord.environments import Environment, Environments, split_held_out
-from concord.errors import InputError, RunFailedError, StoppedError
-from concord.tracking import MetricLog, Registered, Store, log_model, redact, register
+from concord.errors import InputError, RunFailedError
+from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
-from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
+from concord.training.config import TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, check_targets, default_measures
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_workers
 from concord.training.progress import watched
+from concord.training.run_folder import (
+    Lineage,
+    RunFolder,
+    kept_honest,
+    new_name,
+    open_run,
+    read_record,
+    run_tags,
+    write_record,
+)
 
-RECORD = "run.json"
 # How long a resumed run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
 Say = Callable[[str], None]
@@ -78,17 +81,22 @@ class FinishedRun:
         }
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """Where a run's configuration came from.
-
-    Attributes:
-        experiment: in MLflow, in place of the job's.
-        tags: of the run and of the registered version.
-    """
-
-    experiment: str
-    tags: Mapping[str, str]
+def reported(run: RunFolder, job: str) -> FinishedRun:
+    """What a finished run reported, as it is recorded."""
+    said = run.report
+    assert said is not None
+    return FinishedRun(
+        job=job,
+        name=run.name,
+        run_id=run.run_id,
+        seconds=said["seconds"],
+        model=said["model"],
+        registered=None,
+        folder=run.folder,
+        figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
+        metrics=said["metrics"],
+        tracking_uri=run.store.uri,
+    )
 
 
 def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = None) -> FinishedRun:
@@ -108,44 +116,17 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
-    config = dataclasses.replace(config, **absolute, name=config.name or _new_name(job, config))
-    assert config.name is not None
-    name = config.name
+    config = dataclasses.replace(config, **absolute, name=config.name or new_name(job.name, config, config.aggregator))
     checked = preflight(job, config)
     environments, example = checked.environments, checked.example
-    folder = config.output / "runs" / name
-    record = _resumed(job, config, folder) if config.resume else None
-    if record is None and folder.exists():
-        raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
-    store = Store.open(config.output, config.tracking_uri)
-    if record is not None:
-        run_id: str = record["run_id"]
-        if "report" in record:
-            return _already_finished(record, store, folder, say)
-        if record.get("store", redact(store.uri)) != redact(store.uri):
-            raise InputError(
-                f"--tracking-uri {redact(store.uri)}: the run {name} was started with {record['store']}; "
-                "a resumed run goes on there"
-            )
-        store.resume_run(run_id)
-    else:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
-        try:
-            experiment = lineage.experiment if lineage else job.name
-            tags = run_tags(job, environments) | dict(lineage.tags if lineage else {})
-            run_id = store.start_run(experiment, name, _parameters(config), tags)
-        except BaseException:
-            folder.rmdir()
-            raise
+    tags = run_tags(job.name, job.path, len(environments.train)) | dict(lineage.tags if lineage else {})
+    opened = open_run(job.name, config, tags, experiment=lineage.experiment if lineage else None)
+    if opened.report is not None:
+        return _already_finished(opened, job.name, say)
+    name, store, run_id, folder = opened.name, opened.store, opened.run_id, opened.folder
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
-    with _kept_honest(store, run_id, folder, name):
-        if record is None:
-            recorded = recorded_config(config)
-            write_record(folder, {"job": job.name, "run_id": run_id, "store": redact(store.uri), "config": recorded})
-            store.log_json(run_id, recorded, "config.json")
+    with kept_honest(opened, job.name, config):
+        if not opened.resumed:
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
         with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
             if dashboard:
@@ -165,30 +146,11 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     return report
 
 
-def _already_finished(record: dict[str, Any], store: Store, folder: Path, say: Say) -> FinishedRun:
+def _already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
-    said = record["report"]
-    unsent = MetricLog(folder / METRICS, store.uri, record["run_id"]).close(_UNSENT_SECONDS)
-    say(f"run {said['name']} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
-    return FinishedRun(
-        job=record["job"],
-        name=said["name"],
-        run_id=record["run_id"],
-        seconds=said["seconds"],
-        model=said["model"],
-        registered=None,
-        folder=folder,
-        figures=tuple(sorted((folder / "figures").glob("*.png"))),
-        metrics=said["metrics"],
-        tracking_uri=store.uri,
-    )
-
-
-def _new_name(job: JobFile, config: TrainConfig) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job.name).strip("-._") or "run"
-    name = f"{plain}-{config.aggregator}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
-    taken = (config.output / "runs" / name).exists()
-    return f"{name}-{os.getpid()}" if taken else name
+    unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
+    say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
+    return reported(run, job)
 
 
 @dataclass(frozen=True)
@@ -313,29 +275,6 @@ def _blamed(job: JobFile, what: str) -> Iterator[None]:
         raise InputError(f"job {job.name}: {what} ({reason(error, job.path)})") from error
 
 
-@contextlib.contextmanager
-def _kept_honest(store: Store, run_id: str, folder: Path, name: str) -> Iterator[None]:
-    """See that MLflow says how the run ended, and that a run on wrong input leaves nothing behind."""
-    try:
-        yield
-    except InputError:
-        if any(folder.glob("checkpoints/checkpoint_*")):  # work was done: that is kept, whatever is wrong now
-            with contextlib.suppress(RunFailedError):
-                store.finish_run(run_id, "FAILED")
-        else:
-            store.delete_run(run_id)
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    except KeyboardInterrupt:
-        with contextlib.suppress(RunFailedError):
-            store.finish_run(run_id, "KILLED")
-        raise StoppedError(f"stopped; continue with --name {name} --resume") from None
-    except BaseException:
-        with contextlib.suppress(RunFailedError):
-            store.finish_run(run_id, "FAILED")
-        raise
-
-
 def _finished(
     job: JobFile,
     config: TrainConfig,
@@ -414,91 +353,3 @@ def _draw(
         except Exception as error:  # the user's; the training it came after is not lost by it
             say(f"the job's figures could not be drawn ({reason(error, job.path)})")
     return tuple(save(figure, folder / "figures" / f"{name}.png") for name, figure in drawn.items())
-
-
-def _resumed(job: JobFile, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    record = read_record(folder)
-    if record["job"] != job.name:
-        raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job.name}")
-    ours, theirs = recorded_config(config), record["config"]
-    for option in ours:
-        if option not in PLACEMENT_OPTIONS and json.loads(json.dumps(ours[option])) != theirs.get(option):
-            raise InputError(
-                f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
-                f"{theirs.get(option)}; a resumed run keeps its options"
-            )
-    return record
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """What is recorded of a run at its start: ``job``, ``run_id``, ``config``.
-
-    Raises:
-        InputError: there is no run there.
-    """
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-        if not (isinstance(record, dict) and record.keys() >= {"job", "run_id", "config"}):
-            raise ValueError("it is no record of a run")
-    except FileNotFoundError as error:
-        raise InputError(f"--name {folder.name}: there is no such run in {folder.parent.parent}") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"--name {folder.name}: {folder / RECORD} cannot be read ({error})") from error
-    return record
-
-
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Replace a run's record, at once and as a whole."""
-    new = folder / f"{RECORD}.new"
-    new.write_text(json.dumps(record, indent=1))
-    new.replace(folder / RECORD)
-
-
-def recorded_config(config: TrainConfig) -> dict[str, Any]:
-    """A configuration as JSON, without what is secret or of this machine."""
-    # A tracking URI may hold a password; a run's record needs none.
-    values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-
-
-def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
-    """An instance of a dataclass of options from its form in a record; what it has no option for is left out."""
-    hints = get_type_hints(kind)
-    values = {
-        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
-        for name, value in recorded.items()
-        if name in hints
-    }
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
-
-
-def _parameters(config: TrainConfig) -> dict[str, Any]:
-    return {key: value for key, value in recorded_config(config).items() if value is not None}
-
-
-def run_tags(job: JobFile, environments: Environments) -> dict[str, str]:
-    """What is to be known of any run of this job: versions, data, commit."""
-    tags = {
-        "concord.version": concord.__version__,
-        "concord.job": job.name,
-        "concord.environments": str(len(environments.train)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    commit = _git(Path(job.path).parent, "rev-parse", "HEAD")
-    if commit is None:
-        return tags
-    # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
-    described = _git(Path(job.path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """What git says of the checkout the job lives in, if it lives in one."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

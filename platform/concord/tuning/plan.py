@@ -15,7 +15,8 @@ from concord.errors import InputError
 from concord.space import Point, Space
 from concord.training import JobFile, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
-from concord.training.run import Checked, preflight, recorded_config
+from concord.training.run import Checked, preflight
+from concord.training.run_folder import recorded_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.options import StudyOptions, config_part, study_part
 from concord.tuning.search import Search

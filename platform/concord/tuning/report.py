@@ -14,7 +14,7 @@ from concord.errors import InputError
 from concord.training import TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.outcome import Evaluation
-from concord.training.run import restored_config
+from concord.training.run_folder import restored_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.plan import studies_folder
 from concord.tuning.results import StudyResult, draw, read_result

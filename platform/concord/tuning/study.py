@@ -14,7 +14,8 @@ from concord.space import shown
 from concord.tracking import ChildRuns, Store, redact
 from concord.training.distributed import ray_session
 from concord.training.job import built_in_jobs
-from concord.training.run import RECORD, Lineage, Say, run, run_tags
+from concord.training.run import Say, run
+from concord.training.run_folder import RECORD, Lineage, run_tags
 from concord.tuning import journal as journals
 from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
@@ -76,7 +77,7 @@ def experiment(job: str) -> str:
 
 
 def _create(plan: Plan, store: Store) -> None:
-    tags = run_tags(plan.job, plan.checked.environments) | {
+    tags = run_tags(plan.job.name, plan.job.path, len(plan.checked.environments.train)) | {
         "concord.study": plan.name,
         "concord.method": plan.method,
         "concord.selection": plan.options.selection,

@@ -1,0 +1,14 @@
+"""The expert that coinrun-clone learns from: PPO on CoinRun's levels (appendix B.6 of the AND-mask paper).
+
+The paper trains it with the code of Cobbe et al. (2020) for 400 million steps on the full distribution of levels; the
+options' defaults are that paper's settings for the easy levels, 25 million steps.
+"""
+
+from concord.reinforcement.agent_training import AgentConfig, train_agent
+from concord.training import OwnJob
+
+job = OwnJob(
+    run=train_agent,
+    config=AgentConfig,
+    reproduces="the CoinRun expert of the AND-mask paper (appendix B.6): PPO with Procgen's published settings",
+)

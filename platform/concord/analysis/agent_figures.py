@@ -1,0 +1,61 @@
+"""An agent's return against environment steps, and an episode of it as a moving picture."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from concord.analysis.figures import BLUE, ORANGE
+
+_PIXELS = 256
+_LONGEST_SECONDS = 20
+
+
+def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[int, float, float]]) -> Figure:
+    """Mean return of late training episodes ``(steps, mean)``, and on unseen levels ``(steps, mean, error)``."""
+    figure = Figure(figsize=(5, 3.2))
+    axes = figure.subplots()
+    if training:
+        axes.plot(*zip(*training, strict=True), color=BLUE, linewidth=1, label="training, last 200 episodes")
+    if unseen:
+        steps, means, errors = zip(*unseen, strict=True)
+        intervals = [1.96 * error for error in errors]
+        axes.errorbar(
+            steps, means, intervals, color=ORANGE, marker=".", capsize=2, label="unseen levels, 95 % interval"
+        )
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("mean return of an episode")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
+
+
+def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path, seed: int = 0) -> Path:
+    """Play one episode in an environment that renders, and write it as an animated GIF of at most 20 seconds.
+
+    Args:
+        policy: frames ``(1, 64, 64, 3)`` uint8 to logits.
+        environment: a vector environment of one, made with ``render_mode="rgb_array"``.
+        path: of the file; its folder is made.
+        seed: draws the actions.
+    """
+    rate = int(environment.metadata["render_fps"])
+    generator = torch.Generator().manual_seed(seed)
+    frames, _ = environment.reset()
+    pictures: list[Image.Image] = []
+    ended = False
+    with torch.no_grad():
+        while not ended and len(pictures) < _LONGEST_SECONDS * rate:
+            pictures.append(Image.fromarray(environment.render()[0]).resize((_PIXELS, _PIXELS)))
+            logits = policy(torch.from_numpy(frames)).float().cpu()
+            action = torch.multinomial(logits.softmax(1), 1, generator=generator)
+            frames, _, ends, _, _ = environment.step(action[:, 0].numpy().astype(np.int64))
+            ended = bool(ends[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=1000 // rate, loop=0)
+    return path

@@ -1,0 +1,36 @@
+"""The network of an agent: what it would do, and how much return it expects."""
+
+import torch
+from torch import Tensor, nn
+
+from concord.models import ImpalaCNN
+
+
+class ActorCritic(nn.Module):
+    """The IMPALA network with two linear heads: logits of the actions, and the value of the state.
+
+    Args:
+        actions: number of actions.
+        size: height and width of the frames, pixels.
+
+    Input frames ``(frames, size, size, 3)``, uint8, as environments give them; output logits
+    ``(frames, actions)`` and values ``(frames,)``, both float32.
+    """
+
+    def __init__(self, actions: int = 15, size: int = 64) -> None:
+        super().__init__()
+        self.encoder = ImpalaCNN(size=size)
+        width = self.encoder.hidden.out_features
+        self.policy = nn.Linear(width, actions)
+        self.value = nn.Linear(width, 1)
+        # The first policy is all but uniform, so that no action is preferred before anything was learned.
+        for head, scale in ((self.policy, 0.01), (self.value, 1.0)):
+            nn.init.orthogonal_(head.weight, scale)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and values."""
+        # Height, width, channels in memory is what PyTorch calls channels-last: nothing is copied.
+        features = self.encoder(frames.permute(0, 3, 1, 2)).float()
+        with torch.autocast(features.device.type, enabled=False):
+            return self.policy(features), self.value(features).squeeze(1)

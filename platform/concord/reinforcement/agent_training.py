@@ -1,0 +1,469 @@
+"""The run behind ``concord train coinrun-expert``: an agent trained by RLlib, tracked, evaluated, registered."""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from concord.errors import InputError, RunFailedError
+from concord.machine import machine
+from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.episodes import Played, play
+from concord.reinforcement.expert import load_expert, save_expert
+from concord.reinforcement.procgen_environment import LARGEST_LEVEL, Difficulty, ProcgenVectorEnv, check_game
+from concord.tracking import MetricLog, log_model, register
+from concord.training.config import RunConfig
+from concord.training.distributed import METRICS, ray_session
+from concord.training.job import JobFile
+from concord.training.run import FinishedRun, Say, reported
+from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, read_record, run_tags, write_record
+
+EXPERT = "expert.safetensors"
+FIRST_UNSEEN_LEVEL = 2_000_000_000
+"""Agents train on levels below, and are evaluated on this one and those above."""
+_CHECKPOINTS = "checkpoints"
+_LATE_EPISODES = 200
+_MODULE = "default_policy"
+_SENDING_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig(RunConfig):
+    """One agent; the defaults are the settings that Procgen's authors publish (Cobbe et al., 2020, appendix D)."""
+
+    # fmt: off
+    game: str = "coinrun"
+    """Which of Procgen's 16 games."""
+    difficulty: Difficulty = "easy"
+    """Distribution of levels: easy or hard."""
+    levels: int = FIRST_UNSEEN_LEVEL
+    """How many levels there are to train on, from level 0 on; those from 2,000,000,000 on are for evaluation."""
+    steps: int = 25_000_000
+    """Environment steps of the whole run, over all environments."""
+
+    environments: int = 64
+    """Environments of each runner, stepped together."""
+    rollout: int = 256
+    """Steps of each environment between updates."""
+    epochs: int = 3
+    """Passes over what was sampled."""
+    minibatches: int = 8
+    """Steps of the optimizer, a pass."""
+    lr: float = 5e-4
+    """Learning rate of Adam."""
+    final_lr: float | None = None
+    """Learning rate at the end, to which it goes in a straight line; constant if not given."""
+    discount: float = 0.999
+    """Discount factor γ."""
+    advantage_decay: float = 0.95
+    """λ of the generalized advantage estimates."""
+    clip: float = 0.2
+    """How far the ratio of new to old policy may be from 1 before its gain counts no more."""
+    entropy: float = 0.01
+    """Coefficient of the policy's entropy."""
+    value: float = 0.5
+    """Coefficient of the value function's loss."""
+    largest_norm: float = 0.5
+    """Largest norm of the gradient."""
+
+    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    """What the network computes in (autocast)."""
+    compile: bool = False
+    """Compile the network (torch.compile)."""
+    overlap: bool = True
+    """Sample the next batch while learning from this one, where --runners is above 0."""
+    runners: int = 0
+    """Processes that sample; 0 samples where the learner is."""
+    learners: int = 0
+    """Processes that learn, placed by Ray; 0 learns in this one."""
+    gpus_per_learner: float = 0.0
+    """GPUs of each learner; needs --learners 1 or more on a cluster."""
+    gpus_per_runner: float = 0.0
+    """GPUs of each runner."""
+    threads: int | None = None
+    """PyTorch's threads in the learner; one for each core that no runner takes, if not given."""
+
+    initial: Path | None = None
+    """Expert to begin from, a safetensors file; random weights if not given."""
+    evaluations: int = 10
+    """How often the agent is evaluated during the run (at the end in any case)."""
+    evaluation_episodes: int = 100
+    """Episodes of an evaluation during the run."""
+    final_episodes: int = 500
+    """Episodes of the evaluation at the end."""
+    checkpoints: int = 50
+    """How many checkpoints are written during the run (at the end in any case)."""
+    # fmt: on
+
+    @property
+    def gpus(self) -> float:
+        """Of all learners and runners."""
+        return max(self.learners, 1) * self.gpus_per_learner + max(self.runners, 1) * self.gpus_per_runner
+
+    @property
+    def batch(self) -> int:
+        """Environment steps between updates."""
+        return self.environments * self.rollout * max(1, self.runners)
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        super().check()
+        check_game(self.game, self.difficulty)
+        positive = ("steps", "environments", "rollout", "epochs", "minibatches", "evaluations", "evaluation_episodes")
+        for option in (*positive, "final_episodes", "checkpoints"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        for option in ("runners", "learners", "gpus_per_learner", "gpus_per_runner", "clip", "entropy", "value"):
+            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        right = 1 <= self.levels <= FIRST_UNSEEN_LEVEL
+        self.require("levels", right, f"must lie in [1, {FIRST_UNSEEN_LEVEL}]; the others are for evaluation")
+        rows = self.batch // max(1, self.learners)
+        self.require("minibatches", self.minibatches <= rows, f"more than the {rows} steps of a batch")
+        self.require("steps", self.steps >= self.batch, f"less than one batch, {self.batch} steps")
+        for option in ("discount", "advantage_decay"):
+            self.require(option, 0 <= getattr(self, option) <= 1, "must lie in [0, 1]")
+        for option in ("lr", "largest_norm"):
+            self.require(option, 0 < getattr(self, option) < math.inf, "must be a finite number above 0")
+        self.require("final_lr", self.final_lr is None or self.final_lr >= 0, "must not be negative")
+        self.require("threads", self.threads is None or self.threads >= 1, "must be at least 1")
+        on_gpu = self.gpus_per_learner > 0 or self.gpus_per_runner > 0
+        if on_gpu and self.gpus_per_learner > 0 and self.learners == 0 and not torch.cuda.is_available():
+            raise InputError(
+                f"--gpus-per-learner {self.gpus_per_learner:g}: there is no GPU here; --learners 1 finds one elsewhere"
+            )
+
+
+PLACEMENT = frozenset(
+    {
+        "name", "address", "output", "resume", "tracking_uri",
+        "overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on levels that training never plays.
+
+    Attributes:
+        steps: environment steps done.
+        mean, error: the mean return and its standard error.
+        episodes: how many.
+    """
+
+    steps: int
+    mean: float
+    error: float
+    episodes: int
+
+
+@dataclass
+class _Progress:
+    steps: int = 0
+    seconds: float = 0.0
+    returns: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
+    """Train an agent from nothing, from an expert, or from where the run stopped, and keep everything.
+
+    Args:
+        job: the job with its file.
+        config: the options.
+        say: takes a line of progress.
+
+    Raises:
+        InputError: something given cannot be used; nothing of the run is left.
+        RunFailedError: training failed; ``--resume`` goes on from the last checkpoint.
+    """
+    started = time.perf_counter()
+    config.check()
+    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
+    name = config.name or new_name(job.name, config, config.game)
+    config = dataclasses.replace(config, **absolute, name=name)
+    initial = load_expert(config.initial, config.game, config.difficulty) if config.initial else None
+    opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
+    if opened.report is not None:
+        return reported(opened, job.name)
+    say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
+    with kept_honest(opened, job.name, config), ray_session(config) as dashboard:
+        if dashboard:
+            say(f"Ray dashboard {dashboard}")
+        agent = _Agent(config, opened, say)
+        try:
+            agent.start(initial.network if initial else None)
+            agent.train()
+            network, progress = agent.network(), agent.progress
+            final = _evaluate(network, config, config.final_episodes, progress.steps)
+            progress.evaluations.append(final)
+        finally:
+            agent.stop()
+        say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
+        provenance = _provenance(config, progress, final, initial.provenance if initial else None)
+        save_expert(opened.folder / EXPERT, network, provenance)
+        report = _keep(job, config, opened, network, progress, say)
+    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+    write_record(opened.folder, read_record(opened.folder) | {"report": report.as_json()})
+    return report
+
+
+class _Agent:
+    """RLlib's algorithm with what a run needs around it."""
+
+    def __init__(self, config: AgentConfig, opened: RunFolder, say: Say) -> None:
+        # RLlib takes seconds to import.
+        from concord.reinforcement.policy_optimization import Placement, algorithm_config
+
+        logging.getLogger("ray.rllib").setLevel(logging.ERROR)
+        self._config, self._folder, self._say = config, opened.folder, say
+        self._log = MetricLog(opened.folder / METRICS, opened.store.uri, opened.run_id)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._algorithm = algorithm_config(
+            environments=config.environments,
+            steps=config.rollout,
+            epochs=config.epochs,
+            minibatches=config.minibatches,
+            lr=config.lr if config.final_lr is None else [[0, config.lr], [config.steps, config.final_lr]],
+            discount=config.discount,
+            decay=config.advantage_decay,
+            clip=config.clip,
+            entropy=config.entropy,
+            value=config.value,
+            largest_norm=config.largest_norm,
+            precision=config.precision,
+            compiled=config.compile,
+            overlap=config.overlap,
+            seed=config.seed,
+            game={"game": config.game, "difficulty": config.difficulty, "levels": config.levels},
+            placement=Placement(
+                runners=config.runners,
+                learners=config.learners,
+                gpus_per_learner=config.gpus_per_learner,
+                gpus_per_runner=config.gpus_per_runner,
+                threads=config.threads or max(1, cores - config.runners),
+            ),
+        ).build_algo()
+        self.progress = _Progress()
+
+    def start(self, initial: nn.Module | None) -> None:
+        """Take the weights of the last checkpoint, or those given, or leave the random ones."""
+        checkpoint = _last_checkpoint(self._folder)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        elif initial is not None:
+            self._algorithm.set_weights_of_network(
+                {name: value.numpy() for name, value in initial.state_dict().items()}
+            )
+
+    def train(self) -> None:
+        """Batch after batch, to the end."""
+        config, progress = self._config, self.progress
+        began, said = time.perf_counter() - progress.seconds, time.monotonic()
+        late: list[float] = []
+        while progress.steps < config.steps:
+            before, batch_began = progress.steps, time.perf_counter()
+            learned = self._algorithm.step_batch(progress.steps)
+            progress.steps += self._algorithm.batch_steps
+            progress.seconds = time.perf_counter() - began
+            late = (late + self._algorithm.returns.tolist())[-_LATE_EPISODES:]
+            metrics = {name: learned[name] for name in ("policy_loss", "vf_loss", "entropy") if name in learned}
+            metrics["steps_per_second"] = self._algorithm.batch_steps / (time.perf_counter() - batch_began)
+            if late:
+                metrics["train_return"] = float(np.mean(late))
+                progress.returns.append((progress.steps, metrics["train_return"]))
+            if _passed(before, progress.steps, config.steps, config.evaluations) and progress.steps < config.steps:
+                evaluation = _evaluate(self.network(), config, config.evaluation_episodes, progress.steps)
+                progress.evaluations.append(evaluation)
+                metrics["unseen_return"] = evaluation.mean
+            self._log.log(metrics, progress.steps)
+            if _passed(before, progress.steps, config.steps, config.checkpoints):
+                self._checkpoint()
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                shown = "  ".join(
+                    f"{key} {metrics[key]:.2f}" for key in ("train_return", "unseen_return") if key in metrics
+                )
+                self._say(
+                    f"{progress.steps:,}/{config.steps:,} steps  {metrics['steps_per_second']:.0f} a second  {shown}"
+                )
+
+    def network(self) -> ActorCritic:
+        """The agent's network as it is now, on the CPU, in evaluation mode."""
+        network = ActorCritic()
+        network.load_state_dict(
+            {name: torch.from_numpy(value.copy()) for name, value in self._algorithm.weights().items()}
+        )
+        return network.eval()
+
+    def stop(self) -> None:
+        """End RLlib's processes, and send what is left of the metrics."""
+        self._algorithm.stop()
+        self._log.close(_SENDING_SECONDS)
+
+    def _checkpoint(self) -> None:
+        """Weights, moments of Adam, and counts, in one safetensors file; the one before the last is removed."""
+        folder = self._folder / _CHECKPOINTS
+        folder.mkdir(exist_ok=True)
+        arrays, counts = self._algorithm.training_state()
+        described = {
+            "progress": dataclasses.asdict(self.progress),
+            "counts": counts,
+        }
+        path = folder / f"checkpoint_{self.progress.steps:012d}.safetensors"
+        new = path.with_suffix(".new")
+        save_file(
+            {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
+            new,
+            {"run": json.dumps(described)},
+        )
+        new.replace(path)
+        for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
+            old.unlink()
+
+    def _restore(self, path: Path) -> None:
+        with safe_open(path, "np") as file:
+            described = json.loads(file.metadata()["run"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        self._algorithm.set_training_state(arrays, described["counts"])
+        said = described["progress"]
+        self.progress = _Progress(
+            said["steps"],
+            said["seconds"],
+            [(int(steps), float(mean)) for steps, mean in said["returns"]],
+            [Evaluation(**evaluation) for evaluation in said["evaluations"]],
+        )
+        self._say(f"going on from {self.progress.steps:,} steps")
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    found = sorted((folder / _CHECKPOINTS).glob("checkpoint_*.safetensors"))
+    return found[-1] if found else None
+
+
+def _passed(before: int, now: int, whole: int, times: int) -> bool:
+    """Whether one of ``times`` evenly spaced marks lies in (before, now]; the end is one."""
+    return now >= whole or now * times // whole > before * times // whole
+
+
+def unseen_levels(config: AgentConfig, environments: int, seed: int, **options: Any) -> ProcgenVectorEnv:
+    """The levels that training never plays."""
+    return ProcgenVectorEnv(
+        environments,
+        config.game,
+        levels=LARGEST_LEVEL - FIRST_UNSEEN_LEVEL,
+        first_level=FIRST_UNSEEN_LEVEL,
+        difficulty=config.difficulty,
+        seed=seed,
+        **options,
+    )
+
+
+def policy_of(network: nn.Module, precision: str = "float32") -> Callable[[Tensor], Tensor]:
+    """The policy of an actor-critic network: frames to logits, on the network's device."""
+    device = next(network.parameters()).device
+    dtype = getattr(torch, precision)
+
+    def policy(frames: Tensor) -> Tensor:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            logits: Tensor = network(frames.to(device))[0]
+        return logits
+
+    return policy
+
+
+def _evaluate(network: ActorCritic, config: AgentConfig, episodes: int, steps: int) -> Evaluation:
+    environment = unseen_levels(config, min(episodes, 64), seed=1)
+    try:
+        played: Played = play(policy_of(network, config.precision), environment, episodes)
+    finally:
+        environment.close()
+    return Evaluation(steps, played.mean, played.standard_error, episodes)
+
+
+def _provenance(config: AgentConfig, progress: _Progress, final: Evaluation, initial: Any | None) -> dict[str, Any]:
+    """What is to be known of an expert: what it plays, how it was trained, on what, and how well it plays."""
+    command = shlex.join(["concord", *sys.argv[1:]]) if Path(sys.argv[0]).name == "concord" else None
+    return {
+        "game": config.game,
+        "difficulty": config.difficulty,
+        "steps": progress.steps + (initial["steps"] if initial else 0),
+        "seconds": round(progress.seconds),
+        "command": command,
+        "hardware": machine(),
+        "unseen_return": round(final.mean, 3),
+        "standard_error": round(final.error, 3),
+        "episodes": final.episodes,
+        **({"initial": dict(initial)} if initial else {}),
+    }
+
+
+class _PolicyAlone(nn.Module):
+    """Frames to logits, which is what is registered."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, frames: Tensor) -> Tensor:
+        logits: Tensor = self.network(frames)[0]
+        return logits
+
+
+def _keep(
+    job: JobFile, config: AgentConfig, opened: RunFolder, network: ActorCritic, progress: _Progress, say: Say
+) -> FinishedRun:
+    from concord.analysis.agent_figures import return_curve, write_video
+    from concord.analysis.figures import save
+
+    store, run_id, folder = opened.store, opened.run_id, opened.folder
+    final = progress.evaluations[-1]
+    metrics = {"unseen_return": final.mean, "unseen_return_error": final.error, "steps": float(progress.steps)}
+    if progress.returns:
+        metrics["train_return"] = progress.returns[-1][1]
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"progress": dataclasses.asdict(progress)}, indent=1))
+    evaluations = [(each.steps, each.mean, each.error) for each in progress.evaluations]
+    figures = (save(return_curve(progress.returns, evaluations), folder / "figures" / "return.png"),)
+    environment = unseen_levels(config, 1, seed=2, render_mode="rgb_array")
+    try:
+        video = write_video(policy_of(network), environment, folder / "figures" / "episode.gif")
+    finally:
+        environment.close()
+    registered = None
+    try:
+        store.log_metrics(run_id, metrics, progress.steps)
+        for path in (*figures, video):
+            store.log_files(run_id, path, "figures")
+        store.log_files(run_id, folder / EXPERT)
+        example = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
+        uri = log_model(store, run_id, _PolicyAlone(network), example)
+        name = f"{job.name}-{config.game}-{config.difficulty}"
+        registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
+        store.finish_run(run_id, "FINISHED")
+    except RunFailedError as error:
+        say(f"the model could not be kept in MLflow, --resume tries again: {error}")
+    return FinishedRun(
+        job=job.name,
+        name=opened.name,
+        run_id=run_id,
+        seconds=0.0,
+        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        registered=registered,
+        folder=folder,
+        figures=figures,
+        metrics=metrics,
+        tracking_uri=store.uri,
+    )

@@ -1,0 +1,107 @@
+"""Whole episodes of a policy: what it earns, and what it saw."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+
+Policy = Callable[[Tensor], Tensor]
+"""Maps frames ``(frames, 64, 64, 3)`` uint8 to logits ``(frames, actions)``."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all environments.
+
+    Attributes:
+        frames: ``(environments, 64, 64, 3)`` uint8, before the action.
+        logits: ``(environments, actions)`` float32.
+        episodes: ``(environments,)``, the number of the episode each environment is in, in the order they began.
+        levels: ``(environments,)``, the levels' seeds.
+        ended: ``(environments,)``, whether the episode ended with this step.
+        returns, lengths: ``(environments,)``, of the episodes that ended; 0 elsewhere.
+    """
+
+    frames: npt.NDArray[np.uint8]
+    logits: npt.NDArray[np.float32]
+    episodes: npt.NDArray[np.int64]
+    levels: npt.NDArray[np.int32]
+    ended: npt.NDArray[np.bool_]
+    returns: npt.NDArray[np.float32]
+    lengths: npt.NDArray[np.int64]
+
+
+@torch.no_grad()
+def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
+    """Play until the first so many episodes to begin have ended, drawing actions from the policy.
+
+    The first to begin, not the first to end: those would be the short ones. Steps of later episodes, which
+    environments play while others finish, are in the arrays too; their numbers are ``episodes`` and above.
+
+    Args:
+        policy: the policy, on the CPU or not; frames come as CPU tensors.
+        environment: what it plays; it is reset.
+        episodes: how many.
+        generator: draws the actions.
+    """
+    frames, info = environment.reset()
+    number = np.arange(environment.num_envs)
+    begun, left = environment.num_envs, episodes
+    while left > 0:
+        logits = policy(torch.from_numpy(frames)).float().cpu()
+        actions = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
+        levels = info["level_seed"]
+        following, _, ended, _, info = environment.step(actions)
+        nothing = np.zeros(environment.num_envs)
+        episode = info.get("episode", {"r": nothing, "l": nothing})
+        yield Step(
+            frames,
+            logits.numpy(),
+            number.copy(),
+            levels,
+            ended,
+            episode["r"].astype(np.float32),
+            episode["l"].astype(np.int64),
+        )
+        left -= int((ended & (number < episodes)).sum())
+        number[ended] = begun + np.arange(int(ended.sum()))
+        begun += int(ended.sum())
+        frames = following
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a policy earned.
+
+    Attributes:
+        returns: ``(episodes,)``, sums of rewards, in the order the episodes began.
+        lengths: ``(episodes,)``, steps.
+    """
+
+    returns: npt.NDArray[np.float32]
+    lengths: npt.NDArray[np.int64]
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean return."""
+        return float(self.returns.std() / np.sqrt(len(self.returns)))
+
+
+def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int, seed: int = 0) -> Played:
+    """Returns and lengths of so many episodes; see :func:`steps`."""
+    returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
+    for step in steps(policy, environment, episodes, torch.Generator().manual_seed(seed)):
+        which = step.ended & (step.episodes < episodes)
+        returns[step.episodes[which]] = step.returns[which]
+        lengths[step.episodes[which]] = step.lengths[which]
+    return Played(returns, lengths)

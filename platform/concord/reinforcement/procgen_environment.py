@@ -1,0 +1,234 @@
+"""The 16 games of Procgen as one native vector environment of gymnasium: no loop over environments in Python."""
+
+import contextlib
+import io
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from concord.errors import InputError
+
+GAMES = (
+    "bigfish",
+    "bossfight",
+    "caveflyer",
+    "chaser",
+    "climber",
+    "coinrun",
+    "dodgeball",
+    "fruitbot",
+    "heist",
+    "jumper",
+    "leaper",
+    "maze",
+    "miner",
+    "ninja",
+    "plunder",
+    "starpilot",
+)
+ACTIONS = 15
+FRAME = (64, 64, 3)
+FRAMES_PER_SECOND = 15
+LARGEST_LEVEL = 2**31 - 1
+"""Level seeds are 32-bit integers, not negative."""
+Difficulty = Literal["easy", "hard"]
+_RESTART = -1  # an action that ends the episode
+
+
+class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[Any]]):
+    """Many copies of one game, stepped together by Procgen's own threads.
+
+    Episodes restart within the step that ends them (gymnasium's ``AutoresetMode.SAME_STEP``): the frame of that step
+    is the first of the next episode. ``info`` then holds, with gymnasium's masks (``_final_obs`` and so on):
+
+    - ``final_obs``: the last frame of the episode that was drawn, which its last action was chosen from. Procgen draws
+      none between the last action and the next episode.
+    - ``final_info``: ``level_seed`` and ``level_complete`` of the episode that ended.
+    - ``episode``: ``r`` (sum of rewards), ``l`` (steps) and ``t`` (seconds), as gymnasium's RecordEpisodeStatistics.
+
+    and at every step ``level_seed``, the level that each environment is in. Procgen does not say why an episode ended,
+    so running out of the game's time counts as ``terminated``, as in the published results; ``truncated`` is false.
+
+    Args:
+        num_envs: how many copies.
+        game: one of :data:`GAMES`.
+        levels: how many levels there are to draw from; 0 stands for all.
+        first_level: the seed of the first of them.
+        difficulty: the distribution of levels.
+        seed: decides which level comes when, and where a game is random, what happens in it.
+        threads: of Procgen; 0 steps in the calling thread.
+        options: further options of Procgen's own, such as ``use_backgrounds``.
+        render_mode: ``rgb_array`` gives frames of 512 × 512 pixels from :meth:`render`; it is slow.
+
+    Observations are ``(num_envs, 64, 64, 3)`` uint8 and belong to the caller; actions ``(num_envs,)`` integers below
+    15; rewards ``(num_envs,)`` float32.
+
+    Raises:
+        InputError: there is no such game, or no such levels.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012, gymnasium's own declaration
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "render_modes": ["rgb_array"],
+        "render_fps": FRAMES_PER_SECOND,
+    }
+
+    def __init__(
+        self,
+        num_envs: int,
+        game: str = "coinrun",
+        *,
+        levels: int = 0,
+        first_level: int = 0,
+        difficulty: Difficulty = "easy",
+        seed: int = 0,
+        threads: int = 2,
+        options: Mapping[str, Any] | None = None,
+        render_mode: Literal["rgb_array"] | None = None,
+    ) -> None:
+        if num_envs < 1:
+            raise InputError(f"environments {num_envs}: must be at least 1")
+        check_game(game, difficulty)
+        check_levels(levels, first_level)
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.single_observation_space = spaces.Box(0, 255, FRAME, np.uint8)
+        self.single_action_space = spaces.Discrete(ACTIONS)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._made_from = {
+            "env_name": game,
+            "num_levels": levels,
+            "start_level": first_level,
+            "distribution_mode": difficulty,
+            "num_threads": threads,
+            "render_mode": render_mode,
+            **(options or {}),
+        }
+        self._games = self._make(seed)
+        self._stepped = False
+        self._begin()
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002, gymnasium's own
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        """Begin new episodes; with a seed, the same ones as an environment made with that seed."""
+        if isinstance(seed, list):
+            raise InputError("seed: a list; Procgen takes one seed for all its environments")
+        if seed is not None:
+            self._games.close()
+            self._games = self._make(seed)
+        elif self._stepped:
+            self._games.act(np.full(self.num_envs, _RESTART, np.int32))
+        _, observed, _ = self._games.observe()
+        self._begin()
+        self._frames = observed["rgb"]
+        return self._frames, {"level_seed": self._levels.copy()}
+
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        """One action each; see the class for what ``info`` holds."""
+        self._games.act(np.asarray(actions, np.int32))
+        rewards, observed, ended = self._games.observe()
+        before, self._frames = self._frames, observed["rgb"]
+        self._stepped = True
+        self._returns += rewards
+        self._lengths += 1
+        seen = self._seen()
+        info: dict[str, Any] = {"level_seed": self._levels.copy()}
+        if ended.any():
+            now = time.perf_counter()
+            final = np.empty(self.num_envs, object)
+            which = np.flatnonzero(ended)
+            final[which] = list(before[which])
+            info |= {
+                "final_obs": final,
+                "_final_obs": ended.copy(),
+                "final_info": {
+                    "level_seed": seen["prev_level_seed"].copy(),
+                    "_level_seed": ended.copy(),
+                    "level_complete": seen["prev_level_complete"].astype(bool),
+                    "_level_complete": ended.copy(),
+                },
+                "_final_info": ended.copy(),
+                "episode": {
+                    "r": np.where(ended, self._returns, 0).astype(np.float32),
+                    "l": np.where(ended, self._lengths, 0),
+                    "t": np.where(ended, now - self._began, 0.0),
+                },
+                "_episode": ended.copy(),
+            }
+            self._returns[ended] = 0
+            self._lengths[ended] = 0
+            self._began[ended] = now
+        return self._frames, rewards, ended, np.zeros(self.num_envs, bool), info
+
+    def render(self) -> tuple[npt.NDArray[np.uint8], ...] | None:
+        """The frames as a person would see them, ``(512, 512, 3)`` each; None unless made to render."""
+        if self.render_mode is None:
+            return None
+        self._games.observe()
+        return tuple(self._seen()["rgb"].copy())
+
+    def close_extras(self, **_: Any) -> None:
+        """Free the games."""
+        self._games.close()
+
+    @property
+    def _levels(self) -> npt.NDArray[np.int32]:
+        levels: npt.NDArray[np.int32] = self._seen()["level_seed"]
+        return levels
+
+    def _seen(self) -> dict[str, npt.NDArray[Any]]:
+        # What get_info() gives, as arrays: that makes a dictionary an environment, in a loop.
+        seen: dict[str, npt.NDArray[Any]] = self._games._info
+        return seen
+
+    def _make(self, seed: int) -> Any:
+        if not 0 <= seed <= LARGEST_LEVEL:
+            raise InputError(f"seed {seed}: must lie in [0, {LARGEST_LEVEL}]")
+        return _procgen()(num=self.num_envs, rand_seed=seed, **self._made_from)
+
+    def _begin(self) -> None:
+        self._returns = np.zeros(self.num_envs, np.float32)
+        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._began = np.full(self.num_envs, time.perf_counter())
+
+
+def check_game(game: str, difficulty: str) -> None:
+    """Refuse a game or difficulty that Procgen does not have (InputError)."""
+    if game not in GAMES:
+        raise InputError(f"--game {game}: must be one of {', '.join(GAMES)}")
+    if difficulty not in ("easy", "hard"):
+        raise InputError(f"--difficulty {difficulty}: must be easy or hard")
+
+
+def check_levels(levels: int, first_level: int) -> None:
+    """Refuse a range of levels that Procgen does not have (InputError); 0 levels stand for all."""
+    if levels < 0 or first_level < 0 or first_level + levels - 1 > LARGEST_LEVEL:
+        raise InputError(f"levels {first_level} to {first_level + levels - 1}: must lie in [0, {LARGEST_LEVEL}]")
+
+
+def _procgen() -> Any:
+    """Procgen's class, without the notice that its old dependency gym prints when it is first imported."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        from procgen import ProcgenGym3Env
+    return ProcgenGym3Env

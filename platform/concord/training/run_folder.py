@@ -1,0 +1,229 @@
+"""A run's folder and its entry in MLflow: begun or found again, and closed such that both say how it ended."""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+import concord
+from concord.errors import InputError, RunFailedError, StoppedError
+from concord.tracking import Store, redact
+from concord.training.config import PLACEMENT_OPTIONS, RunConfig
+
+RECORD = "run.json"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a run's configuration came from.
+
+    Attributes:
+        experiment: in MLflow, in place of the job's.
+        tags: of the run and of the registered version.
+    """
+
+    experiment: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run that is begun.
+
+    Attributes:
+        name: the run's name.
+        folder: where its files are.
+        store: MLflow's.
+        run_id: in MLflow.
+        resumed: whether it was there before.
+        report: what the run reported, as JSON, if it is finished.
+    """
+
+    name: str
+    folder: Path
+    store: Store
+    run_id: str
+    resumed: bool
+    report: dict[str, Any] | None = None
+
+
+def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
+    """A name that no run in the output folder has, from the job, what kind of run it is, and the time."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
+    name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
+    taken = (config.output / "runs" / name).exists()
+    return f"{name}-{os.getpid()}" if taken else name
+
+
+def open_run(
+    job: str,
+    config: RunConfig,
+    tags: Mapping[str, str],
+    *,
+    experiment: str | None = None,
+    placement: Collection[str] = PLACEMENT_OPTIONS,
+) -> RunFolder:
+    """Begin a run, its folder and its entry in MLflow; or with ``config.resume`` find it again.
+
+    Args:
+        job: the job's name.
+        config: the options; it has a name.
+        tags: what is to be known of the run, in MLflow.
+        experiment: in MLflow; None takes the job's name.
+        placement: options that may differ when the run is resumed.
+
+    Raises:
+        InputError: the name is taken, or there is nothing to resume, or it was begun with other options.
+    """
+    name = config.name
+    assert name is not None
+    folder = config.output / "runs" / name
+    record = _resumed(job, config, folder, placement) if config.resume else None
+    if record is None and folder.exists():
+        raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
+    store = Store.open(config.output, config.tracking_uri)
+    if record is not None:
+        run_id: str = record["run_id"]
+        if "report" in record:
+            return RunFolder(name, folder, store, run_id, True, record["report"])
+        if record.get("store", redact(store.uri)) != redact(store.uri):
+            raise InputError(
+                f"--tracking-uri {redact(store.uri)}: the run {name} was started with {record['store']}; "
+                "a resumed run goes on there"
+            )
+        store.resume_run(run_id)
+        return RunFolder(name, folder, store, run_id, True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
+    recorded = recorded_config(config)
+    try:
+        parameters = {key: value for key, value in recorded.items() if value is not None}
+        run_id = store.start_run(experiment or job, name, parameters, tags)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return RunFolder(name, folder, store, run_id, False)
+
+
+@contextlib.contextmanager
+def kept_honest(run: RunFolder, job: str, config: RunConfig) -> Iterator[None]:
+    """Record how the run was begun, see that MLflow says how it ended, and that wrong input leaves nothing behind."""
+    store, folder, run_id = run.store, run.folder, run.run_id
+    try:
+        if not run.resumed:
+            recorded = recorded_config(config)
+            write_record(folder, {"job": job, "run_id": run_id, "store": redact(store.uri), "config": recorded})
+            store.log_json(run_id, recorded, "config.json")
+        yield
+    except InputError:
+        if any(folder.glob("checkpoints/checkpoint_*")):  # work was done: that is kept, whatever is wrong now
+            with contextlib.suppress(RunFailedError):
+                store.finish_run(run_id, "FAILED")
+        else:
+            store.delete_run(run_id)
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except KeyboardInterrupt:
+        with contextlib.suppress(RunFailedError):
+            store.finish_run(run_id, "KILLED")
+        raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
+    except BaseException:
+        with contextlib.suppress(RunFailedError):
+            store.finish_run(run_id, "FAILED")
+        raise
+
+
+def _resumed(job: str, config: RunConfig, folder: Path, placement: Collection[str]) -> dict[str, Any]:
+    record = read_record(folder)
+    if record["job"] != job:
+        raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
+    ours, theirs = recorded_config(config), record["config"]
+    for option in ours:
+        if option not in placement and json.loads(json.dumps(ours[option])) != theirs.get(option):
+            raise InputError(
+                f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
+                f"{theirs.get(option)}; a resumed run keeps its options"
+            )
+    return record
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What is recorded of a run at its start: ``job``, ``run_id``, ``config``.
+
+    Raises:
+        InputError: there is no run there.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        if not (isinstance(record, dict) and record.keys() >= {"job", "run_id", "config"}):
+            raise ValueError("it is no record of a run")
+    except FileNotFoundError as error:
+        raise InputError(f"--name {folder.name}: there is no such run in {folder.parent.parent}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"--name {folder.name}: {folder / RECORD} cannot be read ({error})") from error
+    return record
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Replace a run's record, at once and as a whole."""
+    new = folder / f"{RECORD}.new"
+    new.write_text(json.dumps(record, indent=1))
+    new.replace(folder / RECORD)
+
+
+def recorded_config(config: RunConfig) -> dict[str, Any]:
+    """A configuration as JSON, without what is secret or of this machine."""
+    # A tracking URI may hold a password; a run's record needs none.
+    values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass of options from its form in a record; what it has no option for is left out."""
+    hints = get_type_hints(kind)
+    values = {
+        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
+        for name, value in recorded.items()
+        if name in hints
+    }
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def run_tags(job: str, path: str, environments: int | None = None) -> dict[str, str]:
+    """What is to be known of any run of this job: versions, how many training environments, the file's commit."""
+    tags = {
+        "concord.version": concord.__version__,
+        "concord.job": job,
+        **({"concord.environments": str(environments)} if environments is not None else {}),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    commit = _git(Path(path).parent, "rev-parse", "HEAD")
+    if commit is None:
+        return tags
+    # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
+    described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says of the checkout the job lives in, if it lives in one."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
