@@ -36,6 +36,7 @@ usage: concord COMMAND [options]
   concord jobs                          what there is to run, and what each reproduces
   concord train JOB [--option value]    one run; --name NAME --resume continues it
   concord tune JOB [--trials N]         one study; the same --name continues it
+  concord data JOB                      make the data of a job that needs some made
   concord report JOB                    figures and tables from what was tracked
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord models                        the model registry: list, show, promote
@@ -379,6 +380,21 @@ def _shortened(path: Path) -> str:
     return str(path)
 
 
+# --- data
+
+
+def _data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Make the data of a job."""
+    job, rest = _job_and_words(words, "data")
+    data = getattr(job.job, "data", None)
+    if data is None:
+        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
+    result: Mapping[str, Any] = data.make(_parse(data.options, rest, f"concord data {words[0]}"), say)
+    if not as_json:
+        _table(["data", ""], [[str(key), _shown(value)] for key, value in result.items()])
+    return {"job": job.name, **result}
+
+
 # --- report
 
 
@@ -585,6 +601,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
     "jobs": _jobs,
     "train": _train,
     "tune": _tune,
+    "data": _data,
     "report": _report,
     "demo": _demo,
     "models": _models,

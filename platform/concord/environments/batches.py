@@ -10,12 +10,15 @@ from concord.errors import InputError
 
 
 class BatchStream:
-    """A batch of every environment at every step.
+    """A batch of every environment at every step, or of some of them in turn.
 
     Environment e's examples are shuffled anew for each pass over them, by a generator that depends on (seed, e's
     name, pass) alone. Batch k takes places k·B … (k+1)·B - 1 of the passes laid end to end. So what e gives at
     step k depends on (seed, e, k): not on the process that holds e, on the other environments, nor on where a run
     was resumed. Environments of different sizes each go through their own passes.
+
+    With ``together`` below the number of environments, each round of steps goes through all of them once, in an order
+    that depends on (seed, round) and the number of environments alone; batch k is then what e gives in round k.
 
     Args:
         environments: the environments of this process, alike in shape and type.
@@ -23,9 +26,10 @@ class BatchStream:
         seed: of the run.
         device: where the batches are wanted; the data are moved there once.
         part: which places of every batch are wanted, where several processes share the batches; None: all.
+        together: how many environments a step takes; it divides their number. None: all.
 
     Raises:
-        InputError: the batch size is not positive.
+        InputError: the batch size is not positive, or ``together`` does not fit.
     """
 
     def __init__(
@@ -35,9 +39,13 @@ class BatchStream:
         seed: int,
         device: torch.device | str = "cpu",
         part: slice | None = None,
+        together: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"--batch-size {batch_size}: must be at least 1")
+        self._together = len(environments) if together is None else together
+        if not environments or not 1 <= self._together <= len(environments) or len(environments) % self._together:
+            raise InputError(f"--environments-per-step {together}: must divide the {len(environments)} environments")
         self._names = [environment.name for environment in environments]
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
@@ -48,18 +56,38 @@ class BatchStream:
         self._inputs = joined([environment.inputs for environment in environments]).to(device)
         self._targets = joined([environment.targets for environment in environments]).to(device)
         self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
+        self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs ``(environments, batch, ...)`` and targets ``(environments, batch, ...)`` of step k = ``step``."""
-        places = torch.cat([self._places(index, step)[self._part] for index in range(len(self._names))])
+        rounds = step // self.steps_per_round
+        places = torch.cat([self._places(index, rounds)[self._part] for index in self._chosen(step)])
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
-        shape = (len(self._names), self._part.stop - self._part.start)
+        shape = (self._together, self._part.stop - self._part.start)
         return (
             self._inputs.index_select(0, places).unflatten(0, shape),
             self._targets.index_select(0, places).unflatten(0, shape),
         )
+
+    @property
+    def steps_per_round(self) -> int:
+        """Steps that go through all environments once."""
+        return len(self._names) // self._together
+
+    def names(self, step: int) -> list[str]:
+        """The environments of a step, in the order of its batch."""
+        return [self._names[index] for index in self._chosen(step)]
+
+    def _chosen(self, step: int) -> list[int]:
+        rounds, part = divmod(step, self.steps_per_round)
+        if self.steps_per_round == 1:
+            return list(range(len(self._names)))
+        if self._round[0] != rounds:
+            generator = generator_for(self._seed, "environments", rounds)
+            self._round = rounds, torch.randperm(len(self._names), generator=generator).tolist()
+        return self._round[1][part * self._together : (part + 1) * self._together]
 
     def _places(self, index: int, step: int) -> Tensor:
         size, first = self._sizes[index], step * self._batch_size

@@ -3,6 +3,7 @@
 from concord.models.fast_resnet import FastResNet
 from concord.models.impala import ImpalaCNN
 from concord.models.mlp import MLP
-from concord.models.pixels import Pixels
+from concord.models.pixels import ChannelsFirst, Pixels
+from concord.models.resnet import ResNet18
 
-__all__ = ["MLP", "FastResNet", "ImpalaCNN", "Pixels"]
+__all__ = ["MLP", "ChannelsFirst", "FastResNet", "ImpalaCNN", "Pixels", "ResNet18"]

@@ -60,7 +60,8 @@ class RewardScale:
         self._count(self.running)
         deviation = np.sqrt(self.squares / self.count + 1e-8)
         self.running[ends] = 0
-        return np.clip(rewards / deviation, -self.limit, self.limit).astype(np.float32)
+        scaled: Floats = np.clip(rewards / deviation, -self.limit, self.limit).astype(np.float32)
+        return scaled
 
     def _count(self, returns: Floats) -> None:
         """Chan's parallel update of mean and variance."""

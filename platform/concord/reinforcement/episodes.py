@@ -14,17 +14,20 @@ Policy = Callable[[Tensor], Tensor]
 """Maps frames ``(frames, 64, 64, 3)`` uint8 to logits ``(frames, actions)``."""
 
 
+_NOTHING = 4  # the action that presses no key
+
+
 @dataclass(frozen=True)
 class Step:
-    """One step of all environments.
+    """One step of the environments that are in an episode that counts.
 
     Attributes:
-        frames: ``(environments, 64, 64, 3)`` uint8, before the action.
-        logits: ``(environments, actions)`` float32.
-        episodes: ``(environments,)``, the number of the episode each environment is in, in the order they began.
-        levels: ``(environments,)``, the levels' seeds.
-        ended: ``(environments,)``, whether the episode ended with this step.
-        returns, lengths: ``(environments,)``, of the episodes that ended; 0 elsewhere.
+        frames: ``(rows, 64, 64, 3)`` uint8, before the action.
+        logits: ``(rows, actions)`` float32.
+        episodes: ``(rows,)``, the number of each row's episode, in the order they began.
+        levels: ``(rows,)``, the levels' seeds.
+        ended: ``(rows,)``, whether the episode ended with this step.
+        returns, lengths: ``(rows,)``, of the episodes that ended; 0 elsewhere.
     """
 
     frames: npt.NDArray[np.uint8]
@@ -40,8 +43,8 @@ class Step:
 def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
     """Play until the first so many episodes to begin have ended, drawing actions from the policy.
 
-    The first to begin, not the first to end: those would be the short ones. Steps of later episodes, which
-    environments play while others finish, are in the arrays too; their numbers are ``episodes`` and above.
+    The first to begin, not the first to end: those would be the short ones. Environments whose episode does not count
+    press no key until the others have finished; the policy is not asked about them.
 
     Args:
         policy: the policy, on the CPU or not; frames come as CPU tensors.
@@ -51,27 +54,27 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
     """
     frames, info = environment.reset()
     number = np.arange(environment.num_envs)
-    begun, left = environment.num_envs, episodes
-    while left > 0:
-        logits = policy(torch.from_numpy(frames)).float().cpu()
-        actions = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
+    begun = environment.num_envs
+    nothing = np.zeros(environment.num_envs)
+    while (rows := np.flatnonzero(number < episodes)).size:
+        seen = frames if rows.size == len(frames) else frames[rows]
+        logits = policy(torch.from_numpy(seen)).float().cpu()
+        actions = np.full(environment.num_envs, _NOTHING)
+        actions[rows] = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1).numpy()
         levels = info["level_seed"]
-        following, _, ended, _, info = environment.step(actions)
-        nothing = np.zeros(environment.num_envs)
+        frames, _, ended, _, info = environment.step(actions)
         episode = info.get("episode", {"r": nothing, "l": nothing})
         yield Step(
-            frames,
+            seen,
             logits.numpy(),
-            number.copy(),
-            levels,
-            ended,
-            episode["r"].astype(np.float32),
-            episode["l"].astype(np.int64),
+            number[rows],
+            levels[rows],
+            ended[rows],
+            episode["r"][rows].astype(np.float32),
+            episode["l"][rows].astype(np.int64),
         )
-        left -= int((ended & (number < episodes)).sum())
         number[ended] = begun + np.arange(int(ended.sum()))
         begun += int(ended.sum())
-        frames = following
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,6 @@ def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int, seed: int
     """Returns and lengths of so many episodes; see :func:`steps`."""
     returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
     for step in steps(policy, environment, episodes, torch.Generator().manual_seed(seed)):
-        which = step.ended & (step.episodes < episodes)
-        returns[step.episodes[which]] = step.returns[which]
-        lengths[step.episodes[which]] = step.lengths[which]
+        returns[step.episodes[step.ended]] = step.returns[step.ended]
+        lengths[step.episodes[step.ended]] = step.lengths[step.ended]
     return Played(returns, lengths)

@@ -180,7 +180,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
             self._began[ended] = now
         return self._frames, rewards, ended, np.zeros(self.num_envs, bool), info
 
-    def render(self) -> tuple[npt.NDArray[np.uint8], ...] | None:
+    def render(self) -> Any:
         """The frames as a person would see them, ``(512, 512, 3)`` each; None unless made to render."""
         if self.render_mode is None:
             return None

@@ -2,11 +2,12 @@
 
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import correct
-from concord.training.job import Job, JobFile, OwnJob, Report, Study, built_in_jobs, load_job
+from concord.training.job import Data, Job, JobFile, OwnJob, Report, Study, built_in_jobs, load_job
 from concord.training.loop import Place, Reporter, build_model, share, train
 from concord.training.outcome import Evaluation, Outcome
 
 __all__ = [
+    "Data",
     "Evaluation",
     "Job",
     "JobFile",

@@ -11,6 +11,8 @@ from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 
+OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
+
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
 _LONGEST_NAME = 200  # letters; it is a folder's name too
 
@@ -80,6 +82,8 @@ class TrainConfig(RunConfig):
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
+    environments_per_step: int = 0
+    """Environments of a step, in a new random order through all of them each time; 0 takes all at every step."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
 
@@ -93,8 +97,16 @@ class TrainConfig(RunConfig):
     trace: bool = False
     """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam with β = (.9, .999), or SGD with momentum .9."""
+    optimizer: OptimizerName = "adam"
+    """Adam, SGD with momentum .9, or Adam that moves a weight only while its gradients agree over time."""
+    beta1: float = 0.9
+    """β₁ of Adam, with and without mask."""
+    beta2: float = 0.999
+    """β₂ of Adam, with and without mask."""
+    beta3: float = 0.9
+    """β₃, the decay of the average of signs, with --optimizer temporal-and-mask."""
+    temporal_threshold: float = 0.4
+    """Agreement threshold τ over time, with --optimizer temporal-and-mask."""
     lr: float = 1e-3
     """Learning rate."""
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -138,8 +150,14 @@ class TrainConfig(RunConfig):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        for option in ("l1", "l2", "clip", "max_failures"):
+        for option in ("l1", "l2", "clip", "max_failures", "environments_per_step"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
+        for option in ("beta1", "beta2", "beta3"):
+            self.require(option, 0 <= getattr(self, option) < 1, "must lie in [0, 1)")
+        right = 0 <= self.temporal_threshold <= 1
+        self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")
+        whole = self.environments_per_step == 0 or not self.per_example
+        self.require("environments_per_step", whole, "with --per-example every step takes all; give 0")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         alone = self.per_example and self.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")

@@ -40,6 +40,9 @@ class Job(Generic[Config]):
         reproduces: what of which paper, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
+        final_measures: further numbers of the trained model, at the end of a run: gets the options and the model in
+            evaluation mode, on its device, and gives numbers by name.
+        data: options (a dataclass with defaults) and the function behind ``concord data``, where data have to be made.
         studies: what ``concord tune`` searches, by the names of the methods that are to be compared; the first is
             the default. Without any, a space is derived from the configuration.
     """
@@ -55,6 +58,8 @@ class Job(Generic[Config]):
     reproduces: str = ""
     figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None
     report: "Report | None" = None
+    final_measures: Callable[[Config, nn.Module], Mapping[str, float]] | None = None
+    data: "Data | None" = None
     studies: Mapping[str, "Study"] = field(default_factory=dict)
 
 
@@ -81,6 +86,20 @@ class Report:
         options: a dataclass whose fields become the options.
         make: gets the options and a function that prints a line of progress; writes figures and returns a
             mapping that is the JSON result.
+    """
+
+    options: type[Any]
+    make: Callable[[Any, Callable[[str], None]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What ``concord data JOB`` does.
+
+    Attributes:
+        options: a dataclass whose fields become the options.
+        make: gets the options and a function that prints a line of progress; makes the data, or what is missing of
+            them, and returns a mapping that is the JSON result.
     """
 
     options: type[Any]

@@ -170,6 +170,8 @@ def training(
         evaluated = progress.epoch in evaluate_after
         if evaluated:
             metrics |= run.evaluate()
+            if progress.epoch == config.epochs and job.final_measures is not None and place.rank == 0:
+                metrics |= job.final_measures(config, run.model.eval())
             progress.history.append(Evaluation(progress.epoch, step, metrics))
         if place.rank == 0:
             for offset, at_step in enumerate(steps.each):
@@ -206,17 +208,21 @@ class _Run:
         training = [pair.training for pair in prepared.training]
         places = share(range(config.batch_size), place) if config.per_example else range(config.batch_size)
         part = slice(places[0], places[-1] + 1)
-        self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part)
+        together = config.environments_per_step // place.world or None
+        self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part, together)
         # What part of its environments' examples this process has: its losses are means over that part.
         self._weight = len(places) / config.batch_size
-        counts = _gathered(len(training), place)
-        self.steps_per_epoch = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
+        counts = _gathered(together or len(training), place)
+        passes = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
+        self.steps_per_epoch = passes * self.batches.steps_per_round
         self.optimization = Optimization(
             list(trainable(self.model).values()), config, config.epochs * self.steps_per_epoch
         )
         rule = aggregator(config.aggregator, config.threshold)
         options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
         names = [environment.name for environment in training]
+        if together is not None:  # others at every step
+            names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
         self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
         group = dist.group.WORLD if place.world > 1 else None
         if config.per_example:
@@ -262,6 +268,8 @@ class _Run:
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             _seed_step(self.config.seed, self.place.rank, step)
+            if isinstance(self.gradients, StackedGradients) and self.place.world == 1:
+                self.gradients.names = self.batches.names(step)
             result = self.gradients(*self.batches.batch(step), step)
             rates.append(self.optimization.lr)
             self.optimization.step()
@@ -273,7 +281,7 @@ class _Run:
         if self.place.world > 1:
             dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        means = (sums / len(self.environments.train)).tolist()
+        means = (sums / (self.config.environments_per_step or len(self.environments.train))).tolist()
         fractions = torch.stack(kept).float().cpu()
         overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
         each = [
@@ -296,7 +304,8 @@ class _Run:
             self.place.device,
             self.place.world > 1,
             # As many as a training step holds, so that what trains can be evaluated.
-            examples_at_once=self.config.batch_size * max(len(self._own_names()), 1),
+            examples_at_once=self.config.batch_size
+            * max(self.config.environments_per_step // self.place.world or len(self._own_names()), 1),
         )
         if not self.environments.validation:
             for measure in ("loss", *self.measures):
@@ -345,6 +354,11 @@ def check_workers(config: TrainConfig, environments: Environments) -> None:
     """Refuse more workers than there is work for (InputError)."""
     if config.per_example:
         config.require("workers", config.workers <= config.batch_size, "more than the examples of a batch")
+    elif config.environments_per_step:
+        count, own = config.environments_per_step, len(environments.train)
+        config.require("environments_per_step", own % count == 0, f"must divide the {own} training environments")
+        alike = count % config.workers == 0 and own % config.workers == 0
+        config.require("workers", alike, f"must divide the {count} environments of a step, and all {own}")
     elif config.workers > len(environments.train):
         raise InputError(
             f"--workers {config.workers}: more than the {len(environments.train)} training environments; "

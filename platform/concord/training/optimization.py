@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from concord.optim import TemporalAndMaskAdam
 from concord.training.config import TrainConfig
 
 
@@ -26,8 +27,14 @@ class Optimization:
     def __init__(self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int) -> None:
         self._parameters: list[Tensor] = list(parameters)
         self._config = config
+        self.optimizer: torch.optim.Optimizer
+        betas = (config.beta1, config.beta2)
         if config.optimizer == "adam":
-            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=config.lr)
+            self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, betas=betas)
+        elif config.optimizer == "temporal-and-mask":
+            self.optimizer = TemporalAndMaskAdam(
+                self._parameters, config.lr, (*betas, config.beta3), config.temporal_threshold
+            )
         else:
             self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=0.9)
         milestones = [max(1, round(fraction * steps)) for fraction in config.milestones]

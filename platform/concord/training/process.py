@@ -3,6 +3,7 @@
 import ctypes
 import sys
 
+import numpy as np
 import torch
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
@@ -19,6 +20,8 @@ def tune_process(threads: int | None = None) -> None:
     Args:
         threads: threads for PyTorch's operators; None leaves PyTorch's choice.
     """
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # looks at its smallest numbers once, and would warn of zeros
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
