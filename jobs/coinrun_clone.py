@@ -12,6 +12,7 @@ coinrun-clone`` does what is missing of a comparison of the methods, and draws i
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,13 +185,21 @@ STUDIES = {
     "adam": Study(Space(SEARCHED | {"optimizer": "adam"})),
 }
 
-# The three ways to learn from levels, otherwise alike. Adam's own settings are PyTorch's.
-PLAIN = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam"}
-METHODS: dict[str, dict[str, Any]] = {
-    "adam": PLAIN,
-    "temporal-and-mask": {},
-    "spatial-and-mask": {**PLAIN, "environments_per_step": 8, "batch_size": 8, "aggregator": "and-mask"},
-}
+LEVELS_TOGETHER = 8  # in a step of the spatial mask
+
+
+def methods(levels: int) -> dict[str, dict[str, Any]]:
+    """The three ways to learn from so many levels; steps hold equally many states. Adam's settings are PyTorch's."""
+    together = math.gcd(levels, LEVELS_TOGETHER) if levels % 2 == 0 else levels
+    plain = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam"}
+    size = max(1, CloneConfig.batch_size // together)
+    return {
+        "adam": plain,
+        "temporal-and-mask": {},
+        "spatial-and-mask": {
+            **plain, "environments_per_step": together, "batch_size": size, "aggregator": "and-mask",
+        },
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +254,8 @@ def _compared(options: CloneReport, say: Callable[[str], None]) -> dict[str, Any
     )
     configurations = {
         method: [dataclasses.replace(base, seed=seed, **changed) for seed in range(options.seeds)]
-        for method, changed in METHODS.items()
+        for method, changed in methods(len(environments(base).train)).items()
     }
-    environments(base)  # wrong options are said before hours of training
     record = options.output / "reports" / "coinrun-clone" / "clones.jsonl"
     table: dict[str, Any] = {}
     for metric in ("train_loss", "ood_loss", "ood_agreement", *(["ood_return"] if options.play_episodes else [])):

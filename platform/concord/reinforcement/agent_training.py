@@ -217,7 +217,8 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
         save_expert(opened.folder / EXPERT, network, provenance)
         report = _keep(job, config, opened, network, progress, say)
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-    write_record(opened.folder, read_record(opened.folder) | {"report": report.as_json()})
+    if report.model is not None:  # otherwise --resume has still to keep it
+        write_record(opened.folder, read_record(opened.folder) | {"report": report.as_json()})
     return report
 
 

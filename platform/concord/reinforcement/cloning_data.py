@@ -101,7 +101,8 @@ class CloningOptions:
         self._require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
         last = self.first_level + self.levels - 1
         self._require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
-        unseen = self.first_test_level + _ROOM * -(-(self.test_states + self.validation_states) // _SHARD + 2)
+        files = -(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD)
+        unseen = self.first_test_level + _ROOM * files
         self._require("first_test_level", unseen <= LARGEST_LEVEL, f"too few levels from there to {LARGEST_LEVEL}")
         apart = self.first_test_level > last or unseen <= self.first_level
         self._require(

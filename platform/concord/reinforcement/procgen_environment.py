@@ -93,6 +93,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         options: Mapping[str, Any] | None = None,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
+        self._games: Any = None  # gymnasium closes what was never made, too
         if num_envs < 1:
             raise InputError(f"environments {num_envs}: must be at least 1")
         check_game(game, difficulty)
@@ -189,7 +190,8 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
 
     def close_extras(self, **_: Any) -> None:
         """Free the games."""
-        self._games.close()
+        if self._games is not None:
+            self._games.close()
 
     @property
     def _levels(self) -> npt.NDArray[np.int32]:

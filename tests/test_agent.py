@@ -1,0 +1,281 @@
+"""Agents: advantages and reward scale against slow loops, RLlib's update against one by hand, runs, experts."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors.torch import load_file, save_file
+
+from concord.errors import InputError
+from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.advantages import RewardScale, advantages
+from concord.reinforcement.agent_training import EXPERT, AgentConfig
+from concord.reinforcement.episodes import play, steps
+from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
+from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+from concord.reinforcement.sampling import Sampler, Samples
+from concord.tracking import Store
+from concord.training import load_job
+
+numbers = st.floats(-5, 5, width=32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), count=st.integers(1, 6), environments=st.integers(1, 3))
+def test_advantages_are_the_sums_of_the_paper(data: st.DataObject, count: int, environments: int) -> None:
+    """Â_t = Σ_l (γλ)^l δ_{t+l} up to the episode's end, δ_t = r_t + γ V(s_{t+1}) - V(s_t)."""
+    shape = (count, environments)
+    rewards, values = (data.draw(arrays(np.float32, shape, elements=numbers)) for _ in range(2))
+    ends = data.draw(arrays(np.bool_, shape))
+    last = data.draw(arrays(np.float32, environments, elements=numbers))
+    discount, decay = data.draw(st.floats(0, 1)), data.draw(st.floats(0, 1))
+    ours = advantages(rewards, values, ends, last, discount, decay)
+    following = np.concatenate([values[1:], last[None]])
+    for environment in range(environments):
+        for t in range(count):
+            total, weight = 0.0, 1.0
+            for step in range(t, count):
+                at = (step, environment)
+                total += weight * (rewards[at] + discount * (not ends[at]) * following[at] - values[at])
+                weight *= discount * decay
+                if ends[at]:
+                    break
+            assert ours[t, environment] == pytest.approx(total, rel=1e-4, abs=1e-4)
+
+
+def test_the_reward_scale_is_the_deviation_of_all_running_returns() -> None:
+    generator = np.random.default_rng(0)
+    scale = RewardScale(0.9)
+    running, seen = np.zeros(3), []
+    for _ in range(200):
+        rewards = generator.normal(1, 2, 3).astype(np.float32)
+        ends = generator.random(3) < 0.1
+        scaled = scale(rewards, ends)
+        running = running * 0.9 + rewards
+        seen.append(running.copy())
+        np.testing.assert_allclose(scaled, np.clip(rewards / np.std(seen), -10, 10), rtol=2e-2)
+        running[ends] = 0
+
+
+def sampler(**options: Any) -> Sampler:
+    environment = ProcgenVectorEnv(4, seed=0, threads=0)
+    return Sampler(environment, steps=8, discount=0.99, decay=0.9, autocast=torch.float32, **options)
+
+
+def test_samples_say_what_was_seen_and_done() -> None:
+    torch.manual_seed(0)
+    network = ActorCritic()
+    samples = sampler().sample(network)
+    assert len(samples) == 32
+    again = ProcgenVectorEnv(4, seed=0, threads=0)
+    frames, _ = again.reset()
+    for step in range(8):
+        rows = slice(4 * step, 4 * step + 4)
+        np.testing.assert_array_equal(samples.frames[rows], frames)
+        frames, *_ = again.step(samples.actions[rows])
+    with torch.no_grad():
+        logits, values = network(torch.from_numpy(samples.frames))
+    torch.testing.assert_close(torch.from_numpy(samples.logits), logits, rtol=1e-4, atol=1e-5)
+    chosen = logits.log_softmax(1).gather(1, torch.from_numpy(samples.actions)[:, None])[:, 0]
+    torch.testing.assert_close(torch.from_numpy(samples.log_probabilities), chosen, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(samples.targets - samples.advantages, values.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def build(**changed: Any) -> Any:
+    from concord.reinforcement.policy_optimization import Placement, algorithm_config
+
+    options: dict[str, Any] = {
+        "environments": 8, "steps": 8, "epochs": 1, "minibatches": 1, "lr": 1e-3, "discount": 0.99, "decay": 0.9,
+        "clip": 0.2, "entropy": 0.01, "value": 0.5, "largest_norm": 0.5, "precision": "float32", "compiled": False,
+        "overlap": False, "seed": 0, "game": {"game": "coinrun"}, "placement": Placement(),
+    }  # fmt: skip
+    return algorithm_config(**{**options, **changed}).build_algo()
+
+
+def by_hand(network: ActorCritic, samples: Samples) -> None:
+    """One step of PPO's loss on these samples, in a few lines."""
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3, eps=1e-5)
+    estimates = torch.from_numpy(samples.advantages)
+    normal = (estimates - estimates.mean()) / (estimates.std(unbiased=False) + 1e-8)
+    logits, values = network(torch.from_numpy(samples.frames))
+    scores = logits.log_softmax(1)
+    chosen = scores.gather(1, torch.from_numpy(samples.actions)[:, None])[:, 0]
+    ratio = (chosen - torch.from_numpy(samples.log_probabilities)).exp()
+    gain = torch.min(normal * ratio, normal * ratio.clamp(0.8, 1.2))
+    entropy = -(scores.exp() * scores).sum(1)
+    loss = (-gain + 0.5 * (values - torch.from_numpy(samples.targets)) ** 2 - 0.01 * entropy).mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+    optimizer.step()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = build()
+    runner = algorithm.env_runner_group.local_env_runner
+    samples = runner.sample()
+    monkeypatch.setattr(runner, "sample", lambda: samples)
+    network = ActorCritic()
+    network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in algorithm.weights().items()})
+    by_hand(network, samples)
+    algorithm.step_batch(0)
+    for name, value in algorithm.weights().items():
+        torch.testing.assert_close(torch.from_numpy(value.copy()), network.state_dict()[name], rtol=1e-3, atol=2e-5)
+    # What runners act by is what was learned.
+    held = {name.removeprefix("network."): value for name, value in runner.module.get_state().items()}
+    np.testing.assert_array_equal(held["policy.weight"], algorithm.weights()["policy.weight"])
+
+    arrays_, counts = copy.deepcopy(algorithm.training_state())
+    counts = json.loads(json.dumps(counts))  # as a checkpoint keeps it
+    algorithm.step_batch(64)
+    expected = copy.deepcopy(algorithm.weights())
+    algorithm.set_training_state(arrays_, counts)
+    algorithm.step_batch(64)
+    for name, value in algorithm.weights().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
+    algorithm.stop()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
+    from concord.reinforcement.policy_optimization import Placement
+
+    algorithm = build(overlap=True, placement=Placement(runners=2, cpus_per_runner=1), minibatches=2)
+    before = copy.deepcopy(algorithm.weights())
+    algorithm.step_batch(0)
+    assert algorithm.batch_steps == 2 * 64
+    assert algorithm.env_runner_group.num_in_flight_async_reqs("samples") == 2
+    learned = algorithm.step_batch(128)
+    assert learned["num_module_steps_trained_lifetime"] == 2 * 128
+    assert not np.array_equal(before["policy.weight"], algorithm.weights()["policy.weight"])
+    algorithm.stop()
+
+
+def expert_options(output: Path) -> dict[str, Any]:
+    return {
+        "output": output, "name": "agent", "environments": 4, "rollout": 16, "epochs": 1, "minibatches": 2,
+        "steps": 256, "evaluations": 1, "final_episodes": 2, "checkpoints": 4, "levels": 50, "game": "bigfish",
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    job = load_job("coinrun-expert")
+    lines: list[str] = []
+    config = AgentConfig(**expert_options(tmp_path))
+    finished = job.job.run(job, config, lines.append)
+    store = Store.open(tmp_path)
+    assert finished.metrics["steps"] == 256
+    assert store.run(finished.run_id).status == "FINISHED"
+    assert store.metrics(finished.run_id)["unseen_return"] == finished.metrics["unseen_return"]
+    assert finished.model == "models:/coinrun-expert-bigfish-easy/1"
+    for file in ("figures/return.png", "figures/episode.gif", EXPERT, "metrics.json"):
+        assert (finished.folder / file).stat().st_size > 1000 or file == "metrics.json"
+    expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
+    assert expert.provenance["steps"] == 256
+    with pytest.raises(InputError, match="add --resume to continue it"):
+        job.job.run(job, config, lines.append)
+
+    # Killed after its last checkpoint but one: the end of the record and the last checkpoint are not there.
+    record = json.loads((finished.folder / "run.json").read_text())
+    record.pop("report")
+    (finished.folder / "run.json").write_text(json.dumps(record))
+    checkpoints = sorted(finished.folder.glob("checkpoints/*"))
+    assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}.safetensors" for n in (192, 256)]
+    checkpoints[-1].unlink()
+    (finished.folder / EXPERT).unlink()
+    again = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
+    assert "going on from 192 steps" in lines
+    assert again.metrics["steps"] == 256
+    assert again.model == "models:/coinrun-expert-bigfish-easy/2"
+    assert load_expert(again.folder / EXPERT).provenance["steps"] == 256
+    done = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
+    assert done.model == again.model
+
+
+def test_the_first_episodes_to_begin_are_counted_not_the_first_to_end() -> None:
+    policy = ActorCritic()
+
+    def environment() -> ProcgenVectorEnv:
+        return ProcgenVectorEnv(6, "leaper", seed=0, threads=0)  # its episodes end within 500 steps
+
+    seen = list(steps(lambda frames: policy(frames)[0], environment(), 10, torch.Generator().manual_seed(0)))
+    numbers = np.concatenate([step.episodes for step in seen])
+    assert set(numbers.tolist()) == set(range(10))
+    ended = np.concatenate([step.episodes[step.ended] for step in seen])
+    assert sorted(ended.tolist()) == list(range(10))
+    result = play(lambda frames: policy(frames)[0], environment(), 10)
+    lengths = np.bincount(numbers)
+    np.testing.assert_array_equal(result.lengths, lengths)
+    assert result.mean == pytest.approx(result.returns.mean())
+
+
+def test_an_expert_survives_its_file(tmp_path: Path) -> None:
+    network = ActorCritic()
+    path = tmp_path / "expert.safetensors"
+    save_expert(path, network, {"game": "maze", "difficulty": "hard", "steps": 5})
+    expert = load_expert(path, "maze", "hard")
+    for name, value in expert.network.state_dict().items():
+        torch.testing.assert_close(value, network.state_dict()[name], rtol=1e-3, atol=1e-6)
+    assert expert.provenance["steps"] == 5
+    assert load_expert(path).version == expert.version
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_experts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "expert.safetensors"
+
+    def refused(**wanted: Any) -> str:
+        with pytest.raises(InputError) as error:
+            load_expert(path, **wanted)
+        assert str(error.value).startswith(f"--expert {path}: ")
+        return str(error.value).removeprefix(f"--expert {path}: ")
+
+    assert refused() == "there is no such file; concord train coinrun-expert trains an expert"
+    path.write_bytes(b"not safetensors")
+    assert "cannot be read as safetensors" in refused()
+    save_file({"weight": torch.ones(2)}, path)
+    assert "does not say what it was trained on" in refused()
+    save_expert(path, torch.nn.Linear(2, 2), {"game": "maze", "difficulty": "hard"})
+    assert "its weights are not those of Concord's network for maze" in refused()
+    assert refused(game="coinrun") == "was trained on game maze, not on coinrun"
+    assert refused(game="maze", difficulty="easy") == "was trained on difficulty hard, not on easy"
+
+
+def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from() -> None:
+    path = shipped_expert("coinrun", "easy")
+    expert = load_expert(path, "coinrun", "easy")
+    assert path.stat().st_size < 2 << 20
+    assert {"steps", "command", "hardware", "unseen_return", "episodes"} <= expert.provenance.keys()
+    assert all(bool(torch.isfinite(value).all()) for value in load_file(path).values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"game": "pacman"}, "--game pacman: must be one of"),
+        ({"levels": 0}, "--levels 0: must lie in"),
+        ({"steps": 10}, "--steps 10: less than one batch, 16384 steps"),
+        ({"environments": 1, "rollout": 4}, "--minibatches 8: more than the 4 steps of a batch"),
+        ({"lr": 0.0}, "--lr 0.0: must be a finite number above 0"),
+        ({"discount": 1.5}, "--discount 1.5: must lie in"),
+        ({"runners": -1}, "--runners -1: must not be negative"),
+        ({"gpus_per_learner": 1.0}, "--gpus-per-learner 1: there is no GPU here"),
+        ({"initial": Path("nowhere")}, "there is no such file"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    if "gpus_per_learner" in options and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    job = load_job("coinrun-expert")
+    with pytest.raises(InputError) as error:
+        job.job.run(job, AgentConfig(output=tmp_path / "out", **options), print)
+    assert said in str(error.value)
+    assert not (tmp_path / "out").exists()

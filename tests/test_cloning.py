@@ -1,0 +1,328 @@
+"""Cloning: the expert's states as they are kept, levels in turn, and the job with its studies, on real CoinRun."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from concord.analysis.cloning_figures import bootstrapped_interval
+from concord.environments import BatchStream, Environment
+from concord.errors import InputError
+from concord.models import ChannelsFirst, ResNet18
+from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.agent_training import FIRST_UNSEEN_LEVEL, policy_of
+from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data
+from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
+from concord.training import Place, TrainConfig, load_job, train
+from concord.training.loop import Silent, check_workers
+from concord.tuning.options import options_for
+from concord.tuning.plan import make_plan
+from concord.tuning.study import run_study
+
+SMALL: dict[str, Any] = {"levels": 3, "states": 24, "first_level": 10, "test_states": 5, "validation_states": 3}
+
+
+def quiet(_: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def data(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cloning") / "data"
+    said = make_cloning_data(CloningOptions(data_dir=folder, **SMALL), quiet)
+    assert said["files_made"] == 5
+    return folder
+
+
+@pytest.fixture
+def copied(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "data"))
+
+
+# --- the data
+
+
+def test_states_come_with_what_the_expert_would_do(data: Path) -> None:
+    expert = load_expert(shipped_expert("coinrun", "easy"))
+    there = CloningData(data)
+    assert there.levels == (10, 11, 12)
+    parts = [there.level(level) for level in there.levels] + [there.split("test"), there.split("validation")]
+    assert [len(frames) for frames, _ in parts] == [24, 24, 24, 5, 3]
+    policy = policy_of(expert.network)
+    for frames, distribution in parts:
+        assert frames.dtype == torch.uint8
+        assert frames.shape[1:] == (64, 64, 3)
+        torch.testing.assert_close(distribution.sum(1), torch.ones(len(frames)), rtol=0, atol=1e-6)
+        with torch.no_grad():
+            torch.testing.assert_close(distribution, policy(frames).softmax(1), rtol=1e-4, atol=1e-5)
+        assert len({bytes(frame.numpy()) for frame in frames}) > len(frames) / 2
+
+
+def test_no_level_serves_two_purposes(data: Path) -> None:
+    shards = CloningData(data).manifest["shards"]
+    levels = [level for shard in shards for level in shard["levels"]]
+    assert len(levels) == len(set(levels)) == 3 + 5 + 3
+    unseen = [level for shard in shards if shard["split"] != "train" for level in shard["levels"]]
+    assert all(level >= FIRST_UNSEEN_LEVEL for level in unseen)
+    assert CloningData(data).manifest["expert"]["version"] == load_expert(shipped_expert("coinrun", "easy")).version
+
+
+def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
+    lost, torn = copied / "train" / "level-0000000011.parquet", copied / "test" / "part-0000.parquet"
+    lost.unlink()
+    torn.write_bytes(before[torn][:1000])
+    (copied / "manifest.json").unlink()
+    kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn)}
+    said = make_cloning_data(CloningOptions(data_dir=copied, **SMALL), quiet)
+    assert said["files_made"] == 2
+    assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_another_seed_makes_other_states(copied: Path, tmp_path: Path) -> None:
+    shutil.rmtree(copied / "train")
+    few = {**SMALL, "levels": 1, "test_states": 1, "validation_states": 0}
+    make_cloning_data(CloningOptions(data_dir=tmp_path / "other", seed=1, **few), quiet)
+    other = CloningData(tmp_path / "other")
+    assert not other.has("validation")
+    assert other.level(10)[0].shape == (24, 64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"levels": 0}, "--levels 0: must be at least 1"),
+        ({"states": 0}, "--states 0: must be at least 1"),
+        ({"game": "pacman"}, "--game pacman: must be one of"),
+        ({"game": "maze"}, "maze-easy.safetensors: there is no such file"),
+        ({"expert": Path("nowhere")}, "--expert nowhere: there is no such file"),
+        ({"first_test_level": 5, "first_level": 0, "levels": 8}, "the training levels 0 to 7 would be among the test"),
+        ({"first_test_level": 5, "first_level": 500}, "the training levels 500 to 502 would be among the test levels"),
+        ({"first_test_level": 2**31 - 5}, "--first-test-level 2147483643: too few levels"),
+        ({"tasks": 0}, "--tasks 0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        make_cloning_data(CloningOptions(**{**SMALL, "data_dir": tmp_path / "data", **options}), quiet)
+    assert said in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_with_other_data_is_left_alone(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--states 25: the data in .* are made with 24; give another --data-dir"):
+        make_cloning_data(CloningOptions(data_dir=copied, **{**SMALL, "states": 25}), quiet)
+    other = tmp_path / "other.safetensors"
+    save_expert(other, ActorCritic(), {"game": "coinrun", "difficulty": "easy"})
+    with pytest.raises(InputError, match=r"--expert: version .*; the data in .* are of version"):
+        make_cloning_data(CloningOptions(data_dir=copied, expert=other, **SMALL), quiet)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="not empty, and not made for cloning data"):
+        make_cloning_data(CloningOptions(data_dir=tmp_path / "mine", **SMALL), quiet)
+
+
+def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    shard = copied / "train" / "level-0000000011.parquet"
+    whole = shard.read_bytes()
+
+    def refused() -> str:
+        with pytest.raises(InputError) as error:
+            CloningData(copied).level(11)
+        return str(error.value)
+
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "train/level-0000000011.parquet is corrupt" in refused()
+    shard.unlink()
+    assert "train/level-0000000011.parquet is missing" in refused()
+    shard.write_bytes(whole)
+    for changed, said in (
+        ({"format": 2}, "has format 2; this Concord reads 1"),
+        ({"shards": [{"file": "train/level-0000000011.parquet"}]}, "'levels' is missing"),
+        ({"shards": [*manifest["shards"], {**manifest["shards"][0], "split": "test", "file": "x"}]}, "level 10 is in"),
+    ):
+        (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
+        assert said in refused()
+    (copied / "manifest.json").write_text("{")
+    assert "manifest.json cannot be read" in refused()
+    (copied / "manifest.json").unlink()
+    assert "no cloning data, only the beginning of some; concord data coinrun-clone makes them" in refused()
+
+
+# --- levels in turn
+
+
+def levels(count: int, examples: int = 10) -> list[Environment]:
+    inputs = torch.arange(count * examples).view(count, examples, 1).float()
+    return [Environment.of(f"level-{i}", inputs[i], inputs[i] * 2) for i in range(count)]
+
+
+def test_every_round_goes_through_all_environments_once_in_an_order_of_its_own() -> None:
+    stream = BatchStream(levels(6), 4, seed=0, together=2)
+    assert stream.steps_per_round == 3
+    orders = []
+    for rounds in range(5):
+        order = [name for step in range(3) for name in stream.names(3 * rounds + step)]
+        assert sorted(order) == [f"level-{i}" for i in range(6)]
+        orders.append(tuple(order))
+    assert len(set(orders)) > 1
+    for step in (7, 2, 14):  # any step can be asked for: a resumed run begins in the middle
+        inputs, targets = stream.batch(step)
+        assert inputs.shape == (2, 4, 1)
+        assert [f"level-{int(first) // 10}" for first in inputs[:, 0, 0]] == stream.names(step)
+        torch.testing.assert_close(targets, inputs * 2)
+
+
+def test_in_turn_every_environment_gives_the_batches_it_gives_when_all_are_together() -> None:
+    everything, in_turn = BatchStream(levels(4), 4, seed=3), BatchStream(levels(4), 4, seed=3, together=1)
+    for step in range(20):
+        (name,) = in_turn.names(step)
+        expected = everything.batch(step // 4)[0][int(name.removeprefix("level-"))]
+        torch.testing.assert_close(in_turn.batch(step)[0][0], expected)
+
+
+def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 environments"):
+        BatchStream(levels(6), 4, seed=0, together=4)
+    data = CloneData(6)
+    with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):
+        check_workers(TrainConfig(environments_per_step=4), data.environments)
+    with pytest.raises(InputError, match="--workers 3: must divide the 2 environments of a step, and all 6"):
+        check_workers(TrainConfig(environments_per_step=2, workers=3), data.environments)
+    with pytest.raises(InputError, match="--environments-per-step 1: with --per-example"):
+        TrainConfig(environments_per_step=1, per_example=True).check()
+
+
+class CloneData:
+    """The environments of a made-up job."""
+
+    def __init__(self, count: int) -> None:
+        from concord.environments import Environments
+
+        self.environments = Environments.from_arrays({e.name: (e.inputs, e.targets) for e in levels(count)})
+
+
+# --- the job
+
+
+def config(folder: Path, **options: Any) -> Any:
+    job = load_job("coinrun-clone").job
+    small = {"data_dir": folder, "epochs": 2, "batch_size": 12, "play_episodes": 0, "evaluations": 2, "output": folder}
+    return job.config(**{**small, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adam", "beta1": 0.9, "lr": 1e-3},
+        {"temporal_threshold": 0.1},
+        {"environments_per_step": 3, "aggregator": "and-mask", "optimizer": "adam", "lr": 1e-3},
+    ],
+    ids=["adam", "temporal", "spatial"],
+)
+def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    outcome = train(load_job("coinrun-clone").job, config(data, epochs=6, **options), Place(), Silent())
+    first, last = outcome.history[0].metrics, outcome.history[-1].metrics
+    assert last["train_loss"] < first["train_loss"]
+    assert {"validation_loss", "ood_loss", "ood_agreement", "worst_train_loss"} <= last.keys()
+    per_round = 1 if options.get("environments_per_step") == 3 else 3
+    assert outcome.steps == 6 * 2 * per_round
+
+
+def test_divergence_is_kullback_and_leiblers() -> None:
+    job = load_job("coinrun-clone").job
+    logits, expert = torch.randn(7, 15), torch.randn(7, 15).softmax(1)
+    expert[0] = torch.nn.functional.one_hot(torch.tensor(3), 15)
+    q = logits.softmax(1)
+    expected = sum(float(p * (p / r).log()) for p, r in zip(expert.flatten(), q.flatten(), strict=True) if p > 0) / 7
+    assert float(job.loss(logits, expert)) == pytest.approx(expected, rel=1e-5)
+    assert float(job.loss(expert.clamp_min(1e-30).log(), expert)) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_network_is_resnet_18() -> None:
+    network = ResNet18()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 11_184_207
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in network.modules()) == 17 + 3
+    frames = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
+    images = frames.permute(0, 3, 1, 2).float() / 255
+    network.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.nn.Sequential(ChannelsFirst(), network)(frames), network(images))
+
+
+def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
+    job = load_job("coinrun-clone").job
+    clone = torch.nn.Sequential(ChannelsFirst(), ResNet18())
+    # Pressing right and up all the time earns something in some levels, and ends soon.
+    torch.nn.init.zeros_(clone[1].classifier.weight)
+    with torch.no_grad():
+        clone[1].classifier.bias.copy_(torch.nn.functional.one_hot(torch.tensor(8), 15) * 5.0)
+    played = job.final_measures(config(data, play_episodes=6), clone.eval())
+    assert 0 <= played["ood_return"] <= 10
+    assert job.final_measures(config(data), clone) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"levels": 4}, "--levels 4: the data have 3 training levels"),
+        ({"states": 25}, "--states 25: the data have 24 states of each level"),
+        ({"difficulty": "hard"}, "--difficulty hard: the data in"),
+        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no cloning data; concord data coinrun-clone makes them"),
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_job("coinrun-clone").job.environments(config(data, **options))
+    assert said in str(error.value)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) -> None:
+    job = load_job("coinrun-clone")
+    for method in ("adam", "temporal-and-mask"):
+        options = {
+            "method": method, "trials": 2, "selection": "validation", "shortlist": 0, "reruns": 0, "register": False,
+            "data_dir": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
+            "name": method, "search": "random",
+        }  # fmt: skip
+        plan = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+        result = run_study(plan, quiet)
+        assert len(result.finished) == 2
+        points = [task.point for task, _ in result.finished]
+        assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
+    report = job.job.report
+    assert report is not None
+    options_of_report = report.options(
+        seeds=1, epochs=1, states=12, play_episodes=0, data_dir=data, output=tmp_path, best=2
+    )
+    said = report.make(options_of_report, quiet)
+    assert set(said["methods"]) == {"adam", "temporal-and-mask", "spatial-and-mask"}
+    assert said["trials"] == {"temporal-and-mask": 2, "adam": 2}
+    assert set(said["table_3"]) == {f"{method} {rank}" for method in said["trials"] for rank in (1, 2)}
+    for path in said["figures"].values():
+        assert Path(path).stat().st_size > 5000
+
+
+def test_the_interval_of_a_mean_is_the_one_of_resampling_by_hand() -> None:
+    values = np.random.default_rng(1).normal(0, 1, (12, 3))
+    generator = np.random.default_rng(5)
+    means = np.stack([values[generator.integers(0, 12, 12)].mean(0) for _ in range(4000)])
+    low, high = bootstrapped_interval(values)
+    np.testing.assert_allclose(low, np.quantile(means, 0.025, axis=0), atol=0.05)
+    np.testing.assert_allclose(high, np.quantile(means, 0.975, axis=0), atol=0.05)
+
+
+def test_configurations_of_both_methods_differ_in_the_optimizer_alone() -> None:
+    job = load_job("coinrun-clone").job
+    temporal, adam = (job.studies[name].space.entries for name in ("temporal-and-mask", "adam"))
+    assert set(temporal) - set(adam) == {"beta3", "temporal_threshold"}
+    assert {name for name in adam if adam[name] != temporal[name]} == {"optimizer"}
+    assert dataclasses.fields(job.config)
