@@ -36,8 +36,8 @@ usage: concord COMMAND [options]
   concord jobs                          what there is to run, and what each reproduces
   concord train JOB [--option value]    one run; --name NAME --resume continues it
   concord tune JOB [--trials N]         one study; the same --name continues it
-  concord data JOB                      make the data of a job that needs some made
   concord report JOB                    figures and tables from what was tracked
+  concord data JOB                      make the data of a job that needs some made
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
@@ -601,8 +601,8 @@ COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
     "jobs": _jobs,
     "train": _train,
     "tune": _tune,
-    "data": _data,
     "report": _report,
+    "data": _data,
     "demo": _demo,
     "models": _models,
     "ui": _ui,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import shlex
@@ -109,10 +108,11 @@ class AgentConfig(RunConfig):
     """How many checkpoints are written during the run (at the end in any case)."""
     # fmt: on
 
-    @property
-    def gpus(self) -> float:
+    def gpu_request(self) -> tuple[float, str]:
         """Of all learners and runners."""
-        return max(self.learners, 1) * self.gpus_per_learner + max(self.runners, 1) * self.gpus_per_runner
+        wanted = max(self.learners, 1) * self.gpus_per_learner + self.runners * self.gpus_per_runner
+        of_each = f"--gpus-per-learner {self.gpus_per_learner:g} --gpus-per-runner {self.gpus_per_runner:g}"
+        return wanted, f"{of_each}: {wanted:g} GPUs in all"
 
     @property
     def batch(self) -> int:
@@ -229,7 +229,6 @@ class _Agent:
         # RLlib takes seconds to import.
         from concord.reinforcement.policy_optimization import Placement, algorithm_config
 
-        logging.getLogger("ray.rllib").setLevel(logging.ERROR)
         self._config, self._folder, self._say = config, opened.folder, say
         self._log = MetricLog(opened.folder / METRICS, opened.store.uri, opened.run_id)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,6 +6,7 @@ Here the runner (RLlib's ``EnvRunner``) steps one native vector environment and 
 batch while it learns from this one.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import ray
 import torch
-from gymnasium import spaces
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -30,12 +30,18 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFET
 from torch import Tensor
 
 from concord.reinforcement.actor_critic import ActorCritic
-from concord.reinforcement.procgen_environment import ACTIONS, FRAME, ProcgenVectorEnv
+from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
 from concord.training.process import tune_process
 
 _SAMPLES = "samples"
 _NETWORK = "network."  # how the module calls it
+
+
+def _quiet() -> None:
+    """RLlib warns of what it does itself, in every process."""
+    for name in ("ray.rllib", "ray._common.deprecation"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class PolicyModule(TorchRLModule, ValueFunctionAPI):
@@ -67,6 +73,7 @@ class PolicyLearner(PPOTorchLearner):
 
     def build(self) -> None:
         """Make module and optimizer; set threads and denormal numbers of this process."""
+        _quiet()
         tune_process(self.config.learner_config_dict["threads"])
         super().build()
 
@@ -83,6 +90,7 @@ class ProcgenRunner(EnvRunner, Checkpointable):
     """Samples from one vector environment; gives :class:`Samples` instead of episodes."""
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        _quiet()
         super().__init__(config=config, **kwargs)
         settings = dict(config.env_config)
         remote = config.num_env_runners > 0
@@ -352,13 +360,12 @@ def algorithm_config(
     """
     runners = max(1, placement.runners)
     rows = environments * steps * runners
+    _quiet()
     config = PPOConfig(algo_class=PolicyOptimization)
     config.api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
     config.environment(
         ProcgenVectorEnv,
         env_config={**game, "torch_threads": placement.cpus_per_runner},
-        observation_space=spaces.Box(0, 255, FRAME, np.uint8),
-        action_space=spaces.Discrete(ACTIONS),
         disable_env_checking=True,
     )
     config.env_runners(
@@ -371,12 +378,12 @@ def algorithm_config(
         create_local_env_runner=placement.runners == 0,
     )
     config.learners(
+        learner_class=PolicyLearner,
         num_learners=placement.learners,
         num_gpus_per_learner=placement.gpus_per_learner,
         learner_config_dict={"overlap": overlap and placement.runners > 0, "threads": placement.threads},
     )
     config.training(
-        learner_class=PolicyLearner,
         gamma=discount,
         lambda_=decay,
         lr=lr,

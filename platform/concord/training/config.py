@@ -37,10 +37,9 @@ class RunConfig:
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     # fmt: on
 
-    @property
-    def gpus(self) -> float:
-        """How many GPUs the run wants of Ray."""
-        return 0.0
+    def gpu_request(self) -> tuple[float, str]:
+        """How many GPUs the run wants of Ray, and which option says so, in words."""
+        return 0.0, ""
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
@@ -138,10 +137,9 @@ class TrainConfig(RunConfig):
     """Folder with the job's data, if it reads any (or CONCORD_DATA)."""
     # fmt: on
 
-    @property
-    def gpus(self) -> float:
+    def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
-        return float(self.workers) if self.use_gpu else 0.0
+        return float(self.workers) * self.use_gpu, f"--use-gpu: {self.workers} workers want a GPU each"
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""

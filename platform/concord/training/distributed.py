@@ -118,8 +118,9 @@ def check_resources(config: RunConfig) -> None:
     import ray
 
     gpus = ray.cluster_resources().get("GPU", 0.0)
-    if config.gpus > gpus:
-        raise InputError(f"GPUs: the run wants {config.gpus:g}; the Ray cluster has {gpus:g}")
+    wanted, said = config.gpu_request()
+    if wanted > gpus:
+        raise InputError(f"{said}; the Ray cluster has {gpus:g}")
 
 
 def _check_shared_storage(config: RunConfig) -> None:

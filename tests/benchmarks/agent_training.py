@@ -1,0 +1,153 @@
+"""An agent's training by RLlib against proximal policy optimization written out by hand, in environment steps a second.
+
+Both have the same network, environments and settings, the published ones but for a batch of 64 steps, so that one
+measurement takes seconds; they take turns, a batch each, in one process.
+"""
+
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import ray
+import torch
+from torch.nn.functional import log_softmax
+
+from concord.benchmark import Row
+from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.advantages import RewardScale, advantages
+from concord.reinforcement.policy_optimization import Placement, algorithm_config
+from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+from concord.training.process import tune_process
+
+BATCHES, WARMUP = 5, 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of both."""
+
+    environments: int = 64
+    steps: int = 64
+    epochs: int = 3
+    minibatches: int = 8
+    lr: float = 5e-4
+    discount: float = 0.999
+    decay: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+    value: float = 0.5
+    largest_norm: float = 0.5
+    precision: torch.dtype = torch.bfloat16
+
+
+def loop(settings: Settings) -> Callable[[], None]:
+    """The hand-written loop; each call is one batch, sampled and learned from."""
+    network = ActorCritic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
+    environment = ProcgenVectorEnv(settings.environments, seed=0)
+    optimizer = torch.optim.Adam(network.parameters(), settings.lr, eps=1e-5)
+    scale = RewardScale(settings.discount)
+    frames, _ = environment.reset()
+    shape = (settings.steps, settings.environments)
+    seen = np.empty((*shape, *frames.shape[1:]), np.uint8)
+    chosen = np.empty(shape, np.int64)
+    values, likely, rewards = (np.empty(shape, np.float32) for _ in range(3))
+    ends = np.empty(shape, np.bool_)
+
+    def batch() -> None:
+        nonlocal frames
+        with torch.no_grad(), torch.autocast(device.type, settings.precision):
+            for step in range(settings.steps):
+                logits, value = network(torch.from_numpy(frames).to(device))
+                scores = log_softmax(logits, 1)
+                action = torch.multinomial(scores.exp(), 1)
+                seen[step], chosen[step], values[step] = frames, action[:, 0].cpu(), value.cpu()
+                likely[step] = scores.gather(1, action)[:, 0].cpu()
+                frames, reward, ended, _, _ = environment.step(chosen[step])
+                rewards[step], ends[step] = scale(reward, ended), ended
+            last = network(torch.from_numpy(frames).to(device))[1].cpu().numpy()
+        estimates = advantages(rewards, values, ends, last, settings.discount, settings.decay)
+        normal = (estimates - estimates.mean()) / (estimates.std() + 1e-8)
+        flat = [seen.reshape(-1, *frames.shape[1:]), chosen, likely, normal, estimates + values]
+        columns = [torch.from_numpy(each.reshape(shape[0] * shape[1], *each.shape[2:])) for each in flat[1:]]
+        pixels, (actions, before, gains, targets) = (
+            torch.from_numpy(flat[0]).to(device),
+            (c.to(device) for c in columns),
+        )
+        for _ in range(settings.epochs):
+            for part in torch.randperm(len(targets), device=device).chunk(settings.minibatches):
+                with torch.autocast(device.type, settings.precision):
+                    logits, value = network(pixels[part])
+                scores = log_softmax(logits, 1)
+                ratio = (scores.gather(1, actions[part, None])[:, 0] - before[part]).exp()
+                clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+                gain = torch.min(gains[part] * ratio, gains[part] * clipped)
+                entropy = -(scores.exp() * scores).sum(1)
+                loss = -gain + settings.value * (value - targets[part]) ** 2 - settings.entropy * entropy
+                optimizer.zero_grad()
+                loss.mean().backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.largest_norm)
+                optimizer.step()
+
+    return batch
+
+
+def by_rllib(settings: Settings) -> Callable[[], None]:
+    """Ours; each call is one batch."""
+    algorithm = algorithm_config(
+        environments=settings.environments,
+        steps=settings.steps,
+        epochs=settings.epochs,
+        minibatches=settings.minibatches,
+        lr=settings.lr,
+        discount=settings.discount,
+        decay=settings.decay,
+        clip=settings.clip,
+        entropy=settings.entropy,
+        value=settings.value,
+        largest_norm=settings.largest_norm,
+        precision=str(settings.precision).removeprefix("torch."),
+        compiled=False,
+        overlap=False,
+        seed=0,
+        game={"game": "coinrun"},
+        placement=Placement(gpus_per_learner=float(torch.cuda.is_available())),
+    ).build_algo()
+    return lambda: (algorithm.step_batch(0), None)[1]
+
+
+def rows() -> list[Row]:
+    """Seconds for a thousand environment steps, and the ratio of environment steps a second."""
+    tune_process()
+    torch.manual_seed(0)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        settings = Settings()
+        ours, theirs = by_rllib(settings), loop(settings)
+        thousands = settings.environments * settings.steps / 1000
+        pairs = [(_seconds(ours) / thousands, _seconds(theirs) / thousands) for _ in range(WARMUP + BATCHES)][WARMUP:]
+    finally:
+        ray.shutdown()
+    speed = statistics.median(theirs_ / ours_ for ours_, theirs_ in pairs)
+    return [
+        Row(
+            "1000 environment steps of PPO by RLlib, 64 environments, 3 epochs",
+            statistics.median(ours_ for ours_, _ in pairs),
+            "a loop by hand (ratio: steps a second)",
+            statistics.median(theirs_ for _, theirs_ in pairs),
+            speed,
+            "≥ 0.9",
+        )
+    ]
+
+
+def _seconds(batch: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    batch()
+    return time.perf_counter() - began
