@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,8 @@ class CloneConfig(TrainConfig):
     play_episodes: int = 100
     """Episodes that the trained clone plays on unseen levels; 0 plays none."""
 
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
     environments_per_step: int = 1
     """Levels of a step, in a new random order through all of them each time; 0 takes all at every step."""
     aggregator: AggregatorName = "mean"

@@ -13,7 +13,7 @@ from concord.training import load_job
 from concord.training.run import run
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/coinrun.md"))
 
 
 def snippet(name: str) -> str:
@@ -22,7 +22,7 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "procgen"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False

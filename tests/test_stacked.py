@@ -573,3 +573,35 @@ def test_a_recorded_dropout_draws_anew_at_every_step() -> None:
     torch.manual_seed(3)
     fresh = StackedGradients(model, cross_entropy, Mean(), trace=True)
     assert torch.equal(fresh(numbers(6), labels()).losses, first)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_under_autocast_layers_compute_in_bfloat16_and_the_loss_in_float32(vectorize: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
+    inputs, targets = torch.randn(3, 5, 1, 8, 8), torch.randint(0, 3, (3, 5))
+    seen: list[torch.dtype] = []
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append(outputs.dtype)
+        return nn.functional.cross_entropy(outputs, labels)
+
+    exact = StackedGradients(copy.deepcopy(model), loss, Mean())
+    rounded = StackedGradients(model, loss, Mean(), vectorize=vectorize, autocast=torch.bfloat16)
+    expected, got = exact(inputs, targets), rounded(inputs, targets)
+    assert set(seen) == {torch.float32}
+    assert rounded.vectorize == vectorize
+    torch.testing.assert_close(got.losses, expected.losses, rtol=2e-2, atol=2e-2)
+    assert not torch.equal(got.losses, expected.losses)
+    for ours, theirs in zip(rounded.model.parameters(), exact.model.parameters(), strict=True):
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.1, atol=2e-2)
+
+
+def test_networks_with_convolutions_are_not_vectorized_on_a_processor_unless_asked() -> None:
+    images, plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(2)), nn.Linear(3, 2)
+    images(torch.zeros(1, 1, 4, 4))
+    loss = nn.functional.cross_entropy
+    assert not StackedGradients(images, loss, Mean()).vectorize
+    assert StackedGradients(images, loss, Mean(), vectorize=True).vectorize
+    assert StackedGradients(plain, loss, Mean()).vectorize

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from concord.aggregation import Aggregator, sum_over_environments
 from concord.errors import InputError
+from concord.gradients.autocast import outputs_of
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.per_example import PerExample
 from concord.gradients.stacked import Loss, random_state, set_random_state
@@ -151,13 +152,7 @@ class PerExampleGradients:
         return outputs.detach(), loss.detach()
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor
-        if self.autocast is None:
-            outputs = self.model(inputs)
-            return outputs
-        with torch.autocast(self._device.type, self.autocast):
-            outputs = self.model(inputs)
-        return outputs.float()
+        return outputs_of(self.model, inputs, self.autocast)
 
     def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         sums = self._collected.sums

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import Aggregator
 from concord.aggregation.rule import accumulation_dtype
+from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.layout import trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
@@ -185,6 +186,7 @@ class HookedGradients:
         loss: maps outputs and targets to a scalar, the mean over the batch.
         rule, rescale, nonfinite, environment: as for :class:`AggregationHook`.
         find_unused_parameters: as for DDP: the loss does not depend on all parameters.
+        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
     """
 
     def __init__(
@@ -197,7 +199,9 @@ class HookedGradients:
         nonfinite: NonFinite = "raise",
         environment: str | None = None,
         find_unused_parameters: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
+        self._autocast = autocast
         self._parameters = list(trainable(model).values())
         device = self._parameters[0].device
         self._model = DistributedDataParallel(
@@ -216,7 +220,7 @@ class HookedGradients:
         self.hook.step = step
         for parameter in self._parameters:
             parameter.grad = None
-        loss = self._loss(self._model(inputs[0]), targets[0])
+        loss = self._loss(outputs_of(self._model, inputs[0], self._autocast), targets[0])
         loss.backward()
         kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])
         return EnvironmentStep(loss.detach()[None], kept, self.hook.skipped)

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from concord.aggregation import Aggregator, sum_over_environments
 from concord.errors import InputError
+from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.step import EnvironmentStep
@@ -53,6 +54,7 @@ class StackedGradients:
         memory_limit: bytes of per-environment gradients that may exist at once.
         vectorize: False does one environment after the other from the start. None does so for networks with
             convolutions on a processor, where vmap makes grouped convolutions of them, which take three times as long.
+        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
         trace: record the vectorized computation once for each shape of the batch and each training mode, and replay
             the recorded tensor operations afterwards, which spares a small network a tenth of its step. Only for
             models and losses that do the same at every step: what Python decides in them (a schedule, a counter,
@@ -75,6 +77,7 @@ class StackedGradients:
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 30,
         vectorize: bool | None = None,
+        autocast: torch.dtype | None = None,
         trace: bool = False,
     ) -> None:
         self._sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite)
@@ -84,6 +87,7 @@ class StackedGradients:
         self.loss = loss
         self.rule = rule
         self.nonfinite = nonfinite
+        self.autocast = autocast
         self.names = names
         convolutions = any(isinstance(module, _ConvNd) for module in model.modules())
         on_processor = self._sums.device.type == "cpu"
@@ -172,7 +176,7 @@ class StackedGradients:
         before = self._copies_of_buffers(1)
         buffer_means = _BufferMeans(self.model)
         for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
-            loss = self.loss(self.model(batch), target)
+            loss = self.loss(outputs_of(self.model, batch, self.autocast), target)
             gradients = torch.autograd.grad(loss, list(self._sums.parameters.values()), materialize_grads=True)
             losses.append(loss.detach())
             self._note_finite([gradient[None] for gradient in gradients])
@@ -194,7 +198,9 @@ class StackedGradients:
         # The parameters come as a tuple: functorch flattens its arguments at every level, and dictionaries cost
         # it 2 % of a small network's step.
         named = dict(zip(self._sums.layout.names, parameters, strict=True))
-        outputs = functional_call(self.model, {**named, **buffers}, (inputs,))
+        outputs = outputs_of(
+            lambda batch: functional_call(self.model, {**named, **buffers}, (batch,)), inputs, self.autocast
+        )
         return self.loss(outputs, targets), buffers
 
     def _sum_of_finite(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:

@@ -91,7 +91,7 @@ class TrainConfig(RunConfig):
     example_gradient: ExampleGradient = "contribution"
     """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What layers compute in, with --per-example: bfloat16 (autocast) is faster where the hardware has it."""
+    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
 
     trace: bool = False
     """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
@@ -161,8 +161,6 @@ class TrainConfig(RunConfig):
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")
-        right = self.precision == "float32" or self.per_example
-        self.require("precision", right, "needs --per-example; other runs compute in float32")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")

@@ -220,6 +220,7 @@ class _Run:
         )
         rule = aggregator(config.aggregator, config.threshold)
         options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
+        options["autocast"] = torch.bfloat16 if config.precision == "bfloat16" else None
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
@@ -231,7 +232,6 @@ class _Run:
                 job.loss,
                 rule,
                 definition=config.example_gradient,
-                autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
                 group=group,
                 **options,
             )
