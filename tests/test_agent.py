@@ -14,9 +14,10 @@ from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
 
 from concord.errors import InputError
+from concord.reinforcement import agent_training
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.advantages import RewardScale, advantages
-from concord.reinforcement.agent_training import EXPERT, AgentConfig
+from concord.reinforcement.agent_training import EXPERT, AgentConfig, policy_of, unseen_levels
 from concord.reinforcement.episodes import play, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
@@ -132,6 +133,7 @@ def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pyt
     held = {name.removeprefix("network."): value for name, value in runner.module.get_state().items()}
     np.testing.assert_array_equal(held["policy.weight"], algorithm.weights()["policy.weight"])
 
+    assert counts_of_lr(algorithm) == 1e-3
     arrays_, counts = copy.deepcopy(algorithm.training_state())
     counts = json.loads(json.dumps(counts))  # as a checkpoint keeps it
     algorithm.step_batch(64)
@@ -143,18 +145,51 @@ def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pyt
     algorithm.stop()
 
 
+def counts_of_lr(algorithm: Any) -> float:
+    rate: float = algorithm.training_state()[1]["lr"]
+    return rate
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_schedule_goes_on_where_it_was() -> None:
+    options: dict[str, Any] = {"lr": [[0, 1e-3], [256, 0.0]]}
+    algorithm = build(**options)
+    algorithm.step_batch(0)
+    algorithm.step_batch(64)
+    assert counts_of_lr(algorithm) == pytest.approx(0.5e-3)
+    arrays_, counts = copy.deepcopy(algorithm.training_state())
+    algorithm.stop()
+    again = build(**options, begins_at=128)
+    again.set_training_state(arrays_, counts)
+    assert counts_of_lr(again) == pytest.approx(0.5e-3)
+    first = build(**options).env_runner_group.local_env_runner.sample()
+    assert not np.array_equal(first.frames, again.env_runner_group.local_env_runner.sample().frames)
+    again.stop()
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     from concord.reinforcement.policy_optimization import Placement
 
+    def of_runners() -> list[Any]:
+        group = algorithm.env_runner_group
+        return group.foreach_env_runner(lambda runner: runner.module.get_state()["network.policy.weight"])
+
     algorithm = build(overlap=True, placement=Placement(runners=2, cpus_per_runner=1), minibatches=2)
     before = copy.deepcopy(algorithm.weights())
+    given = {name: value + 1 for name, value in before.items()}
+    algorithm.set_weights_of_network(given)
+    for held in of_runners():
+        np.testing.assert_array_equal(held, given["policy.weight"])
+    algorithm.set_weights_of_network(before)
     algorithm.step_batch(0)
     assert algorithm.batch_steps == 2 * 64
     assert algorithm.env_runner_group.num_in_flight_async_reqs("samples") == 2
     learned = algorithm.step_batch(128)
     assert learned["num_module_steps_trained_lifetime"] == 2 * 128
     assert not np.array_equal(before["policy.weight"], algorithm.weights()["policy.weight"])
+    for held in of_runners():  # after what they sample meanwhile, they have taken what was learned
+        np.testing.assert_array_equal(held, algorithm.weights()["policy.weight"])
     algorithm.stop()
 
 
@@ -189,15 +224,30 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     (finished.folder / "run.json").write_text(json.dumps(record))
     checkpoints = sorted(finished.folder.glob("checkpoints/*"))
     assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}.safetensors" for n in (192, 256)]
-    checkpoints[-1].unlink()
+    checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:1000])  # torn as the machine died
     (finished.folder / EXPERT).unlink()
     again = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
-    assert "going on from 192 steps" in lines
+    assert "going on from 192 steps, with new episodes" in lines
     assert again.metrics["steps"] == 256
     assert again.model == "models:/coinrun-expert-bigfish-easy/2"
     assert load_expert(again.folder / EXPERT).provenance["steps"] == 256
     done = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
     assert done.model == again.model
+
+
+def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = load_job("coinrun-expert")
+    with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
+        job.job.run(job, AgentConfig(output=tmp_path, runners=500, name="many"), print)
+    assert not (tmp_path / "runs" / "many").exists()
+
+    uri = "postgresql://me:secret@host/db"
+    monkeypatch.setattr("sys.argv", ["/bin/concord", "train", "coinrun-expert", "--tracking-uri", uri])
+    said = agent_training._provenance(AgentConfig(), agent_training._Progress(), None)
+    assert said["command"].startswith("concord train coinrun-expert --tracking-uri")
+    assert "secret" not in json.dumps(said)
 
 
 def test_the_first_episodes_to_begin_are_counted_not_the_first_to_end() -> None:
@@ -257,6 +307,18 @@ def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from
     assert all(bool(torch.isfinite(value).all()) for value in load_file(path).values())
 
 
+@pytest.mark.slow
+def test_the_expert_that_comes_with_concord_plays_as_well_as_it_says() -> None:
+    """500 episodes on levels that it was not trained on, other ones than those of its own evaluation."""
+    expert = load_expert(shipped_expert("coinrun", "easy"))
+    environment = unseen_levels(AgentConfig(), 64, seed=99)
+    played = play(policy_of(expert.network), environment, 500)
+    print(f"mean return {played.mean:.2f}, standard error {played.standard_error:.2f}")
+    assert played.mean >= 7.5
+    said = expert.provenance["unseen_return"]
+    assert abs(played.mean - said) < 4 * np.hypot(played.standard_error, expert.provenance["standard_error"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -266,9 +328,11 @@ def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from
         ({"environments": 1, "rollout": 4}, "--minibatches 8: more than the 4 steps of a batch"),
         ({"lr": 0.0}, "--lr 0.0: must be a finite number above 0"),
         ({"discount": 1.5}, "--discount 1.5: must lie in"),
-        ({"runners": -1}, "--runners -1: must not be negative"),
+        ({"runners": -1}, "--runners -1: must be a finite number, not negative"),
+        ({"entropy": float("inf")}, "--entropy inf: must be a finite number, not negative"),
+        ({"gpus_per_runner": 1.0}, "--gpus-per-runner 1.0: needs --runners; without, sampling is where the learner is"),
         ({"gpus_per_learner": 1.0}, "--gpus-per-learner 1: there is no GPU here"),
-        ({"initial": Path("nowhere")}, "there is no such file"),
+        ({"initial": Path("nowhere")}, "/nowhere: there is no such file"),
     ],
 )
 def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Cloning: the expert's states as they are kept, levels in turn, and the job with its studies, on real CoinRun."""
 
-import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.agent_training import FIRST_UNSEEN_LEVEL, policy_of
-from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data
+from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one_a_level, make_cloning_data
+from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.training import Place, TrainConfig, load_job, train
 from concord.training.loop import Silent, check_workers
@@ -77,20 +78,25 @@ def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Pa
     lost.unlink()
     torn.write_bytes(before[torn][:1000])
     (copied / "manifest.json").unlink()
-    kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn)}
+    flipped = copied / "train" / "level-0000000012.parquet"
+    content = bytearray(before[flipped])
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn, flipped)}
     said = make_cloning_data(CloningOptions(data_dir=copied, **SMALL), quiet)
-    assert said["files_made"] == 2
+    assert said["files_made"] == 3
     assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
-def test_another_seed_makes_other_states(copied: Path, tmp_path: Path) -> None:
-    shutil.rmtree(copied / "train")
+def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
     few = {**SMALL, "levels": 1, "test_states": 1, "validation_states": 0}
     make_cloning_data(CloningOptions(data_dir=tmp_path / "other", seed=1, **few), quiet)
     other = CloningData(tmp_path / "other")
     assert not other.has("validation")
     assert other.level(10)[0].shape == (24, 64, 64, 3)
+    assert not torch.equal(other.level(10)[0], CloningData(data).level(10)[0])
+    assert other.version != CloningData(data).version
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,11 @@ def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
     shard.write_bytes(whole)
     for changed, said in (
         ({"format": 2}, "has format 2; this Concord reads 1"),
-        ({"shards": [{"file": "train/level-0000000011.parquet"}]}, "'levels' is missing"),
+        ({"shards": [{"file": "train/level-0000000011.parquet"}]}, "split of a file is missing"),
+        ({"shards": []}, "a file for train is missing"),
+        ({"shards": [{**manifest["shards"][0], "levels": []}]}, "levels of a file is missing"),
+        ({"shards": manifest["shards"][:3]}, "a file for test is missing"),
+        ({"states": None}, "states is missing"),
         ({"shards": [*manifest["shards"], {**manifest["shards"][0], "split": "test", "file": "x"}]}, "level 10 is in"),
     ):
         (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
@@ -289,7 +299,7 @@ def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) ->
     job = load_job("coinrun-clone")
     for method in ("adam", "temporal-and-mask"):
         options = {
-            "method": method, "trials": 2, "selection": "validation", "shortlist": 0, "reruns": 0, "register": False,
+            "method": method, "trials": 2, "shortlist": 0, "reruns": 0, "register": False,
             "data_dir": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
             "name": method, "search": "random",
         }  # fmt: skip
@@ -304,7 +314,7 @@ def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) ->
         seeds=1, epochs=1, states=12, play_episodes=0, data_dir=data, output=tmp_path, best=2
     )
     said = report.make(options_of_report, quiet)
-    assert set(said["methods"]) == {"adam", "temporal-and-mask", "spatial-and-mask"}
+    assert set(said["clones"]) == {"adam", "temporal-and-mask", "spatial-and-mask"}
     assert said["trials"] == {"temporal-and-mask": 2, "adam": 2}
     assert set(said["table_3"]) == {f"{method} {rank}" for method in said["trials"] for rank in (1, 2)}
     for path in said["figures"].values():
@@ -325,4 +335,45 @@ def test_configurations_of_both_methods_differ_in_the_optimizer_alone() -> None:
     temporal, adam = (job.studies[name].space.entries for name in ("temporal-and-mask", "adam"))
     assert set(temporal) - set(adam) == {"beta3", "temporal_threshold"}
     assert {name for name in adam if adam[name] != temporal[name]} == {"optimizer"}
-    assert dataclasses.fields(job.config)
+    assert {study.selection for study in job.studies.values()} == {"validation"}
+
+
+def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
+    job = load_job("coinrun-clone")
+    options = {"method": "adam", "data_dir": data, "output": tmp_path}
+    plan = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+    assert plan.criterion.metric == "validation_loss"
+    assert plan.looks_at_test is None
+    assert plan.identity()["data"] == CloningData(data).version
+    options["selection"] = "oracle"
+    oracle = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+    assert oracle.looks_at_test == "selection"
+
+
+@pytest.mark.parametrize(("levels", "together"), [(64, 8), (63, 7), (8, 8), (3, 3), (11, 1), (1, 1)])
+def test_the_spatial_mask_compares_as_many_levels_as_divide_them(levels: int, together: int) -> None:
+    methods = sys.modules[load_job("coinrun-clone").job.model.__module__].methods(levels)
+    assert ("spatial-and-mask" in methods) == (together > 1)
+    if together > 1:
+        assert methods["spatial-and-mask"]["environments_per_step"] == together
+        assert methods["spatial-and-mask"]["batch_size"] == 64 // together
+
+
+def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:
+    def episode() -> list[Step]:
+        nothing = np.zeros(1)
+        frames, logits = np.zeros((1, 64, 64, 3), np.uint8), np.zeros((1, 15), np.float32)
+        level, number = np.array([7], np.int32), np.array([0])
+        return [
+            Step(frames, logits, number, level, np.array([at == 9]), nothing.astype(np.float32), nothing.astype(int))
+            for at in range(10)
+        ]
+
+    counts = np.zeros(10)
+    drawn = np.random.default_rng(0)
+    for _ in range(2000):
+        states = _one_a_level(episode(), 1, drawn)
+        assert states is not None
+        counts[states.steps[0]] += 1
+    assert abs(counts - 200).max() < 70  # five standard deviations
+    assert _one_a_level(episode(), 2, drawn) is None

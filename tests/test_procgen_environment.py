@@ -119,6 +119,14 @@ def test_levels_come_from_the_range() -> None:
     assert seen == {100, 101, 102}
 
 
+def test_a_wrong_seed_leaves_the_environment_as_it_was() -> None:
+    environment = ProcgenVectorEnv(2, seed=0)
+    environment.step(actions(1, 2)[0])  # also without a reset
+    with pytest.raises(InputError):
+        environment.reset(seed=-1)
+    assert environment.step(actions(1, 2)[0])[0].shape == (2, 64, 64, 3)
+
+
 def test_it_is_a_gymnasium_vector_environment() -> None:
     environment = ProcgenVectorEnv(2, render_mode="rgb_array")
     frames, _ = environment.reset()
@@ -142,6 +150,7 @@ def test_it_is_a_gymnasium_vector_environment() -> None:
         ({"first_level": -5, "levels": 2}, "levels -5 to -4"),
         ({"first_level": LARGEST_LEVEL, "levels": 2}, "must lie in"),
         ({"seed": -1}, "seed -1: must lie in"),
+        ({"first_level": 5}, "first level 5: needs a number of levels; 0 levels stand for all there are"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:

@@ -69,6 +69,8 @@ class Environments:
         test: whole environments to report on; nothing is chosen by them.
         observed: more to report on, each by itself: its metrics begin with its name. Such may be parts of the
             training data.
+        version: text that is another when the data are; what was found out about some data is not taken for others
+            then. None where the options alone decide the data.
 
     Raises:
         InputError: no training environment, or a name that stands twice.
@@ -81,7 +83,9 @@ class Environments:
         validation: Iterable[str] = (),
         test: Iterable[str] = (),
         observed: Iterable[str] = (),
+        version: str | None = None,
     ) -> None:
+        self.version = version
         self._load = load
         self.train = tuple(train)
         self.validation = tuple(validation)
@@ -122,7 +126,7 @@ class Environments:
         """
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
-        return Environments(self._load, train, [name], self.test, self.observed)
+        return Environments(self._load, train, [name], self.test, self.observed, self.version)
 
     @property
     def names(self) -> tuple[str, ...]:

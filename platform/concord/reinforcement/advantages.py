@@ -39,13 +39,13 @@ class RewardScale:
     """Divides rewards by the standard deviation of the discounted return so far, as OpenAI's baselines do.
 
     Attributes:
-        discount: γ of the running return.
+        discount: γ of the running return; theirs is .99 whatever the agent's is.
         limit: largest size of a scaled reward.
         count, mean, squares: how many returns were seen, their mean, and the sum of squared differences from it.
         running: ``(environments,)``, the discounted return of each environment since its episode began.
     """
 
-    discount: float
+    discount: float = 0.99
     limit: float = 10.0
     count: float = 1e-4
     mean: float = 0.0

@@ -1,5 +1,6 @@
 """The run behind ``concord train coinrun-expert``: an agent trained by RLlib, tracked, evaluated, registered."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -7,14 +8,14 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -24,11 +25,11 @@ from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play
 from concord.reinforcement.expert import load_expert, save_expert
 from concord.reinforcement.procgen_environment import LARGEST_LEVEL, Difficulty, ProcgenVectorEnv, check_game
-from concord.tracking import MetricLog, log_model, register
+from concord.tracking import MetricLog, log_model, redact, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
-from concord.training.run import FinishedRun, Say, reported
+from concord.training.run import FinishedRun, Say, already_finished
 from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, read_record, run_tags, write_record
 
 EXPERT = "expert.safetensors"
@@ -42,7 +43,10 @@ _SENDING_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(RunConfig):
-    """One agent; the defaults are the settings that Procgen's authors publish (Cobbe et al., 2020, appendix D)."""
+    """One agent; the defaults are the settings that Procgen's authors publish (Cobbe et al., 2020, appendix D).
+
+    Unlike in their code the value function is not clipped, and advantages are normalized over a batch, not a minibatch.
+    """
 
     # fmt: off
     game: str = "coinrun"
@@ -74,8 +78,8 @@ class AgentConfig(RunConfig):
     """How far the ratio of new to old policy may be from 1 before its gain counts no more."""
     entropy: float = 0.01
     """Coefficient of the policy's entropy."""
-    value: float = 0.5
-    """Coefficient of the value function's loss."""
+    value: float = 0.25
+    """Coefficient of the squared error of the value function (theirs is 0.5 of half of it)."""
     largest_norm: float = 0.5
     """Largest norm of the gradient."""
 
@@ -127,7 +131,8 @@ class AgentConfig(RunConfig):
         for option in (*positive, "final_episodes", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         for option in ("runners", "learners", "gpus_per_learner", "gpus_per_runner", "clip", "entropy", "value"):
-            self.require(option, getattr(self, option) >= 0, "must not be negative")
+            right = 0 <= getattr(self, option) < math.inf
+            self.require(option, right, "must be a finite number, not negative")
         right = 1 <= self.levels <= FIRST_UNSEEN_LEVEL
         self.require("levels", right, f"must lie in [1, {FIRST_UNSEEN_LEVEL}]; the others are for evaluation")
         rows = self.batch // max(1, self.learners)
@@ -139,8 +144,9 @@ class AgentConfig(RunConfig):
             self.require(option, 0 < getattr(self, option) < math.inf, "must be a finite number above 0")
         self.require("final_lr", self.final_lr is None or self.final_lr >= 0, "must not be negative")
         self.require("threads", self.threads is None or self.threads >= 1, "must be at least 1")
-        on_gpu = self.gpus_per_learner > 0 or self.gpus_per_runner > 0
-        if on_gpu and self.gpus_per_learner > 0 and self.learners == 0 and not torch.cuda.is_available():
+        alone = self.gpus_per_runner == 0 or self.runners > 0
+        self.require("gpus_per_runner", alone, "needs --runners; without, sampling is where the learner is")
+        if self.gpus_per_learner > 0 and self.learners == 0 and not torch.cuda.is_available():
             raise InputError(
                 f"--gpus-per-learner {self.gpus_per_learner:g}: there is no GPU here; --learners 1 finds one elsewhere"
             )
@@ -176,6 +182,7 @@ class _Progress:
     seconds: float = 0.0
     returns: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
 
 
 def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
@@ -195,31 +202,57 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
     name = config.name or new_name(job.name, config, config.game)
     config = dataclasses.replace(config, **absolute, name=name)
-    initial = load_expert(config.initial, config.game, config.difficulty) if config.initial else None
+    initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
     opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
     if opened.report is not None:
-        return reported(opened, job.name)
+        return already_finished(opened, job.name, say)
     say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
-    with kept_honest(opened, job.name, config), ray_session(config) as dashboard:
+    with kept_honest(opened, job.name, config), ray_session(config, tracked_by_workers=False) as dashboard:
+        _check_cpus(config)
         if dashboard:
             say(f"Ray dashboard {dashboard}")
-        agent = _Agent(config, opened, say)
-        try:
+        with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
             agent.start(initial.network if initial else None)
             agent.train()
             network, progress = agent.network(), agent.progress
-            final = _evaluate(network, config, config.final_episodes, progress.steps)
-            progress.evaluations.append(final)
-        finally:
-            agent.stop()
+        if agent.unsent:
+            say(f"{agent.unsent} metrics could not be sent; --name {name} --resume sends them")
+        # What is evaluated is what is kept: weights rounded to the file's precision.
+        before = initial.provenance if initial else None
+        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
+        network = load_expert(opened.folder / EXPERT).network
+        final = _evaluate(network, config, config.final_episodes, progress.steps)
+        progress.evaluations.append(final)
         say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
-        provenance = _provenance(config, progress, final, initial.provenance if initial else None)
-        save_expert(opened.folder / EXPERT, network, provenance)
+        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
         report = _keep(job, config, opened, network, progress, say)
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:  # otherwise --resume has still to keep it
         write_record(opened.folder, read_record(opened.folder) | {"report": report.as_json()})
     return report
+
+
+@contextlib.contextmanager
+def _one_line_failures() -> Iterator[None]:
+    """What goes wrong in Ray's processes, in one line."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        raise RunFailedError(f"training failed: {lines[-1] if lines else type(cause).__name__}") from error
+
+
+def _check_cpus(config: AgentConfig) -> None:
+    """Refuse more processes than the cluster has CPUs (InputError): Ray would wait for them for ever."""
+    import ray
+
+    cpus, wanted = ray.cluster_resources().get("CPU", 0.0), config.runners + config.learners
+    if wanted > cpus:
+        said = f"--runners {config.runners} --learners {config.learners}"
+        raise InputError(f"{said}: they want a CPU each, {wanted} in all; the Ray cluster has {cpus:g}")
 
 
 class _Agent:
@@ -230,9 +263,11 @@ class _Agent:
         from concord.reinforcement.policy_optimization import Placement, algorithm_config
 
         self._config, self._folder, self._say = config, opened.folder, say
+        self._kept = _last_checkpoint(opened.folder, say)
+        self.unsent = 0
         self._log = MetricLog(opened.folder / METRICS, opened.store.uri, opened.run_id)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._algorithm = algorithm_config(
+        self._settings = algorithm_config(
             environments=config.environments,
             steps=config.rollout,
             epochs=config.epochs,
@@ -256,14 +291,17 @@ class _Agent:
                 gpus_per_runner=config.gpus_per_runner,
                 threads=config.threads or max(1, cores - config.runners),
             ),
-        ).build_algo()
-        self.progress = _Progress()
+            begins_at=self._kept.progress.steps if self._kept else 0,
+        )
+        self._algorithm: Any = None
+        self.progress = self._kept.progress if self._kept else _Progress()
 
     def start(self, initial: nn.Module | None) -> None:
         """Take the weights of the last checkpoint, or those given, or leave the random ones."""
-        checkpoint = _last_checkpoint(self._folder)
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        self._algorithm = self._settings.build_algo()
+        if self._kept is not None:
+            self._algorithm.set_training_state(self._kept.arrays, self._kept.counts)
+            self._say(f"going on from {self.progress.steps:,} steps, with new episodes")
         elif initial is not None:
             self._algorithm.set_weights_of_network(
                 {name: value.numpy() for name, value in initial.state_dict().items()}
@@ -273,13 +311,13 @@ class _Agent:
         """Batch after batch, to the end."""
         config, progress = self._config, self.progress
         began, said = time.perf_counter() - progress.seconds, time.monotonic()
-        late: list[float] = []
+        late = progress.late
         while progress.steps < config.steps:
             before, batch_began = progress.steps, time.perf_counter()
             learned = self._algorithm.step_batch(progress.steps)
             progress.steps += self._algorithm.batch_steps
             progress.seconds = time.perf_counter() - began
-            late = (late + self._algorithm.returns.tolist())[-_LATE_EPISODES:]
+            late[:] = (late + self._algorithm.returns.tolist())[-_LATE_EPISODES:]
             metrics = {name: learned[name] for name in ("policy_loss", "vf_loss", "entropy") if name in learned}
             metrics["steps_per_second"] = self._algorithm.batch_steps / (time.perf_counter() - batch_began)
             if late:
@@ -309,13 +347,16 @@ class _Agent:
         )
         return network.eval()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End RLlib's processes, and send what is left of the metrics."""
-        self._algorithm.stop()
-        self._log.close(_SENDING_SECONDS)
+        try:
+            if self._algorithm is not None:
+                self._algorithm.stop()
+        finally:
+            self.unsent = self._log.close(_SENDING_SECONDS)
 
     def _checkpoint(self) -> None:
-        """Weights, moments of Adam, and counts, in one safetensors file; the one before the last is removed."""
+        """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
         folder = self._folder / _CHECKPOINTS
         folder.mkdir(exist_ok=True)
         arrays, counts = self._algorithm.training_state()
@@ -334,24 +375,35 @@ class _Agent:
         for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
             old.unlink()
 
-    def _restore(self, path: Path) -> None:
-        with safe_open(path, "np") as file:
-            described = json.loads(file.metadata()["run"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        self._algorithm.set_training_state(arrays, described["counts"])
-        said = described["progress"]
-        self.progress = _Progress(
-            said["steps"],
-            said["seconds"],
-            [(int(steps), float(mean)) for steps, mean in said["returns"]],
-            [Evaluation(**evaluation) for evaluation in said["evaluations"]],
-        )
-        self._say(f"going on from {self.progress.steps:,} steps")
+
+@dataclass(frozen=True)
+class _Kept:
+    """A checkpoint: what training goes on from, and how far it was."""
+
+    arrays: dict[str, Any]
+    counts: dict[str, Any]
+    progress: _Progress
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    found = sorted((folder / _CHECKPOINTS).glob("checkpoint_*.safetensors"))
-    return found[-1] if found else None
+def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
+    """The newest that can be read; one that was being written when the machine died is passed over."""
+    for path in sorted((folder / _CHECKPOINTS).glob("checkpoint_*.safetensors"), reverse=True):
+        try:
+            with safe_open(path, "np") as file:
+                described = json.loads(file.metadata()["run"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            said = described["progress"]
+            progress = _Progress(
+                said["steps"],
+                said["seconds"],
+                [(int(steps), float(mean)) for steps, mean in said["returns"]],
+                [Evaluation(**evaluation) for evaluation in said["evaluations"]],
+                said["late"],
+            )
+            return _Kept(arrays, described["counts"], progress)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            say(f"{path.name} cannot be read ({str(error).splitlines()[0]}); the one before is taken")
+    return None
 
 
 def _passed(before: int, now: int, whole: int, times: int) -> bool:
@@ -372,14 +424,12 @@ def unseen_levels(config: AgentConfig, environments: int, seed: int, **options: 
     )
 
 
-def policy_of(network: nn.Module, precision: str = "float32") -> Callable[[Tensor], Tensor]:
+def policy_of(network: nn.Module) -> Callable[[Tensor], Tensor]:
     """The policy of an actor-critic network: frames to logits, on the network's device."""
     device = next(network.parameters()).device
-    dtype = getattr(torch, precision)
 
     def policy(frames: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits: Tensor = network(frames.to(device))[0]
+        logits: Tensor = network(frames.to(device))[0]
         return logits
 
     return policy
@@ -388,25 +438,29 @@ def policy_of(network: nn.Module, precision: str = "float32") -> Callable[[Tenso
 def _evaluate(network: ActorCritic, config: AgentConfig, episodes: int, steps: int) -> Evaluation:
     environment = unseen_levels(config, min(episodes, 64), seed=1)
     try:
-        played: Played = play(policy_of(network, config.precision), environment, episodes)
+        played: Played = play(policy_of(network), environment, episodes)
     finally:
         environment.close()
     return Evaluation(steps, played.mean, played.standard_error, episodes)
 
 
-def _provenance(config: AgentConfig, progress: _Progress, final: Evaluation, initial: Any | None) -> dict[str, Any]:
+def _provenance(
+    config: AgentConfig, progress: _Progress, initial: Any | None, final: Evaluation | None = None
+) -> dict[str, Any]:
     """What is to be known of an expert: what it plays, how it was trained, on what, and how well it plays."""
-    command = shlex.join(["concord", *sys.argv[1:]]) if Path(sys.argv[0]).name == "concord" else None
+    command = redact(shlex.join(["concord", *sys.argv[1:]])) if Path(sys.argv[0]).name == "concord" else None
     return {
         "game": config.game,
         "difficulty": config.difficulty,
-        "steps": progress.steps + (initial["steps"] if initial else 0),
+        "steps": progress.steps + (initial.get("steps", 0) if initial else 0),
         "seconds": round(progress.seconds),
         "command": command,
         "hardware": machine(),
-        "unseen_return": round(final.mean, 3),
-        "standard_error": round(final.error, 3),
-        "episodes": final.episodes,
+        **(
+            {"unseen_return": round(final.mean, 3), "standard_error": round(final.error, 3), "episodes": final.episodes}
+            if final
+            else {}
+        ),
         **({"initial": dict(initial)} if initial else {}),
     }
 
@@ -453,7 +507,7 @@ def _keep(
         name = f"{job.name}-{config.game}-{config.difficulty}"
         registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
         store.finish_run(run_id, "FINISHED")
-    except RunFailedError as error:
+    except (RunFailedError, InputError) as error:
         say(f"the model could not be kept in MLflow, --resume tries again: {error}")
     return FinishedRun(
         job=job.name,

@@ -5,7 +5,7 @@ file depends on the seed, its levels and the expert alone, so an interrupted gen
 the same command makes the same data again.
 """
 
-import dataclasses
+import contextlib
 import hashlib
 import io
 import json
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import InputError
+from concord.errors import InputError, RunFailedError
 from concord.reinforcement.agent_training import FIRST_UNSEEN_LEVEL, policy_of
-from concord.reinforcement.episodes import steps
+from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.procgen_environment import (
     ACTIONS,
@@ -41,6 +41,7 @@ from concord.training.process import tune_process
 
 MANIFEST = "manifest.json"
 _PLAN = "plan.json"
+_MADE = "made.jsonl"  # a line for each file, with its checksum, when it is whole
 _FORMAT = 1
 _TOGETHER = 16  # environments of a level that are stepped together
 _SHARD = 125  # levels of one state each in a file
@@ -91,6 +92,11 @@ class CloningOptions:
         """Where the data are."""
         return cloning_folder(self.data_dir, self.output, self.game, self.difficulty)
 
+    @property
+    def unseen_levels(self) -> int:
+        """How many levels, from the first test level on, are for test and validation."""
+        return _ROOM * (-(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD))
+
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
         check_game(self.game, self.difficulty)
@@ -101,8 +107,7 @@ class CloningOptions:
         self._require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
         last = self.first_level + self.levels - 1
         self._require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
-        files = -(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD)
-        unseen = self.first_test_level + _ROOM * files
+        unseen = self.first_test_level + self.unseen_levels
         self._require("first_test_level", unseen <= LARGEST_LEVEL, f"too few levels from there to {LARGEST_LEVEL}")
         apart = self.first_test_level > last or unseen <= self.first_level
         self._require(
@@ -178,15 +183,20 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
     _begin(folder, plan)
     shards = _shards(options)
     made = {shard.file: shard for shard in shards}
-    missing = [shard for shard in shards if not _whole(folder / shard.file, shard)]
+    whole = _whole(folder)
+    missing = [shard for shard in shards if shard.file not in whole]
     if missing:
         say(f"{len(missing)} of {len(shards)} files to make in {folder}")
-        with ray_session(RunConfig(address=options.address)):
+        with ray_session(RunConfig(address=options.address), tracked_by_workers=False):
             for done, (shard, content) in enumerate(_made(path, missing, options), 1):
                 _write(folder / shard.file, content)
+                with (folder / _MADE).open("a") as made_files:
+                    made_files.write(json.dumps({"file": shard.file, "sha256": _checksum(content)}) + "\n")
                 if done % 8 == 0 or done == len(missing):
                     say(f"{done}/{len(missing)} files")
-    manifest = plan | {"shards": [_described(folder, made[shard.file]) for shard in shards]}
+    described = [_described(folder, made[shard.file]) for shard in shards]
+    unseen = [options.first_test_level, options.unseen_levels]
+    manifest = plan | {"unseen_levels": unseen, "shards": described}
     _check_disjoint(manifest["shards"], folder)
     _write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     counts = {split: sum(s["states"] for s in manifest["shards"] if s["split"] == split) for split in get_args(Split)}
@@ -205,16 +215,18 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
     """Write down what the folder is for, or see that it is for the same."""
     if (folder / _PLAN).exists():
         there = _read_json(folder / _PLAN)
+        if there.get("format") != _FORMAT or not isinstance(there.get("expert"), dict):
+            raise InputError(f"--data-dir {folder}: {_PLAN} is of another version of Concord; give another folder")
         for key in plan:
             if key != "expert" and there.get(key) != plan[key]:
                 raise InputError(
                     f"--{key.replace('_', '-')} {plan[key]}: the data in {folder} are made with {there.get(key)}; "
                     "give another --data-dir"
                 )
-        if there["expert"]["version"] != plan["expert"]["version"]:
+        if there["expert"].get("version") != plan["expert"]["version"]:
             raise InputError(
                 f"--expert: version {plan['expert']['version']}; the data in {folder} are of version "
-                f"{there['expert']['version']}; give another --data-dir"
+                f"{there['expert'].get('version')}; give another --data-dir"
             )
         return
     if folder.exists() and any(folder.iterdir()):
@@ -242,7 +254,12 @@ def _made(expert: Path, shards: Sequence[_Shard], options: CloningOptions) -> It
                 task = make.remote(weights, shard, options.game, options.difficulty, options.seed)
                 running[task] = shard
             (ready,), _ = ray.wait(list(running), num_returns=1)
-            yield running.pop(ready), ray.get(ready)
+            shard = running.pop(ready)
+            try:
+                yield shard, ray.get(ready)
+            except ray.exceptions.RayError as error:
+                lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+                raise RunFailedError(f"{shard.file} could not be made: {lines[-1] if lines else error}") from error
     finally:
         for task in running:
             ray.cancel(task, force=True)
@@ -316,59 +333,65 @@ def states_of(
             threads=0,
         )
         try:
-            pool = _Pool.of(expert, environment, episodes, int(key.generate_state(2)[1]))
+            generator = torch.Generator().manual_seed(int(key.generate_state(2)[1]))
+            played = steps(policy_of(expert.network), environment, episodes, generator)
+            found = _some_of_all(played, states, drawn) if split == "train" else _one_a_level(played, states, drawn)
         finally:
             environment.close()
-        chosen = pool.draw(states, drawn) if split == "train" else pool.one_a_level(states, drawn)
-        if chosen is not None:
-            return pool.at(chosen)
+        if found is not None:
+            return found
         episodes *= 2
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """All states of some episodes."""
+def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
+    """So many of all states, without replacement; None if there are fewer."""
+    seen = list(played)
+    number = np.concatenate([step.episodes for step in seen])
+    if len(number) < states:
+        return None
+    rows = np.sort(drawn.choice(len(number), states, replace=False))
+    at = np.concatenate([np.full(len(step.episodes), index) for index, step in enumerate(seen)])
+    began = np.full(number.max() + 1, at.max())
+    np.minimum.at(began, number, at)
+    return States(
+        frames=np.concatenate([step.frames for step in seen])[rows],
+        policy=_distribution(np.concatenate([step.logits for step in seen])[rows]),
+        levels=np.concatenate([step.levels for step in seen])[rows].astype(np.int64),
+        episodes=number[rows],
+        steps=(at - began[number])[rows],
+    )
 
-    states: States
 
-    @staticmethod
-    def of(expert: Expert, environment: ProcgenVectorEnv, episodes: int, seed: int) -> "_Pool":
-        generator = torch.Generator().manual_seed(seed)
-        played = list(steps(policy_of(expert.network), environment, episodes, generator))
-        number = np.concatenate([step.episodes for step in played])
-        at = np.concatenate([np.full(len(step.episodes), index) for index, step in enumerate(played)])
-        began = np.full(number.max() + 1, at.max())
-        np.minimum.at(began, number, at)
-        logits = torch.from_numpy(np.concatenate([step.logits for step in played]))
-        return _Pool(
-            States(
-                frames=np.concatenate([step.frames for step in played]),
-                # In double precision, so that rows sum to 1 as nearly as single precision can say.
-                policy=logits.double().softmax(1).float().numpy(),
-                levels=np.concatenate([step.levels for step in played]).astype(np.int64),
-                episodes=number,
-                steps=at - began[number],
-            )
-        )
+def _one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
+    """One state of the first episode of each of the first so many levels; None if there are fewer.
 
-    def draw(self, states: int, drawn: np.random.Generator) -> npt.NDArray[np.int64] | None:
-        """So many of all; None if there are fewer."""
-        there = len(self.states.levels)
-        return np.sort(drawn.choice(there, states, replace=False)) if there >= states else None
+    A state takes the place of the one kept of its episode with probability 1 / (states of the episode so far): then
+    each is as likely in the end, and one an episode is all that is held.
+    """
+    kept: dict[int, tuple[Any, ...]] = {}
+    lengths: dict[int, int] = {}
+    for step in played:
+        chances = drawn.random(len(step.episodes))
+        for row, episode in enumerate(step.episodes.tolist()):
+            at = lengths.get(episode, 0)
+            lengths[episode] = at + 1
+            if chances[row] * (at + 1) < 1:
+                kept[episode] = (step.frames[row].copy(), step.logits[row], int(step.levels[row]), episode, at)
+    first_of_level: dict[int, int] = {}
+    for episode in sorted(kept):
+        first_of_level.setdefault(kept[episode][2], episode)
+    wanted = sorted(first_of_level.values())[:states]
+    if len(wanted) < states:
+        return None
+    frames, logits, levels, episodes, at_steps = zip(*(kept[episode] for episode in wanted), strict=True)
+    numbers = (np.array(each, np.int64) for each in (levels, episodes, at_steps))
+    return States(np.stack(frames), _distribution(np.stack(logits)), *numbers)
 
-    def one_a_level(self, states: int, drawn: np.random.Generator) -> npt.NDArray[np.int64] | None:
-        """One of the first episode of each of the first so many levels; None if there are fewer."""
-        numbers = self.states.episodes
-        first_rows = np.unique(numbers, return_index=True)[1]
-        _, firsts = np.unique(self.states.levels[first_rows], return_index=True)
-        wanted = np.sort(firsts)[:states]
-        if len(wanted) < states:
-            return None
-        return np.array([drawn.choice(np.flatnonzero(numbers == number)) for number in wanted])
 
-    def at(self, rows: npt.NDArray[np.int64]) -> States:
-        values = {field.name: getattr(self.states, field.name)[rows] for field in dataclasses.fields(States)}
-        return States(**values)
+def _distribution(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """In double precision, so that rows sum to 1 as nearly as single precision can say."""
+    policy: npt.NDArray[np.float32] = torch.from_numpy(logits).double().softmax(1).float().numpy()
+    return policy
 
 
 def _parquet(states: States) -> bytes:
@@ -408,22 +431,37 @@ def _read(path: Path) -> States:
         ) from error
 
 
-def _whole(path: Path, shard: _Shard) -> bool:
-    """Whether the file is there and complete."""
-    try:
-        return pq.read_metadata(path).num_rows == shard.states and len(_read(path).levels) == shard.states
-    except (OSError, pa.ArrowException, InputError):
-        return False
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _whole(folder: Path) -> set[str]:
+    """The files that are there as they were made."""
+    made: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (folder / _MADE).read_text().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
+                entry = json.loads(line)
+                made[entry["file"]] = entry["sha256"]
+    there = {file for file in made if (folder / file).is_file()}
+    return {file for file in there if _checksum((folder / file).read_bytes()) == made[file]}
 
 
 def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
     states = _read(folder / shard.file)
+    right = (
+        len(states.levels) == shard.states
+        and ((states.levels >= shard.first) & (states.levels < shard.first + shard.count)).all()
+        and np.allclose(states.policy.sum(1), 1, rtol=0, atol=1e-5)
+    )
+    if not right:
+        raise InputError(f"--data-dir {folder}: {shard.file} holds other states; remove it, and concord data makes it")
     return {
         "file": shard.file,
         "split": shard.split,
         "states": len(states.levels),
         "levels": sorted(set(states.levels.tolist())),
-        "sha256": hashlib.sha256((folder / shard.file).read_bytes()).hexdigest(),
+        "sha256": _checksum((folder / shard.file).read_bytes()),
     }
 
 
@@ -455,11 +493,30 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _missing(manifest: dict[str, Any]) -> str | None:
+    """What a manifest lacks."""
+    for key, kind in (("game", str), ("difficulty", str), ("states", int), ("unseen_levels", list), ("shards", list)):
+        if not isinstance(manifest.get(key), kind):
+            return key
+    keys = (("file", str), ("split", str), ("levels", list), ("states", int), ("sha256", str))
+    for shard in manifest["shards"]:
+        for key, kind in keys:
+            if not (isinstance(shard, dict) and isinstance(shard.get(key), kind) and shard[key] != []):
+                return f"{key} of a file"
+    there = {shard["split"] for shard in manifest["shards"]}
+    return next((f"a file for {split}" for split in ("train", "test") if split not in there), None)
+
+
 class CloningData:
     """Data for behavioural cloning as they lie in a folder; files are read, and checked, when they are asked for.
 
     Args:
         folder: where they are.
+
+    Attributes:
+        manifest: what is written of them.
+        levels: the training levels.
+        version: of the data: another when any of them is.
 
     Raises:
         InputError: there are none, or the manifest is not one of this format, or a file is missing.
@@ -474,14 +531,15 @@ class CloningData:
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
             raise InputError(f"--data-dir {folder}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
-        try:
-            self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
-            _check_disjoint(self.manifest["shards"], folder)
-        except (KeyError, TypeError) as error:
-            raise InputError(f"--data-dir {folder}: its {MANIFEST} is not complete ({error} is missing)") from error
+        missing = _missing(self.manifest)
+        if missing:
+            raise InputError(f"--data-dir {folder}: its {MANIFEST} is not complete ({missing} is missing)")
+        self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
+        _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
             if not (folder / file).is_file():
                 raise InputError(f"--data-dir {folder}: {file} is missing; concord data coinrun-clone makes it")
+        self.version = _checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
     def level(self, level: int) -> tuple[Tensor, Tensor]:
@@ -504,6 +562,6 @@ class CloningData:
 
     def _checked(self, file: str) -> States:
         path = self.folder / file
-        if hashlib.sha256(path.read_bytes()).hexdigest() != self._shards[file]["sha256"]:
+        if _checksum(path.read_bytes()) != self._shards[file]["sha256"]:
             raise InputError(f"--data-dir {self.folder}: {file} is corrupt; remove it, and concord data makes it anew")
         return _read(path)

@@ -29,12 +29,15 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import Tensor
 
+from concord.errors import RunFailedError
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
 from concord.training.process import tune_process
 
 _SAMPLES = "samples"
+_WEIGHTS = "weights"
+_MOST_EMPTY_ROUNDS = 5  # of asking all runners in vain
 _NETWORK = "network."  # how the module calls it
 
 
@@ -94,8 +97,10 @@ class ProcgenRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         settings = dict(config.env_config)
         remote = config.num_env_runners > 0
-        tune_process(settings.pop("torch_threads") if remote else None)
-        self._device = torch.device("cuda" if config.num_gpus_per_env_runner > 0 else "cpu")
+        tune_process(settings["torch_threads"] if remote else None)
+        # One that samples where the learner is has the learner's device.
+        gpus = config.num_gpus_per_env_runner if remote else config.num_gpus_per_learner * (config.num_learners == 0)
+        self._device = torch.device("cuda" if gpus > 0 else "cpu")
         index = self.worker_index or 0
         self.env = ProcgenVectorEnv(config.num_envs_per_env_runner, **_for_runner(settings, config.seed or 0, index))
         self.sampler = Sampler(
@@ -164,8 +169,9 @@ def _reward_scale(runner: ProcgenRunner) -> tuple[float, float, float]:
 
 def _for_runner(settings: dict[str, Any], seed: int, index: int) -> dict[str, Any]:
     """Every runner's environments play other levels, in an order that the seed decides."""
-    drawn = int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) % (2**31 - 1)
-    return {key: value for key, value in settings.items() if key != "torch_threads"} | {"seed": drawn}
+    drawn = int(np.random.SeedSequence([seed, index, settings["begins_at"]]).generate_state(1)[0]) % (2**31 - 1)
+    ours = ("torch_threads", "begins_at")
+    return {key: value for key, value in settings.items() if key not in ours} | {"seed": drawn}
 
 
 class PolicyOptimization(PPO):
@@ -203,13 +209,27 @@ class PolicyOptimization(PPO):
         self.batch_steps = sum(map(len, samples))
         results = self.learner_group.update(
             batch=_batch(samples, np.random.default_rng([self.config.seed or 0, self._steps])),
-            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._steps},
+            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._steps + self.batch_steps},
             num_epochs=self.config.num_epochs,
             minibatch_size=self.config.minibatch_size,
             shuffle_batch_per_epoch=True,
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        group.sync_weights(from_worker_or_learner_group=self.learner_group, policies=[DEFAULT_MODULE_ID])
+        # Runners take them when they have sampled what they are at; RLlib's own way drops weights that come meanwhile.
+        self._tell_runners(wait=self.config.num_env_runners == 0 or not self.config.learner_config_dict["overlap"])
+
+    def _tell_runners(self, wait: bool = True) -> None:
+        """Send the learner's weights to all runners; without waiting until they have taken them, if that is wanted."""
+        state = {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: {_NETWORK + k: v for k, v in self.weights().items()}}}
+        group = self.env_runner_group
+        if group.local_env_runner is not None:
+            group.local_env_runner.set_state(state)
+            return
+        if wait:
+            group.foreach_env_runner("set_state", kwargs={"state": state})
+            return
+        group.fetch_ready_async_reqs(tags=_WEIGHTS)
+        group.foreach_env_runner_async("set_state", tag=_WEIGHTS, kwargs={"state": state})
 
     def weights(self) -> dict[str, npt.NDArray[Any]]:
         """The network's, by the names of its parameters."""
@@ -221,9 +241,7 @@ class PolicyOptimization(PPO):
         """Replace the network's weights, in learners and runners."""
         module = {_NETWORK + name: value for name, value in weights.items()}
         self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: module}}})
-        self.env_runner_group.sync_weights(
-            from_worker_or_learner_group=self.learner_group, policies=[DEFAULT_MODULE_ID]
-        )
+        self._tell_runners()
 
     def training_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """What training goes on from: arrays (weights, Adam's moments), and counts that JSON takes."""
@@ -238,7 +256,8 @@ class PolicyOptimization(PPO):
                 else:
                     arrays[f"{name}.{index}"] = np.asarray(value)
         scales = self.env_runner_group.foreach_env_runner(_reward_scale)
-        return arrays, {"adam_steps": steps, "reward_scales": scales}
+        rate = float(optimizer["state"]["param_groups"][0]["lr"])
+        return arrays, {"adam_steps": steps, "lr": rate, "reward_scales": scales}
 
     def set_training_state(self, arrays: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Any]) -> None:
         """Go on from what :meth:`training_state` gave."""
@@ -246,18 +265,27 @@ class PolicyOptimization(PPO):
         self.set_weights_of_network({k.removeprefix(marked): v for k, v in arrays.items() if k.startswith(marked)})
         state = self.learner_group.get_state()[COMPONENT_LEARNER]
         ((name, optimizer),) = state[COMPONENT_OPTIMIZER].items()
+        parameters = [torch.from_numpy(value) for value in self.weights().values()]
+
+        def moment(kind: str, index: str) -> torch.Tensor:
+            # In memory as its parameter is, which PyTorch's fused Adam asks for.
+            return torch.empty_like(parameters[int(index)]).copy_(torch.from_numpy(arrays[f"{kind}.{index}"]))
+
+        for group_ in optimizer["state"]["param_groups"]:
+            group_["lr"] = counts["lr"]
         optimizer["state"]["state"] = {
             int(index): {
                 "step": torch.tensor(step),
-                "exp_avg": torch.from_numpy(arrays[f"exp_avg.{index}"]),
-                "exp_avg_sq": torch.from_numpy(arrays[f"exp_avg_sq.{index}"]),
+                "exp_avg": moment("exp_avg", index),
+                "exp_avg_sq": moment("exp_avg_sq", index),
             }
             for index, step in counts["adam_steps"].items()
         }
         self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_OPTIMIZER: {name: optimizer}}})
-        # Runners need not be as many as before; the first one's scale is as good as another.
-        scale = tuple(counts["reward_scales"][0])
-        self.env_runner_group.foreach_env_runner(lambda runner: runner.set_state({"reward_scale": scale}))
+        scales = counts["reward_scales"]
+        self.env_runner_group.foreach_env_runner(
+            lambda runner: runner.set_state({"reward_scale": tuple(scales[max(runner.worker_index - 1, 0)])})
+        )
 
     def _begin_sampling(self) -> None:
         self.env_runner_group.foreach_env_runner_async("sample", tag=_SAMPLES)
@@ -267,10 +295,15 @@ class PolicyOptimization(PPO):
         if group.num_in_flight_async_reqs(_SAMPLES) == 0:
             self._begin_sampling()
         found: list[Samples] = []
+        empty = 0
         while not found or group.num_in_flight_async_reqs(_SAMPLES) > 0:
             found += [samples for _, samples in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0)]
             if not found and group.num_in_flight_async_reqs(_SAMPLES) == 0:  # all runners died, and come again
-                group.probe_unhealthy_env_runners()
+                empty += 1
+                if empty > _MOST_EMPTY_ROUNDS:
+                    raise RunFailedError(f"sampling failed {empty} times in all runners; their logs say why")
+                if group.probe_unhealthy_env_runners():
+                    self._tell_runners()
                 self._begin_sampling()
         return found
 
@@ -338,6 +371,7 @@ def algorithm_config(
     seed: int,
     game: Mapping[str, Any],
     placement: Placement,
+    begins_at: int = 0,
 ) -> PPOConfig:
     """RLlib's configuration of :class:`PolicyOptimization`; ``build_algo()`` makes it.
 
@@ -357,6 +391,7 @@ def algorithm_config(
         seed: of weights, levels and orders.
         game: arguments of :class:`ProcgenVectorEnv`.
         placement: of learners and runners.
+        begins_at: environment steps that were done before: what goes on plays other levels than what began.
     """
     runners = max(1, placement.runners)
     rows = environments * steps * runners
@@ -365,7 +400,7 @@ def algorithm_config(
     config.api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
     config.environment(
         ProcgenVectorEnv,
-        env_config={**game, "torch_threads": placement.cpus_per_runner},
+        env_config={**game, "torch_threads": placement.cpus_per_runner, "begins_at": begins_at},
         disable_env_checking=True,
     )
     config.env_runners(
@@ -404,5 +439,6 @@ def algorithm_config(
         model_config={"precision": precision, "compile": compiled},
     )
     config.fault_tolerance(restart_failed_env_runners=True)
-    config.debugging(seed=seed, log_level="ERROR")
+    # RLlib hands it, and numbers above, to generators of 32 bits.
+    config.debugging(seed=(seed + begins_at) % 2**31, log_level="ERROR")
     return config

@@ -98,6 +98,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
             raise InputError(f"environments {num_envs}: must be at least 1")
         check_game(game, difficulty)
         check_levels(levels, first_level)
+        _check_seed(seed)
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.single_observation_space = spaces.Box(0, 255, FRAME, np.uint8)
@@ -115,6 +116,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         }
         self._games = self._make(seed)
         self._stepped = False
+        self._frames: npt.NDArray[np.uint8] = self._games.observe()[1]["rgb"]
         self._begin()
 
     def reset(
@@ -127,6 +129,7 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         if isinstance(seed, list):
             raise InputError("seed: a list; Procgen takes one seed for all its environments")
         if seed is not None:
+            _check_seed(seed)
             self._games.close()
             self._games = self._make(seed)
         elif self._stepped:
@@ -204,8 +207,6 @@ class ProcgenVectorEnv(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], n
         return seen
 
     def _make(self, seed: int) -> Any:
-        if not 0 <= seed <= LARGEST_LEVEL:
-            raise InputError(f"seed {seed}: must lie in [0, {LARGEST_LEVEL}]")
         return _procgen()(num=self.num_envs, rand_seed=seed, **self._made_from)
 
     def _begin(self) -> None:
@@ -226,6 +227,13 @@ def check_levels(levels: int, first_level: int) -> None:
     """Refuse a range of levels that Procgen does not have (InputError); 0 levels stand for all."""
     if levels < 0 or first_level < 0 or first_level + levels - 1 > LARGEST_LEVEL:
         raise InputError(f"levels {first_level} to {first_level + levels - 1}: must lie in [0, {LARGEST_LEVEL}]")
+    if levels == 0 and first_level > 0:
+        raise InputError(f"first level {first_level}: needs a number of levels; 0 levels stand for all there are")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed <= LARGEST_LEVEL:
+        raise InputError(f"seed {seed}: must lie in [0, {LARGEST_LEVEL}]")
 
 
 def _procgen() -> Any:

@@ -63,7 +63,7 @@ class Sampler:
         device: torch.device | str = "cpu",
     ) -> None:
         self.environment = environment
-        self.scale = RewardScale(discount)
+        self.scale = RewardScale()
         self._steps, self._discount, self._decay = steps, discount, decay
         self._autocast, self._device = autocast, torch.device(device)
         self._frames: npt.NDArray[np.uint8] | None = None

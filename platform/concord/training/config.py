@@ -82,7 +82,8 @@ class TrainConfig(RunConfig):
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
     environments_per_step: int = 0
-    """Environments of a step, in a new random order through all of them each time; 0 takes all at every step."""
+    """Environments of a step, in a new random order through all of them each time; 0 takes all at every step. Each
+    worker takes its part from its own environments, so which of them meet depends on --workers."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
 
@@ -104,6 +105,8 @@ class TrainConfig(RunConfig):
     """β₂ of Adam, with and without mask."""
     beta3: float = 0.9
     """β₃, the decay of the average of signs, with --optimizer temporal-and-mask."""
+    bias_correction: bool = True
+    """Adam's correction for averages that begin at 0; the paper's temporal AND-mask Adam is printed without it."""
     temporal_threshold: float = 0.4
     """Agreement threshold τ over time, with --optimizer temporal-and-mask."""
     lr: float = 1e-3
@@ -154,6 +157,8 @@ class TrainConfig(RunConfig):
             self.require(option, 0 <= getattr(self, option) < 1, "must lie in [0, 1)")
         right = 0 <= self.temporal_threshold <= 1
         self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")
+        right = self.bias_correction or self.optimizer == "temporal-and-mask"
+        self.require("bias_correction", right, "only --optimizer temporal-and-mask can do without")
         whole = self.environments_per_step == 0 or not self.per_example
         self.require("environments_per_step", whole, "with --per-example every step takes all; give 0")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")

@@ -79,10 +79,14 @@ class Trained:
 
 
 @contextlib.contextmanager
-def ray_session(config: RunConfig) -> Iterator[str | None]:
+def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
 
     A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
+
+    Args:
+        config: says where, and what is wanted there.
+        tracked_by_workers: whether workers, which may be on other nodes, write to the tracking store.
 
     Raises:
         InputError: no cluster at the address, or too few resources there for the workers.
@@ -107,7 +111,8 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
         raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
     try:
         check_resources(config)
-        _check_shared_storage(config)
+        if tracked_by_workers:
+            _check_shared_storage(config)
         yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()

@@ -41,7 +41,8 @@ class Job(Generic[Config]):
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
         final_measures: further numbers of the trained model, at the end of a run: gets the options and the model in
-            evaluation mode, on its device, and gives numbers by name.
+            evaluation mode, on its device, and gives numbers by name. They are not known before a run, so none of them
+            can be the criterion.
         data: options (a dataclass with defaults) and the function behind ``concord data``, where data have to be made.
         studies: what ``concord tune`` searches, by the names of the methods that are to be compared; the first is
             the default. Without any, a space is derived from the configuration.
@@ -71,11 +72,13 @@ class Study:
         space: the options that are varied, and those that make the method, fixed.
         stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all of them hold.
         suggestions: points of the space that are tried first.
+        selection: what its trials are judged by, unless ``--selection`` says otherwise.
     """
 
     space: Space
     stop_when: tuple[str, ...] = ()
     suggestions: tuple[Mapping[str, Value], ...] = ()
+    selection: Literal["held-out", "validation", "leave-one-out", "oracle"] = "held-out"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The training loop: the same in one process and in each of several, with Ray or without."""
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,7 +172,7 @@ def training(
         if evaluated:
             metrics |= run.evaluate()
             if progress.epoch == config.epochs and job.final_measures is not None and place.rank == 0:
-                metrics |= job.final_measures(config, run.model.eval())
+                metrics |= _final_measures(job, config, run.model.eval())
             progress.history.append(Evaluation(progress.epoch, step, metrics))
         if place.rank == 0:
             for offset, at_step in enumerate(steps.each):
@@ -348,6 +349,17 @@ class _Run:
 
     def _own_names(self) -> list[str]:
         return share(self.environments.train, self.place)
+
+
+def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module) -> dict[str, float]:
+    """The job's own; the training before them is not lost if they cannot be taken."""
+    assert job.final_measures is not None
+    try:
+        with torch.no_grad():
+            return dict(job.final_measures(config, model))
+    except Exception as error:
+        warnings.warn(f"the job's final measures are missing: {type(error).__name__}: {error}", stacklevel=2)
+        return {}
 
 
 def check_workers(config: TrainConfig, environments: Environments) -> None:

@@ -33,7 +33,11 @@ class Optimization:
             self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, betas=betas)
         elif config.optimizer == "temporal-and-mask":
             self.optimizer = TemporalAndMaskAdam(
-                self._parameters, config.lr, (*betas, config.beta3), config.temporal_threshold
+                self._parameters,
+                config.lr,
+                (*betas, config.beta3),
+                config.temporal_threshold,
+                bias_correction=config.bias_correction,
             )
         else:
             self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=0.9)

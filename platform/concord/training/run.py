@@ -17,7 +17,7 @@ from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
-from concord.training.config import TrainConfig
+from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, check_targets, default_measures
 from concord.training.job import Job, JobFile, reason
@@ -81,24 +81,6 @@ class FinishedRun:
         }
 
 
-def reported(run: RunFolder, job: str) -> FinishedRun:
-    """What a finished run reported, as it is recorded."""
-    said = run.report
-    assert said is not None
-    return FinishedRun(
-        job=job,
-        name=run.name,
-        run_id=run.run_id,
-        seconds=said["seconds"],
-        model=said["model"],
-        registered=None,
-        folder=run.folder,
-        figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
-        metrics=said["metrics"],
-        tracking_uri=run.store.uri,
-    )
-
-
 def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = None) -> FinishedRun:
     """Train a job from nothing, or resume it, and keep everything.
 
@@ -119,10 +101,14 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     config = dataclasses.replace(config, **absolute, name=config.name or new_name(job.name, config, config.aggregator))
     checked = preflight(job, config)
     environments, example = checked.environments, checked.example
-    tags = run_tags(job.name, job.path, len(environments.train)) | dict(lineage.tags if lineage else {})
-    opened = open_run(job.name, config, tags, experiment=lineage.experiment if lineage else None)
+    tags = run_tags(job.name, job.path, len(environments.train), environments.version)
+    tags |= lineage.tags if lineage else {}
+    # Which environments meet at a step depends on the processes, if a step takes some of them.
+    placement = PLACEMENT_OPTIONS - ({"workers"} if config.environments_per_step else set())
+    experiment = lineage.experiment if lineage else None
+    opened = open_run(job.name, config, tags, experiment=experiment, placement=placement)
     if opened.report is not None:
-        return _already_finished(opened, job.name, say)
+        return already_finished(opened, job.name, say)
     name, store, run_id, folder = opened.name, opened.store, opened.run_id, opened.folder
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
     with kept_honest(opened, job.name, config):
@@ -146,11 +132,24 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     return report
 
 
-def _already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
+def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
     unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
-    return reported(run, job)
+    said = run.report
+    assert said is not None
+    return FinishedRun(
+        job=job,
+        name=run.name,
+        run_id=run.run_id,
+        seconds=said["seconds"],
+        model=said["model"],
+        registered=None,
+        folder=run.folder,
+        figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
+        metrics=said["metrics"],
+        tracking_uri=run.store.uri,
+    )
 
 
 @dataclass(frozen=True)

@@ -201,12 +201,13 @@ def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
-def run_tags(job: str, path: str, environments: int | None = None) -> dict[str, str]:
-    """What is to be known of any run of this job: versions, how many training environments, the file's commit."""
+def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:
+    """What is to be known of any run of a job: versions, of its data too, training environments, the file's commit."""
     tags = {
         "concord.version": concord.__version__,
         "concord.job": job,
         **({"concord.environments": str(environments)} if environments is not None else {}),
+        **({"concord.data": data} if data is not None else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -21,6 +21,7 @@ def sweep(
     metric: str,
     record: Path,
     say: Callable[[str], None],
+    place: Place | None = None,
 ) -> dict[Key, list[float]]:
     """Train every configuration and give the metric of each, by key, in order.
 
@@ -41,9 +42,11 @@ def sweep(
         for config in configs:
             config.check()
             science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
+            data = job.environments(config).version
+            science |= {"data": data} if data is not None else {}
             identity = json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
             if identity not in done:
-                outcome = train(job, config, Place(), Silent())
+                outcome = train(job, config, place or Place(), Silent())
                 done[identity] = {name: value for name, value in outcome.metrics.items() if "/" not in name}
                 with record.open("a") as lines:
                     lines.write(json.dumps({"configuration": identity, "metrics": done[identity]}) + "\n")

@@ -37,7 +37,8 @@ class StudyOptions:
 
     selection: Selection = "held-out"
     """What a trial is judged by: held-out examples of the training environments, validation environments, training
-    environments left out in turn, or the o.o.d. test (which makes an oracle of the study, and is called so)."""
+    environments left out in turn, or the o.o.d. test (which makes an oracle of the study, and is called so); the job's
+    own choice for the method if not given."""
     metric: str | None = None
     """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
     folds: int = 0

@@ -94,6 +94,7 @@ class Plan:
             "stop_when": str(self.stop_rule),
             "suggestions": list(self.first),
             "config": science,
+            **({"data": version} if (version := self.checked.environments.version) is not None else {}),
         }
         written: dict[str, Any] = json.loads(json.dumps(identity))
         return written
@@ -139,6 +140,9 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
     absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(base).items() if isinstance(value, Path)}
     method, study = chosen_study(job.job.studies, study_options, base)
+    if "selection" not in given:
+        study_options = dataclasses.replace(study_options, selection=study.selection)
+        study_options.check_study()
     name = base.name or _new_name(job, method, base.output)
     base = dataclasses.replace(base, **absolute, name=None)
     fields = {field.name for field in dataclasses.fields(base)}

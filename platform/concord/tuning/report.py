@@ -96,10 +96,12 @@ class FinishedTrial(Generic[Config]):
     Attributes:
         config: its configuration.
         history: every evaluation of it.
+        data: the version of the data, where they have one.
     """
 
     config: Config
     history: tuple[Evaluation, ...]
+    data: str | None = None
 
 
 def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTrial[Config]]:
@@ -116,7 +118,8 @@ def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTria
         for task, ended in result.ended:
             history = tuple(Evaluation(*each) for each in ended.history)
             if history:
-                found.append(FinishedTrial(config_at(base, result.space, task.point), history))
+                data = result.record["identity"].get("data")
+                found.append(FinishedTrial(config_at(base, result.space, task.point), history, data))
     return found
 
 
@@ -135,7 +138,8 @@ def alike(
     ignored = {*differing, "seed", *PLACEMENT_OPTIONS}
 
     def settings(trial: FinishedTrial[Config]) -> dict[str, object]:
-        return {name: value for name, value in vars(trial.config).items() if name not in ignored}
+        of_config = {name: value for name, value in vars(trial.config).items() if name not in ignored}
+        return {**of_config, "": trial.data}
 
     return [trial for trial in possible if settings(trial) == settings(possible[-1])]
 

@@ -77,7 +77,8 @@ def experiment(job: str) -> str:
 
 
 def _create(plan: Plan, store: Store) -> None:
-    tags = run_tags(plan.job.name, plan.job.path, len(plan.checked.environments.train)) | {
+    environments = plan.checked.environments
+    tags = run_tags(plan.job.name, plan.job.path, len(environments.train), environments.version) | {
         "concord.study": plan.name,
         "concord.method": plan.method,
         "concord.selection": plan.options.selection,
