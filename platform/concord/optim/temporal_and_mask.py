@@ -10,6 +10,7 @@ from torch.optim.adam import adam
 
 # Elements that are updated together on a processor: what Adam and the mask read and write of them stays in its cache.
 _BLOCK = 1 << 18
+_SMALL = 1 << 14
 _STATE = ("exp_avg", "exp_avg_sq", "sign_avg")
 
 
@@ -146,11 +147,18 @@ class TemporalAndMaskAdam(Optimizer):
             torch._foreach_add_(steps, 1)
         on_processor = all(parameter.device.type == "cpu" for parameter in parameters)
         if on_processor and not group["foreach"] and not group["capturable"]:
+            # In pieces that fit the cache; what is small goes together, since a call costs more than its arithmetic.
+            together: list[tuple[Tensor, ...]] = []
             for step, *tensors in zip(counted, parameters, gradients, *states, strict=True):
+                if tensors[0].numel() <= _SMALL:
+                    together.append((step, *tensors))
+                    continue
                 before = step.clone()
                 for block in _blocks(tensors):
                     step.copy_(before)
                     _masked_adam(group, [step], *([each] for each in block))
+            if together:
+                _masked_adam(group, *(list(column) for column in zip(*together, strict=True)))
         else:
             _masked_adam(group, counted, parameters, gradients, *states)
         if group["weight_decay"] and group["decoupled"]:
