@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from mlflow_server import Server
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -19,6 +20,13 @@ def ray_cluster() -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _denormal_numbers() -> Iterator[None]:
+    """What trains in this process sets them to zero; Hypothesis will not draw numbers then."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ from concord.training import load_job
 from concord.training.run import run
 
 ROOT = Path(__file__).parent.parent
-README = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/coinrun.md"))
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = README + (ROOT / "docs" / "coinrun.md").read_text()
 
 
 def snippet(name: str) -> str:
-    found = re.search(rf"<!-- tested: {name} -->\n```python\n(.*?)```", README, re.DOTALL)
+    found = re.search(rf"<!-- tested: {name} -->\n```python\n(.*?)```", DOCUMENTS, re.DOTALL)
     assert found, name
     return found[1]
 

@@ -145,6 +145,7 @@ def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
     assert kept.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers_the_model(
     ray_cluster: None, output: Path, server: Server
 ) -> None:

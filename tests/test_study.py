@@ -390,6 +390,7 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
     return result
 
 
+@pytest.mark.slow
 def test_a_study_whose_driver_is_killed_twice_has_the_trials_of_an_undisturbed_one(
     undisturbed: StudyResult, output: Path
 ) -> None:
