@@ -53,7 +53,7 @@ class StackedGradients:
             their number says how many environments each process has. None: this process holds all of them.
         memory_limit: bytes of per-environment gradients that may exist at once.
         vectorize: False does one environment after the other from the start. None does so for networks with
-            convolutions on a processor, where vmap makes grouped convolutions of them, which take three times as long.
+            convolutions on a processor, where vmap makes grouped convolutions of them, which are slower.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
         trace: record the vectorized computation once for each shape of the batch and each training mode, and replay
             the recorded tensor operations afterwards, which spares a small network a tenth of its step. Only for
