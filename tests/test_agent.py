@@ -17,8 +17,8 @@ from concord.errors import InputError
 from concord.reinforcement import agent_training
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.advantages import RewardScale, advantages
-from concord.reinforcement.agent_training import EXPERT, AgentConfig, policy_of, unseen_levels
-from concord.reinforcement.episodes import play, steps
+from concord.reinforcement.agent_training import EXPERT, AgentConfig, unseen_levels
+from concord.reinforcement.episodes import play, policy_of, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples

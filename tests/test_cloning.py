@@ -15,10 +15,10 @@ from concord.environments import BatchStream, Environment
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
 from concord.reinforcement.actor_critic import ActorCritic
-from concord.reinforcement.agent_training import FIRST_UNSEEN_LEVEL, policy_of
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one_a_level, make_cloning_data
-from concord.reinforcement.episodes import Step
+from concord.reinforcement.episodes import Step, policy_of
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
+from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
 from concord.training import Place, TrainConfig, load_job, train
 from concord.training.loop import Silent, check_workers
 from concord.tuning.options import options_for

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from concord.errors import InputError, RunFailedError
 from concord.machine import machine
 from concord.reinforcement.actor_critic import ActorCritic
-from concord.reinforcement.episodes import Played, play
+from concord.reinforcement.episodes import Played, play, policy_of
 from concord.reinforcement.expert import load_expert, save_expert
-from concord.reinforcement.procgen_environment import LARGEST_LEVEL, Difficulty, ProcgenVectorEnv, check_game
+from concord.reinforcement.procgen_environment import (
+    FIRST_UNSEEN_LEVEL,
+    LARGEST_LEVEL,
+    Difficulty,
+    ProcgenVectorEnv,
+    check_game,
+)
 from concord.tracking import MetricLog, log_model, redact, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
@@ -33,8 +39,6 @@ from concord.training.run import FinishedRun, Say, already_finished
 from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, read_record, run_tags, write_record
 
 EXPERT = "expert.safetensors"
-FIRST_UNSEEN_LEVEL = 2_000_000_000
-"""Agents train on levels below, and are evaluated on this one and those above."""
 _CHECKPOINTS = "checkpoints"
 _LATE_EPISODES = 200
 _MODULE = "default_policy"
@@ -422,17 +426,6 @@ def unseen_levels(config: AgentConfig, environments: int, seed: int, **options: 
         seed=seed,
         **options,
     )
-
-
-def policy_of(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The policy of an actor-critic network: frames to logits, on the network's device."""
-    device = next(network.parameters()).device
-
-    def policy(frames: Tensor) -> Tensor:
-        logits: Tensor = network(frames.to(device))[0]
-        return logits
-
-    return policy
 
 
 def _evaluate(network: ActorCritic, config: AgentConfig, episodes: int, steps: int) -> Evaluation:

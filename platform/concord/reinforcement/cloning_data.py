@@ -24,11 +24,11 @@ from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
-from concord.reinforcement.agent_training import FIRST_UNSEEN_LEVEL, policy_of
-from concord.reinforcement.episodes import Step, steps
+from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.procgen_environment import (
     ACTIONS,
+    FIRST_UNSEEN_LEVEL,
     FRAME,
     LARGEST_LEVEL,
     Difficulty,

@@ -38,6 +38,8 @@ FRAME = (64, 64, 3)
 FRAMES_PER_SECOND = 15
 LARGEST_LEVEL = 2**31 - 1
 """Level seeds are 32-bit integers, not negative."""
+FIRST_UNSEEN_LEVEL = 2_000_000_000
+"""Agents train on levels below, and are evaluated on this one and those above."""
 Difficulty = Literal["easy", "hard"]
 _RESTART = -1  # an action that ends the episode
 
