@@ -24,7 +24,10 @@ Gradients leave from, and updates arrive in, the caller's own memory: packing th
 two passes over it.
 """
 
+import atexit
+import functools
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +49,14 @@ def count_dtype(environments: int) -> torch.dtype:
         if environments <= torch.iinfo(dtype).max:
             return dtype
     return torch.int32
+
+
+@functools.cache  # once a process
+def _let_threads_finish_at_exit() -> None:
+    # Gloo's threads give a message's tensors back to Python some moments after its wait() has returned; one that does
+    # so while the interpreter ends aborts the process (PyTorch's pull request 179291). A program that ends right after
+    # a backward pass died in one of ten runs.
+    atexit.register(time.sleep, 0.05)
 
 
 def _as_transported(tensor: Tensor) -> Tensor:
@@ -100,6 +111,8 @@ class SliceExchange:
         self.mapped = mapped
         self.rescale = rescale
         self.accumulation = accumulation
+        if device.type == "cpu":
+            _let_threads_finish_at_exit()
         world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.total = sum(map(len, environments))
