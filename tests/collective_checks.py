@@ -42,6 +42,17 @@ from concord.gradients import (
     per_example,
     register_aggregation_hook,
 )
+from concord.objectives import (
+    DANN,
+    DomainAdversarial,
+    IRMv1,
+    MetaIRM,
+    MMREx,
+    Objective,
+    ObjectiveGradients,
+    PenaltyWeight,
+    VREx,
+)
 
 SECONDS = 30  # after which a check counts as hanging
 TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB
@@ -567,6 +578,48 @@ def assert_placement_does_not_matter(rule: str, environments: int, worlds: Seque
 @check(4, rule=list(RULES))
 def placement_of_16_environments(rule: str) -> None:
     assert_placement_does_not_matter(rule, 16, [2, 4])
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "irm": IRMv1(mse_loss, PenaltyWeight(0.5)),
+    "vrex": VREx(mse_loss, PenaltyWeight(0.5)),
+    "mm-rex": MMREx(mse_loss, PenaltyWeight(0.5)),
+    "dann": DANN(mse_loss, PenaltyWeight(0.5)),
+    "meta-irm": MetaIRM(mse_loss, 0.1, 2, PenaltyWeight(0.5)),
+}
+
+
+@check(2, 3, objective=list(OBJECTIVES))
+def objectives_do_not_depend_on_placement(objective: str) -> None:
+    """Five environments over two or three processes, as in one; also what each process says of its own losses."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    counts = [4, 1] if world == 2 else [1, 2, 2]
+    inputs, targets = batches(5)
+    models = [network() if objective != "dann" else domain_adversarial() for _ in range(2)]
+    whole = ObjectiveGradients(models[0], OBJECTIVES[objective], environment_names([5])[0])(inputs, targets, 0)
+    mine = local(counts, rank)
+    source = ObjectiveGradients(models[1], OBJECTIVES[objective], environment_names(counts)[rank], dist.group.WORLD)
+    part = source(inputs[mine], targets[mine], 0)
+    torch.testing.assert_close(part.losses, whole.losses[mine])
+    for one, several in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(several.grad, one.grad, rtol=1e-4, atol=1e-6)
+        assert_same_everywhere(several.grad)
+
+
+def domain_adversarial() -> nn.Module:
+    return DomainAdversarial(network(), 5, 7)
+
+
+@check(2)
+def objectives_that_are_not_finite_name_the_environment_everywhere() -> None:
+    inputs, targets = batches(3)
+    inputs[2] = torch.nan
+    mine = local([1, 2], dist.get_rank())
+    names = environment_names([1, 2])
+    source = ObjectiveGradients(network(), OBJECTIVES["vrex"], names[dist.get_rank()], dist.group.WORLD)
+    with pytest.raises(NonFiniteGradientError) as caught:
+        source(inputs[mine], targets[mine], 3)
+    assert caught.value.environments == (names[1][1],)
 
 
 @check(8)

@@ -20,7 +20,7 @@ from concord.reinforcement.episodes import Step, policy_of
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
 from concord.training import Place, TrainConfig, load_job, train
-from concord.training.loop import Silent, check_workers
+from concord.training.loop import Silent, check_environments
 from concord.tuning.options import options_for
 from concord.tuning.plan import make_plan
 from concord.tuning.study import run_study
@@ -202,9 +202,9 @@ def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
         BatchStream(levels(6), 4, seed=0, together=4)
     data = CloneData(6)
     with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):
-        check_workers(TrainConfig(environments_per_step=4), data.environments)
+        check_environments(TrainConfig(environments_per_step=4), data.environments)
     with pytest.raises(InputError, match="--workers 3: must divide the 2 environments of a step, and all 6"):
-        check_workers(TrainConfig(environments_per_step=2, workers=3), data.environments)
+        check_environments(TrainConfig(environments_per_step=2, workers=3), data.environments)
     with pytest.raises(InputError, match="--environments-per-step 1: with --per-example"):
         TrainConfig(environments_per_step=1, per_example=True).check()
 

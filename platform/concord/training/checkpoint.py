@@ -26,12 +26,14 @@ class Progress:
         seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
         history: the evaluations so far.
+        ended: the run ended before its last epoch, as its options want.
     """
 
     epoch: int = 0
     seconds: float = 0.0
     skipped: int = 0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
+    ended: bool = False
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:

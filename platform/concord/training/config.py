@@ -4,13 +4,19 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from concord.aggregation import AGGREGATORS, AggregatorName
+import torch
+from torch import Tensor
+
+from concord.aggregation import AGGREGATORS, Aggregator, AggregatorName, aggregator
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
+from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, objective
+from concord.objectives.objective import Loss
 
+AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
 OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
@@ -75,8 +81,40 @@ class TrainConfig(RunConfig):
     held_out: float = 0.1
     """Fraction of every training environment that training never sees; [0, 1)."""
 
-    aggregator: AggregatorName = "and-mask"
-    """How the environments' gradients become one."""
+    objective: ObjectiveName = "erm"
+    """What is minimized: the environments' mean risk (erm), with a penalty (irm, vrex), the worst combination of risks
+    (mm-rex), against a classifier of environments (dann), or risks after adapting to another environment (meta-irm)."""
+    penalty_weight: float | None = None
+    """λ of irm, dann and meta-irm (there of the meta-losses' standard deviation), β of vrex, -λ_min of mm-rex; if not
+    given 1e4 for irm and vrex, 1 for mm-rex and dann, 0 for meta-irm."""
+    penalty_warmup: float = 0.0
+    """Fraction of the run before the penalty has its weight; irm and vrex have a weight of 1 until then."""
+    penalty_estimator: Estimator = "squared"
+    """How irm estimates its penalty: the squared gradient of a batch, or the product of its two halves' gradients."""
+    inner_lr: float = 0.1
+    """Learning rate α of the inner steps of meta-irm."""
+    inner_steps: int = 1
+    """Inner steps of meta-irm."""
+    drop_grad: float = 0.0
+    """Rate of Gaussian DropGrad in the inner steps of meta-irm; [0, 1)."""
+    outer_environments: int = 0
+    """Other environments, drawn anew at each step, that judge what was adapted to one (meta-irm); 0 takes all."""
+    first_order: bool = False
+    """Leave out the second derivatives of meta-irm (an ablation of the paper)."""
+    same_environment: bool = False
+    """Let each environment judge what was adapted to itself in meta-irm (an ablation of the paper)."""
+    domain_units: int = 256
+    """Width of the two hidden layers of dann's domain classifier."""
+    representation: str | None = None
+    """Linear layer, by its name in the model, whose input dann takes for the representation; the last if not given."""
+    stop_spread: float = 0.0
+    """End the run when the standard deviation of the environments' held-out losses is below this; 0 never does. If it
+    is never reached, the model of the evaluation with the least is kept."""
+    stop_from: float = 0.1
+    """Fraction of the run before --stop-spread is looked at: untrained models have nearly equal losses."""
+
+    aggregator: AggregatorOption = "auto"
+    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others."""
     threshold: float = 0.8
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree."""
     rescale: bool = True
@@ -140,6 +178,42 @@ class TrainConfig(RunConfig):
     """Folder with the job's data, if it reads any (or CONCORD_DATA)."""
     # fmt: on
 
+    def __post_init__(self) -> None:
+        if self.aggregator == "auto":
+            object.__setattr__(self, "aggregator", "and-mask" if self.objective == "erm" else "mean")
+
+    @property
+    def method(self) -> str:
+        """What distinguishes the run, for its name: the aggregator, or the objective, or both where both are chosen."""
+        if self.objective == "erm":
+            return self.aggregator
+        return self.objective if self.aggregator == "mean" else f"{self.objective}-{self.aggregator}"
+
+    def rule(self) -> Aggregator:
+        """The aggregator of these options."""
+        return aggregator(cast(AggregatorName, self.aggregator), self.threshold)
+
+    def objective_of(self, loss: Loss, steps: int, autocast: torch.dtype | None = None) -> Objective:
+        """What a run of so many steps minimizes.
+
+        Raises:
+            InputError: an option is out of its range.
+        """
+        return objective(
+            self.objective,
+            loss,
+            penalty_weight=self.penalty_weight,
+            warmup_steps=round(self.penalty_warmup * steps),
+            estimator=self.penalty_estimator,
+            inner_lr=self.inner_lr,
+            inner_steps=self.inner_steps,
+            drop_grad=self.drop_grad,
+            outer=self.outer_environments,
+            first_order=self.first_order,
+            same_environment=self.same_environment,
+            autocast=autocast,
+        )
+
     def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
         return float(self.workers) * self.use_gpu, f"--use-gpu: {self.workers} workers want a GPU each"
@@ -151,6 +225,7 @@ class TrainConfig(RunConfig):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self._check_objective()
         for option in ("l1", "l2", "clip", "max_failures", "environments_per_step"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
         for option in ("beta1", "beta2", "beta3"):
@@ -170,6 +245,27 @@ class TrainConfig(RunConfig):
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
+
+    def _check_objective(self) -> None:
+        for option in ("penalty_warmup", "stop_from"):
+            self.require(option, 0 <= getattr(self, option) < 1, "a fraction of the run, in [0, 1)")
+        self.require("domain_units", self.domain_units >= 1, "must be at least 1")
+        self.objective_of(_no_loss, 1)
+        self.require("stop_spread", self.stop_spread >= 0, "must not be negative")
+        compared = self.stop_spread == 0 or self.held_out > 0
+        self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
+        alone = self.objective == "erm" or not self.per_example
+        self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
+        if self.objective in COUPLED:
+            averaged = f"--objective {self.objective} couples the environments: its gradient is one"
+            self.require("aggregator", self.aggregator == "mean", f"{averaged}, give mean")
+            self.require("nonfinite", self.nonfinite == "raise", f"{averaged}, no environment can be left out; raise")
+        told = self.objective != "dann" or self.environments_per_step == 0
+        self.require("environments_per_step", told, "--objective dann tells all environments apart; give 0")
+
+
+def _no_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise NotImplementedError
 
 
 # What may differ when a run is resumed: where and how it runs, not what it computes.

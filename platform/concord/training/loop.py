@@ -1,5 +1,6 @@
 """The training loop: the same in one process and in each of several, with Ray or without."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -12,14 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.aggregation import aggregator
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
 from concord.environments.collection import describe
 from concord.errors import InputError
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
+from concord.objectives import DomainAdversarial, ObjectiveGradients, Separable
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
+from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import EvaluatedPart, check_targets, default_measures, evaluate
 from concord.training.job import Job
 from concord.training.optimization import Optimization
@@ -69,7 +71,11 @@ def share(items: Sequence[Item], place: Place) -> list[Item]:
 def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
     """The job's model, its first weights drawn from the run's seed."""
     torch.manual_seed(config.seed)
-    return job.model(config)
+    model = job.model(config)
+    if config.objective == "dann":
+        domains = len(job.environments(config).train)
+        return DomainAdversarial(model, domains, config.domain_units, config.representation)
+    return model
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | No
     environments = job.environments(config)
     if left_out is not None:
         environments = environments.leaving_out(left_out)
-    check_workers(config, environments)
+    check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
     own = environments.train if config.per_example else share(environments.train, place)
     training = [split_held_out(e, config.held_out, config.seed) for e in environments.load(own)]
@@ -158,32 +164,44 @@ def training(
         if resume_from
         else Progress()
     )
+    stopping: SpreadStopping | None = None
+    if config.stop_spread > 0:
+        stopping = SpreadStopping(config.stop_spread, math.ceil(config.stop_from * config.epochs))
+        if resume_from:
+            stopping.read(resume_from)
     evaluate_after = _spread(config.evaluations, config.epochs)
     checkpoint_after = _spread(config.checkpoints, config.epochs)
     started = time.perf_counter() - progress.seconds
-    while progress.epoch < config.epochs:
+    while progress.epoch < config.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
         progress.skipped += steps.skipped
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
         step = progress.epoch * run.steps_per_epoch
-        evaluated = progress.epoch in evaluate_after
+        evaluated, last = progress.epoch in evaluate_after, progress.epoch == config.epochs
         if evaluated:
             metrics |= run.evaluate()
-            if progress.epoch == config.epochs and job.final_measures is not None and place.rank == 0:
+            if stopping is not None:
+                progress.ended = stopping.see(metrics["held_out_spread"], progress.epoch, run.model, last=last)
+                if last and not progress.ended:
+                    stopping.restore(run.model)
+                    metrics |= run.evaluate()
+                metrics |= {"kept_epoch": float(stopping.epoch), "spread_reached": float(progress.ended)}
+                last = last or progress.ended
+            if last and job.final_measures is not None and place.rank == 0:
                 metrics |= _final_measures(job, config, run.model.eval())
             progress.history.append(Evaluation(progress.epoch, step, metrics))
         if place.rank == 0:
             for offset, at_step in enumerate(steps.each):
                 reporter.log(at_step, step - len(steps.each) + offset + 1)
             reporter.log(metrics, step)
-        if progress.epoch in checkpoint_after:
+        if progress.epoch in checkpoint_after or last:
             run.average_buffers()
-            reporter.checkpoint(lambda folder: write_checkpoint(folder, run.model, run.optimization, progress), metrics)
+            reporter.checkpoint(lambda folder: run.write(folder, progress, stopping), metrics)
         if evaluated:
             yield progress.history[-1]
-    return Outcome(tuple(progress.history), progress.seconds, config.epochs * run.steps_per_epoch)
+    return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
 
 
 @dataclass
@@ -219,15 +237,23 @@ class _Run:
         self.optimization = Optimization(
             list(trainable(self.model).values()), config, config.epochs * self.steps_per_epoch
         )
-        rule = aggregator(config.aggregator, config.threshold)
+        rule = config.rule()
         options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
         options["autocast"] = torch.bfloat16 if config.precision == "bfloat16" else None
+        objective = config.objective_of(job.loss, config.epochs * self.steps_per_epoch, options["autocast"])
+        self._step = 0
+        loss = job.loss
+        if isinstance(objective, Separable) and config.objective != "erm":
+            term = objective.term
+            loss = lambda outputs, targets: term(outputs, targets, self._step)  # noqa: E731
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
         self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
         group = dist.group.WORLD if place.world > 1 else None
-        if config.per_example:
+        if not isinstance(objective, Separable):
+            self.gradients = ObjectiveGradients(self.model, objective, names, group)
+        elif config.per_example:
             self.gradients = PerExampleGradients(
                 self.model,
                 job.loss,
@@ -239,16 +265,16 @@ class _Run:
         elif place.world > 1 and set(counts) == {1}:
             self.gradients = HookedGradients(
                 self.model,
-                job.loss,
+                loss,
                 rule,
                 environment=names[0],
                 find_unused_parameters=self._some_parameter_is_unused(),
                 **options,
             )
         else:
-            self.gradients = StackedGradients(
-                self.model, job.loss, rule, names=names, group=group, trace=config.trace, **options
-            )
+            # What is recorded stays as it is; the weight of a penalty changes.
+            trace = config.trace and config.objective == "erm"
+            self.gradients = StackedGradients(self.model, loss, rule, names=names, group=group, trace=trace, **options)
         self.parts = self._parts(prepared)
         outputs = _outputs(self.model, training[0], place.device)
         self.measures = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
@@ -269,7 +295,8 @@ class _Run:
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             _seed_step(self.config.seed, self.place.rank, step)
-            if isinstance(self.gradients, StackedGradients) and self.place.world == 1:
+            self._step = step
+            if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(*self.batches.batch(step), step)
             rates.append(self.optimization.lr)
@@ -308,12 +335,21 @@ class _Run:
             examples_at_once=self.config.batch_size
             * max(self.config.environments_per_step // self.place.world or len(self._own_names()), 1),
         )
+        if self.config.held_out > 0:
+            losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
+            metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
             for measure in ("loss", *self.measures):
                 for prefix in ("", "worst_"):
                     if f"{prefix}held_out_{measure}" in metrics:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
+
+    def write(self, folder: Path, progress: Progress, stopping: SpreadStopping | None) -> None:
+        """Write a checkpoint into an existing folder."""
+        write_checkpoint(folder, self.model, self.optimization, progress)
+        if stopping is not None:
+            stopping.write(folder)
 
     def _parts(self, prepared: Prepared) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
@@ -362,8 +398,14 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module) -> dic
         return {}
 
 
-def check_workers(config: TrainConfig, environments: Environments) -> None:
-    """Refuse more workers than there is work for (InputError)."""
+def check_environments(config: TrainConfig, environments: Environments) -> None:
+    """Refuse more workers than there is work for, and one environment where several are compared (InputError)."""
+    if config.objective != "erm" or config.stop_spread > 0:
+        said = f"--objective {config.objective}" if config.objective != "erm" else f"--stop-spread {config.stop_spread}"
+        if len(environments.train) < 2:
+            raise InputError(f"{said}: compares training environments, and there is only {environments.train[0]}")
+        if config.objective != "erm" and config.environments_per_step == 1:
+            raise InputError(f"--environments-per-step 1: {said} compares the environments of a step; give at least 2")
     if config.per_example:
         config.require("workers", config.workers <= config.batch_size, "more than the examples of a batch")
     elif config.environments_per_step:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from concord.aggregation import SandMask, aggregator
+from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
 from concord.tracking import MetricLog, Registered, Store, log_model, register
@@ -21,7 +21,7 @@ from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, check_targets, default_measures
 from concord.training.job import Job, JobFile, reason
-from concord.training.loop import build_model, check_workers
+from concord.training.loop import build_model, check_environments
 from concord.training.progress import watched
 from concord.training.run_folder import (
     Lineage,
@@ -98,7 +98,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
-    config = dataclasses.replace(config, **absolute, name=config.name or new_name(job.name, config, config.aggregator))
+    config = dataclasses.replace(config, **absolute, name=config.name or new_name(job.name, config, config.method))
     checked = preflight(job, config)
     environments, example = checked.environments, checked.example
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
@@ -110,7 +110,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     if opened.report is not None:
         return already_finished(opened, job.name, say)
     name, store, run_id, folder = opened.name, opened.store, opened.run_id, opened.folder
-    say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.aggregator}")
+    say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
     with kept_honest(opened, job.name, config):
         if not opened.resumed:
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
@@ -122,6 +122,12 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
             say(
                 f"tracking did not answer: {trained.unsent} metrics are kept in {folder / METRICS} "
                 f"and sent by --name {name} --resume"
+            )
+        end = trained.outcome.metrics
+        if end.get("spread_reached") == 0:
+            say(
+                f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
+                f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
         report = _finished(job, config, store, run_id, name, folder, trained, example, say, lineage)
         with _said_if_failing(say, "status"):
@@ -190,8 +196,8 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         environments = job.job.environments(config)
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
-    check_workers(config, environments)
-    rule = aggregator(config.aggregator, config.threshold)
+    check_environments(config, environments)
+    rule = config.rule()
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
     config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
     name = environments.train[0]
@@ -247,7 +253,8 @@ def _reported(config: TrainConfig, environments: Environments, measures: Mapping
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
     reported = [f"{split}_{measure}" for split in splits for measure in ("loss", *measures)]
-    return (*reported, *(f"worst_{name}" for name in reported), "kept_fraction")
+    spread = ("held_out_spread",) if config.held_out > 0 else ()
+    return (*reported, *(f"worst_{name}" for name in reported), *spread, "kept_fraction")
 
 
 def _check_gpus(config: TrainConfig) -> None:

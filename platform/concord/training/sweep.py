@@ -53,5 +53,5 @@ def sweep(
             finished += 1
             results[key].append(done[identity][metric])
             value = results[key][-1]
-            say(f"{finished} of {total}: {config.aggregator}, {key}, seed {config.seed}: {metric} {value:.3f}")
+            say(f"{finished} of {total}: {config.method}, {key}, seed {config.seed}: {metric} {value:.3f}")
     return results

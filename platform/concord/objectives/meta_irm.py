@@ -1,0 +1,129 @@
+"""Meta-learned invariant risk minimization: adapt to one environment, judge by the others."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from concord.errors import InputError
+from concord.objectives.objective import Loss, Objective, environment_outputs
+from concord.objectives.penalty_weight import PenaltyWeight
+
+
+class MetaIRM(Objective):
+    """The mean of meta-losses and λ times their standard deviation.
+
+    For each environment i the weights take inner steps on its risk, θ'_i = θ - α ∇R_i(θ), and are judged by the other
+    ones: the meta-losses are R_j(θ'_i), j ≠ i. What is minimized is (1/N) Σ R_j(θ'_i) + λ σ, with the derivatives of
+    θ'_i through θ (Bae et al., Meta-Learned Invariant Risk Minimization, 2021, eq. 3 to 6 and algorithm 1, which has
+    the sum of the N meta-losses in place of the mean: its λ is ours times N).
+
+    Args:
+        loss: the risk.
+        inner_lr: α.
+        inner_steps: how many inner steps.
+        weight: λ; 0 during its warm-up.
+        drop_grad: rate p of Gaussian DropGrad (Tseng et al., Regularizing Meta-Learning via Gradient Dropout, 2020):
+            each component of an inner gradient is multiplied by a draw from N(1, p / (1 - p)).
+        outer: how many other environments judge each θ'_i, drawn anew at each step; 0 takes all.
+        first_order: take θ'_i for a constant distance from θ (an ablation of the paper).
+        same_environment: judge θ'_i by environment i itself (an ablation of the paper).
+        autocast: what layers compute in.
+
+    Raises:
+        InputError: an option is out of its range.
+    """
+
+    others = True
+
+    def __init__(
+        self,
+        loss: Loss,
+        inner_lr: float = 0.1,
+        inner_steps: int = 1,
+        weight: PenaltyWeight | None = None,
+        drop_grad: float = 0.0,
+        outer: int = 0,
+        *,
+        first_order: bool = False,
+        same_environment: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(loss, autocast)
+        if inner_lr <= 0:
+            raise InputError(f"--inner-lr {inner_lr}: must be above 0")
+        if inner_steps < 1:
+            raise InputError(f"--inner-steps {inner_steps}: must be at least 1")
+        if not 0 <= drop_grad < 1:
+            raise InputError(f"--drop-grad {drop_grad}: must lie in [0, 1)")
+        if outer < 0:
+            raise InputError(f"--outer-environments {outer}: must not be negative")
+        self.inner_lr = inner_lr
+        self.inner_steps = inner_steps
+        self.weight = weight or PenaltyWeight(0.0)
+        self.drop_grad = drop_grad
+        self.outer = outer
+        self.first_order = first_order
+        self.same_environment = same_environment
+
+    def terms(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        step: int = 0,  # noqa: ARG002
+        own: Sequence[int] | None = None,
+    ) -> Tensor:
+        """The meta-losses R_j(θ'_i) of each environment i, in the order of j."""
+        environments = len(inputs)
+        if environments < 2 and not self.same_environment:
+            raise InputError("--objective meta-irm: compares environments, but there is only one; give at least 2")
+        terms = []
+        for index in own if own is not None else range(environments):
+            adapted = self.adapted(model, inputs[index], targets[index])
+            judges = self._judges(index, environments)
+            outputs = environment_outputs(model, inputs[judges], self.autocast, adapted)
+            terms += [self.loss(*pair) for pair in zip(outputs, targets[judges], strict=True)]
+        return torch.stack(terms)
+
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:
+        """Mean and standard deviation."""
+        weight = self.weight.weight if step >= self.weight.warmup else 0.0
+        if weight == 0 or len(terms) == 1:
+            return terms.mean()
+        variance = terms.var(correction=0)
+        # The root has no derivative at 0, where all meta-losses are equal and nothing is to be gained.
+        spread = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt() * (variance > 0)
+        value: Tensor = terms.mean() + weight * spread
+        return value
+
+    def adapted(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The weights after the inner steps on one environment's batch, with their graph."""
+        weights: dict[str, Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        for _ in range(self.inner_steps):
+            outputs = environment_outputs(model, inputs[None], self.autocast, weights)[0]
+            gradients = torch.autograd.grad(
+                self.loss(outputs, targets),
+                list(weights.values()),
+                create_graph=not self.first_order,
+                materialize_grads=True,
+            )
+            weights = {
+                name: value - self.inner_lr * self._dropped(gradient)
+                for (name, value), gradient in zip(weights.items(), gradients, strict=True)
+            }
+        return weights
+
+    def _dropped(self, gradient: Tensor) -> Tensor:
+        if self.drop_grad == 0:
+            return gradient
+        deviation: float = (self.drop_grad / (1 - self.drop_grad)) ** 0.5
+        return gradient * (1 + deviation * torch.randn_like(gradient))
+
+    def _judges(self, index: int, environments: int) -> list[int]:
+        if self.same_environment:
+            return [index]
+        others = [other for other in range(environments) if other != index]
+        if not 0 < self.outer < len(others):
+            return others
+        return [others[place] for place in torch.randperm(len(others))[: self.outer].sort().values.tolist()]

@@ -1,0 +1,495 @@
+"""Objectives: each is the few lines of its paper, in value and gradient, however its environments are placed."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.testing import assert_close
+
+from concord.aggregation import AGGREGATORS, AndMask, aggregate, aggregator
+from concord.environments import Environments
+from concord.errors import InputError
+from concord.gradients import NonFiniteGradientError, StackedGradients
+from concord.objectives import (
+    COUPLED,
+    DANN,
+    ERM,
+    OBJECTIVES,
+    DomainAdversarial,
+    IRMv1,
+    MetaIRM,
+    MMREx,
+    Objective,
+    ObjectiveGradients,
+    PenaltyWeight,
+    VREx,
+    irm_penalty,
+    objective,
+    reverse_gradient,
+)
+from concord.training import Job, Place, TrainConfig, build_model, train
+from concord.training.loop import Silent
+from concord.training.sweep import sweep
+
+ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+def batches(environments: int = ENVIRONMENTS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(environments, BATCH, 6, dtype=torch.float64, generator=generator)
+    return inputs, torch.randint(0, CLASSES, (environments, BATCH), generator=generator)
+
+
+def gradient(value: Tensor, model: nn.Module) -> list[Tensor]:
+    return list(torch.autograd.grad(value, list(model.parameters()), materialize_grads=True))
+
+
+# The papers, in a few lines each
+
+
+def risks(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    return [cross_entropy(model(x), y) for x, y in zip(inputs, targets, strict=True)]
+
+
+def erm(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return sum(risks(model, inputs, targets)) / len(inputs)
+
+
+def irm_penalties(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Arjovsky et al., appendix D, with one batch squared."""
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y in zip(inputs, targets, strict=True):
+        w = torch.ones((), dtype=torch.float64, requires_grad=True)
+        total = total + torch.autograd.grad(cross_entropy(model(x) * w, y), w, create_graph=True)[0] ** 2
+    return total / len(inputs)
+
+
+def irm_half_penalties(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Arjovsky et al., appendix D, to the letter."""
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y in zip(inputs, targets, strict=True):
+        w = torch.ones((), dtype=torch.float64, requires_grad=True)
+        losses = cross_entropy(model(x) * w, y, reduction="none")
+        g1 = torch.autograd.grad(losses[0::2].mean(), w, create_graph=True)[0]
+        g2 = torch.autograd.grad(losses[1::2].mean(), w, create_graph=True)[0]
+        total = total + g1 * g2
+    return total / len(inputs)
+
+
+def variance(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    each = risks(model, inputs, targets)
+    mean = sum(each) / len(each)
+    return sum((risk - mean) ** 2 for risk in each) / len(each)
+
+
+def worst_combination(model: nn.Module, inputs: Tensor, targets: Tensor, least: float) -> Tensor:
+    """Krueger et al., eq. 7: the maximum over its corners, where all coefficients but one are the least."""
+    each = risks(model, inputs, targets)
+    corners = [
+        sum((1 - (len(each) - 1) * least if other == chosen else least) * risk for other, risk in enumerate(each))
+        for chosen in range(len(each))
+    ]
+    return torch.stack(corners).max()
+
+
+def meta_losses(
+    model: nn.Sequential, inputs: Tensor, targets: Tensor, rate: float, steps: int, *, same: bool, first_order: bool
+) -> list[Tensor]:
+    """Bae et al., algorithm 1, by hand for this network."""
+
+    def forward(weights: list[Tensor], x: Tensor) -> Tensor:
+        return torch.tanh(x @ weights[0].T + weights[1]) @ weights[2].T + weights[3]
+
+    losses = []
+    for i in range(len(inputs)):
+        weights = list(model.parameters())
+        for _ in range(steps):
+            slopes = torch.autograd.grad(
+                cross_entropy(forward(weights, inputs[i]), targets[i]), weights, create_graph=not first_order
+            )
+            weights = [weight - rate * slope for weight, slope in zip(weights, slopes, strict=True)]
+        for j in range(len(inputs)):
+            if (j == i) == same:
+                losses.append(cross_entropy(forward(weights, inputs[j]), targets[j]))
+    return losses
+
+
+def meta(
+    steps: int = 1, weight: float = 0.0, *, same: bool = False, first_order: bool = False
+) -> Callable[..., Tensor]:
+    def value(model: nn.Sequential, inputs: Tensor, targets: Tensor) -> Tensor:
+        losses = torch.stack(meta_losses(model, inputs, targets, 0.5, steps, same=same, first_order=first_order))
+        return losses.mean() + weight * ((losses - losses.mean()) ** 2).mean().sqrt()
+
+    return value
+
+
+CASES: dict[str, tuple[Objective, Callable[..., Tensor]]] = {
+    "erm": (ERM(cross_entropy), erm),
+    "irm": (IRMv1(cross_entropy, PenaltyWeight(0.7)), lambda *all_: erm(*all_) + 0.7 * irm_penalties(*all_)),
+    "irm, large weight": (
+        IRMv1(cross_entropy, PenaltyWeight(50.0)),
+        lambda *all_: erm(*all_) / 50 + irm_penalties(*all_),
+    ),
+    "irm, halves": (
+        IRMv1(cross_entropy, PenaltyWeight(0.7), "halves"),
+        lambda *all_: erm(*all_) + 0.7 * irm_half_penalties(*all_),
+    ),
+    "vrex": (VREx(cross_entropy, PenaltyWeight(0.7)), lambda *all_: erm(*all_) + 0.7 * variance(*all_)),
+    "vrex, large weight": (
+        VREx(cross_entropy, PenaltyWeight(50.0)),
+        lambda *all_: erm(*all_) / 50 + variance(*all_),
+    ),
+    "mm-rex": (MMREx(cross_entropy, PenaltyWeight(0.7)), lambda *all_: worst_combination(*all_, least=-0.7)),
+    "mm-rex, large weight": (
+        MMREx(cross_entropy, PenaltyWeight(4.0)),
+        lambda *all_: worst_combination(*all_, least=-4.0) / 4,
+    ),
+    "mm-rex, worst": (
+        MMREx(cross_entropy, PenaltyWeight(0.0)),
+        lambda *all_: torch.stack(risks(*all_)).max(),
+    ),
+    "meta-irm": (MetaIRM(cross_entropy, 0.5), meta()),
+    "meta-irm, spread": (MetaIRM(cross_entropy, 0.5, weight=PenaltyWeight(0.3)), meta(weight=0.3)),
+    "meta-irm, three steps": (MetaIRM(cross_entropy, 0.5, 3), meta(3)),
+    "meta-irm, first order": (MetaIRM(cross_entropy, 0.5, 2, first_order=True), meta(2, first_order=True)),
+    "meta-irm, same environment": (MetaIRM(cross_entropy, 0.5, same_environment=True), meta(same=True)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_objective_is_the_few_lines_of_its_paper(case: str) -> None:
+    ours, reference = CASES[case]
+    model, (inputs, targets) = network(), batches()
+    value, expected = ours(model, inputs, targets), reference(model, inputs, targets)
+    assert_close(value, expected, rtol=1e-10, atol=1e-12)
+    assert_close(gradient(value, model), gradient(expected, model), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_source_leaves_the_gradient_of_the_objective(case: str) -> None:
+    ours, _ = CASES[case]
+    model, (inputs, targets) = network(), batches()
+    expected = gradient(ours(model, inputs, targets), model)
+    step = ObjectiveGradients(model, ours, ["a", "b", "c"])(inputs, targets, 0)
+    assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-10, atol=1e-12)
+    assert step.losses.shape == (ENVIRONMENTS,)
+    assert step.kept_fraction.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize("estimator", ["squared", "halves"])
+def test_every_aggregator_takes_irms_terms(name: Any, estimator: Any) -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = IRMv1(cross_entropy, PenaltyWeight(2.0), estimator)
+    rule = aggregator(name, 0.5)
+    each = [gradient(ours.term(model(x), y), model) for x, y in zip(inputs, targets, strict=True)]
+    expected = [aggregate(rule, torch.stack(slopes))[0] for slopes in zip(*each, strict=True)]
+    for vectorize in (True, False):
+        StackedGradients(model, ours.term, rule, vectorize=vectorize)(inputs, targets)
+        assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_irms_penalty_is_known_for_a_squared_error() -> None:
+    # R(w f) = mean (w f - y)², so dR/dw at 1 is 2 mean f (f - y).
+    outputs, targets = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([[0.0], [2.0], [2.0], [1.0]])
+    slopes = 2 * outputs * (outputs - targets)
+    assert_close(irm_penalty(mse_loss, outputs, targets), slopes.mean() ** 2)
+    halves = irm_penalty(mse_loss, outputs, targets, "halves")
+    assert_close(halves, slopes[::2].mean() * slopes[1::2].mean())
+
+
+def test_the_product_of_halves_may_be_negative_and_is_right_on_average() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(40_000, 16, 1), torch.randn(40_000, 16, 1) * 3
+    slope = 2 * (outputs * (outputs - targets)).mean()  # of all that could be drawn: E f² = 1
+    halves = torch.func.vmap(lambda o, t: irm_penalty(mse_loss, o, t, "halves"))(outputs, targets)
+    squared = torch.func.vmap(lambda o, t: irm_penalty(mse_loss, o, t))(outputs, targets)
+    assert halves.min() < 0
+    assert abs(halves.mean() - slope**2) < 0.1
+    assert squared.mean() > slope**2 + 1  # noise alone
+
+
+def test_the_penalty_waits_for_its_warmup() -> None:
+    weight = PenaltyWeight(1e4, warmup=10)
+    assert [weight.at(step) for step in (0, 9, 10, 50)] == [1.0, 1.0, 1e4, 1e4]
+    assert PenaltyWeight(0.3, warmup=10).at(0) == 0.3
+    model, (inputs, targets) = network(), batches()
+    for ours in (
+        MMREx(cross_entropy, weight),
+        MetaIRM(cross_entropy, 0.5, weight=weight),
+    ):
+        terms = ours.terms(model, inputs, targets, 3)
+        assert_close(ours.combine(terms, 3), terms.mean())
+        assert not torch.isclose(ours.combine(terms, 10), terms.mean())
+
+
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=6), st.floats(0, 5))
+def test_risk_extrapolation_agrees_with_the_mean_only_where_risks_do(values: list[float], weight: float) -> None:
+    terms = torch.tensor(values, dtype=torch.float64)
+    for ours in (VREx(cross_entropy, PenaltyWeight(weight)), MMREx(cross_entropy, PenaltyWeight(weight))):
+        combined = ours.combine(terms) * max(1.0, weight)
+        assert combined >= terms.mean() - 1e-9
+        alike = ours.combine(torch.full_like(terms, 2.0)) * max(1.0, weight)
+        assert_close(alike, torch.tensor(2.0, dtype=torch.float64))
+        shuffled = ours.combine(terms.flip(0)) * max(1.0, weight)
+        assert_close(combined, shuffled)
+
+
+def test_equal_meta_losses_have_a_gradient() -> None:
+    model, (inputs, targets) = network(), batches(1)
+    inputs, targets = inputs.expand(2, -1, -1), targets.expand(2, -1)
+    value = MetaIRM(cross_entropy, 0.5, weight=PenaltyWeight(1.0))(model, inputs, targets)
+    assert all(torch.isfinite(slope).all() for slope in gradient(value, model))
+
+
+def test_drop_grad_multiplies_inner_gradients_by_noise_of_its_variance() -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = MetaIRM(cross_entropy, 0.5, drop_grad=0.2)
+    plain = MetaIRM(cross_entropy, 0.5).adapted(model, inputs[0], targets[0])
+    torch.manual_seed(0)
+    drawn = [ours.adapted(model, inputs[0], targets[0]) for _ in range(4000)]
+    for name, parameter in model.named_parameters():
+        factors = torch.stack([(each[name] - parameter).detach() for each in drawn]) / (plain[name] - parameter)
+        assert_close(factors.mean(0), torch.ones_like(factors[0]), rtol=0, atol=0.05)
+        assert_close(factors.var(0), torch.full_like(factors[0], 0.25), rtol=0, atol=0.05)
+
+
+def test_judges_are_drawn_among_the_others() -> None:
+    ours = MetaIRM(cross_entropy, 0.5, outer=2)
+    drawn = [ours._judges(1, 5) for _ in range(100)]
+    assert all(len(set(judges)) == 2 and 1 not in judges for judges in drawn)
+    assert {judge for judges in drawn for judge in judges} == {0, 2, 3, 4}
+    assert MetaIRM(cross_entropy, 0.5, outer=9)._judges(1, 3) == [0, 2]
+
+
+def test_the_domain_classifier_learns_what_the_representation_unlearns() -> None:
+    model = DomainAdversarial(network(), ENVIRONMENTS, 5).double()
+    inputs, targets = batches()
+    value = DANN(cross_entropy, PenaltyWeight(0.4))(model, inputs, targets)
+    slopes = dict(zip(dict(model.named_parameters()), gradient(value, model), strict=True))
+    # By hand: two losses, each with its own gradient.
+    features = torch.tanh(model.model[0](inputs))
+    risk = sum(cross_entropy(model.model[2](f), y) for f, y in zip(features, targets, strict=True)) / ENVIRONMENTS
+    domain = (
+        sum(cross_entropy(model.domain_classifier(f), torch.full((BATCH,), e)) for e, f in enumerate(features))
+        / ENVIRONMENTS
+    )
+    of_risk = torch.autograd.grad(risk, list(model.parameters()), retain_graph=True, materialize_grads=True)
+    of_domain = torch.autograd.grad(domain, list(model.parameters()), materialize_grads=True)
+    for (name, slope), one, other in zip(slopes.items(), of_risk, of_domain, strict=True):
+        sign = 1.0 if name.startswith("domain_classifier") else -0.4
+        assert_close(slope, one + sign * other, rtol=1e-8, atol=1e-10)
+
+
+def test_a_reversed_gradient_is_reversed_and_the_features_stay() -> None:
+    features = torch.randn(3, 2, requires_grad=True)
+    out = reverse_gradient(features, 0.5)
+    assert torch.equal(out, features)
+    out.sum().backward()
+    assert_close(features.grad, torch.full((3, 2), -0.5))
+
+
+def test_the_representation_is_the_input_of_the_named_layer() -> None:
+    model = DomainAdversarial(network(), 2, 4, layer="0").double()
+    inputs = batches()[0][0]
+    outputs, features = model.outputs_and_features(inputs)
+    assert torch.equal(features, inputs)
+    assert_close(outputs, model(inputs))
+    with pytest.raises(InputError, match=r"--representation 1: no linear layer; there are 0, 2"):
+        DomainAdversarial(network(), 2, 4, layer="1")
+    with pytest.raises(InputError, match="no linear layer whose input"):
+        DomainAdversarial(nn.Flatten(), 2, 4)
+    with pytest.raises(InputError, match="put it into DomainAdversarial"):
+        DANN(cross_entropy, PenaltyWeight(1.0))(network(), *batches())
+
+
+# In the training loop
+
+
+def blobs(name: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    targets = torch.randint(0, 3, (60,), generator=generator)
+    inputs = torch.randn(60, 6, generator=generator)
+    inputs[:, 0] += 2.0 * targets
+    inputs[:, 4] += targets * torch.randn((), generator=generator)
+    return inputs, targets
+
+
+def job(train_on: tuple[str, ...] = ("a", "b", "c", "d")) -> Job[TrainConfig]:
+    return Job(
+        environments=lambda _: Environments(blobs, train=train_on, validation=["v"], test=["t"]),
+        model=lambda _: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)),
+        loss=cross_entropy,
+        name="blobs",
+    )
+
+
+def config(**changes: Any) -> TrainConfig:
+    defaults: dict[str, Any] = {"epochs": 6, "batch_size": 16, "lr": 1e-2, "evaluations": 3, "penalty_weight": 1.0}
+    return TrainConfig(**{**defaults, **changes})
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_trains(name: Any) -> None:
+    settings = config(objective=name, epochs=30)
+    settings.check()
+    outcome = train(job(), settings, Place(), Silent())
+    assert outcome.metrics["ood_accuracy"] > 0.5
+    assert outcome.metrics["train_loss"] < math.log(3)
+
+
+def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
+    assert TrainConfig().aggregator == "and-mask"
+    assert TrainConfig(objective="irm").aggregator == "mean"
+    assert TrainConfig(objective="irm", aggregator="and-mask").method == "irm-and-mask"
+    assert TrainConfig(objective="vrex").method == "vrex"
+    assert TrainConfig().method == "and-mask"
+
+
+@pytest.mark.parametrize("name", sorted(COUPLED))
+def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
+    for changes, said in (
+        ({"aggregator": "and-mask"}, "--aggregator and-mask: --objective .* its gradient is one, give mean"),
+        ({"nonfinite": "skip"}, "--nonfinite skip: .* no environment can be left out"),
+    ):
+        with pytest.raises(InputError, match=said):
+            config(objective=name, **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"penalty_weight": -1.0, "objective": "irm"}, "--penalty-weight -1.0: must be a finite number, not below 0"),
+        ({"penalty_weight": math.nan, "objective": "vrex"}, "--penalty-weight nan"),
+        ({"penalty_warmup": 1.0}, r"--penalty-warmup 1.0: a fraction of the run, in \[0, 1\)"),
+        ({"objective": "meta-irm", "inner_lr": 0.0}, "--inner-lr 0.0: must be above 0"),
+        ({"objective": "meta-irm", "inner_steps": 0}, "--inner-steps 0: must be at least 1"),
+        ({"objective": "meta-irm", "drop_grad": 1.0}, r"--drop-grad 1.0: must lie in \[0, 1\)"),
+        ({"objective": "meta-irm", "outer_environments": -1}, "--outer-environments -1: must not be negative"),
+        ({"objective": "irm", "per_example": True}, "--objective irm: compares environments; with --per-example"),
+        ({"objective": "dann", "environments_per_step": 2}, "--environments-per-step 2: --objective dann tells all"),
+        ({"stop_spread": -0.1}, "--stop-spread -0.1: must not be negative"),
+        ({"stop_spread": 0.1, "held_out": 0.0}, "--stop-spread 0.1: looks at held-out examples"),
+        ({"objective": "best"}, "--objective best: must be one of erm, irm"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        config(**changes).check()
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"erm"}))
+def test_one_environment_is_too_few(name: Any) -> None:
+    with pytest.raises(InputError, match=f"--objective {name}: compares training environments, and there is only a"):
+        train(job(("a",)), config(objective=name), Place(), Silent())
+    ours = objective(name, cross_entropy)
+    if name in {"vrex", "mm-rex", "meta-irm"}:
+        with pytest.raises(InputError, match="give at least 2"):
+            ours(network(), *batches(1))
+
+
+@pytest.mark.parametrize("name", ["vrex", "meta-irm"])
+def test_a_loss_that_is_not_finite_names_its_environment(name: Any) -> None:
+    model, (inputs, targets) = network(), batches()
+    inputs[1] = math.nan
+    source = ObjectiveGradients(model, objective(name, cross_entropy), ["a", "b", "c"])
+    with pytest.raises(NonFiniteGradientError, match="b") as caught:
+        source(inputs, targets, 7)
+    assert caught.value.step == 7
+    if name == "vrex":
+        assert caught.value.environments == ("b",)
+
+
+class Keeping:
+    """A reporter that keeps checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints: list[Path] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        pass
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        folder = self.folder / str(len(self.checkpoints))
+        folder.mkdir(parents=True)
+        write(folder)
+        self.checkpoints.append(folder)
+
+
+@pytest.mark.parametrize("name", ["irm", "dann", "meta-irm"])
+def test_a_resumed_run_ends_as_an_undisturbed_one(name: Any, tmp_path: Path) -> None:
+    settings = config(objective=name, checkpoints=3, penalty_warmup=0.5, drop_grad=0.1, stop_spread=1e-9)
+    whole, rest = Keeping(tmp_path / "whole"), Keeping(tmp_path / "rest")
+    undisturbed = train(job(), settings, Place(), whole)
+    resumed = train(job(), settings, Place(), rest, resume_from=whole.checkpoints[0])
+    kept = {key: value for key, value in undisturbed.metrics.items() if key != "steps_per_second"}
+    assert {key: value for key, value in resumed.metrics.items() if key != "steps_per_second"} == kept
+
+
+def test_a_run_ends_when_held_out_losses_are_alike() -> None:
+    settings = config(epochs=20, evaluations=20, stop_spread=100.0, stop_from=0.25)
+    outcome = train(job(), settings, Place(), Silent())
+    assert outcome.history[-1].epoch == 5
+    assert outcome.steps == 5 * 4
+    assert outcome.metrics["spread_reached"] == 1.0
+
+
+def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> None:
+    settings = config(epochs=12, evaluations=12, checkpoints=1, stop_spread=1e-12, stop_from=0.2, lr=0.1)
+    keeping = Keeping(tmp_path)
+    outcome = train(job(), settings, Place(), keeping)
+    assert len(outcome.history) == 12
+    assert outcome.metrics["spread_reached"] == 0.0
+    seen = {evaluation.epoch: evaluation.metrics["held_out_spread"] for evaluation in outcome.history[:-1]}
+    kept = int(outcome.metrics["kept_epoch"])
+    if kept < 12:
+        least = min((spread, epoch) for epoch, spread in seen.items() if epoch >= 3)
+        assert kept == least[1]
+        assert outcome.metrics["held_out_spread"] == pytest.approx(least[0])
+
+
+def test_a_sweep_takes_objectives(tmp_path: Path) -> None:
+    configurations = {name: [config(objective=name)] for name in ("erm", "irm")}
+    found = sweep(job(), configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lambda _: None)
+    assert all(0 <= value[0] <= 1 for value in found.values())
+
+
+def test_a_domain_adversarial_model_is_drawn_from_the_seed() -> None:
+    one, other = (build_model(job(), config(objective="dann", domain_units=4)) for _ in range(2))
+    assert isinstance(one, DomainAdversarial)
+    assert one.domain_classifier[-1].out_features == 4
+    assert_close(dict(one.state_dict()), dict(other.state_dict()))
+
+
+def test_masks_work_with_irm_in_the_loop() -> None:
+    settings = config(objective="irm", aggregator="and-mask", threshold=1.0)
+    settings.check()
+    assert train(job(), settings, Place(), Silent()).metrics["kept_fraction"] < 0.9
+    averaged = dataclasses.replace(settings, aggregator="mean")
+    assert train(job(), averaged, Place(), Silent()).metrics["kept_fraction"] == 1.0
+
+
+def test_the_and_mask_of_irms_terms_is_the_hand_made_one() -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = IRMv1(cross_entropy, PenaltyWeight(3.0))
+    StackedGradients(model, ours.term, AndMask(1.0))(inputs, targets)
+    each = [gradient(ours.term(model(x), y), model) for x, y in zip(inputs, targets, strict=True)]
+    for parameter, slopes in zip(model.parameters(), zip(*each, strict=True), strict=True):
+        stacked = torch.stack(slopes)
+        agree = (stacked.sign().sum(0).abs() == ENVIRONMENTS).double()
+        assert_close(parameter.grad, stacked.mean(0) * agree)
