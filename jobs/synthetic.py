@@ -84,6 +84,7 @@ class SyntheticConfig(TrainConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.epochs == 0:
             object.__setattr__(self, "epochs", max(1, round(3000 / max(self.environments, 1))))
 

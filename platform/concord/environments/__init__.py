@@ -7,20 +7,27 @@ generator; :class:`BatchStream` draws the batches. :func:`image_dataset` reads M
 
 from concord.environments.batches import BatchStream
 from concord.environments.collection import Environment, Environments, HeldOut, split_held_out
+from concord.environments.colored_mnist import ColoredMNIST
 from concord.environments.folder import from_folder
 from concord.environments.images import ImageDataset, LabelledImages, image_dataset, shuffle_labels
+from concord.environments.linear_example import linear_example
+from concord.environments.punctuated_sst2 import SST2, PunctuatedSST2
 from concord.environments.spirals import Spirals
 
 __all__ = [
+    "SST2",
     "BatchStream",
+    "ColoredMNIST",
     "Environment",
     "Environments",
     "HeldOut",
     "ImageDataset",
     "LabelledImages",
+    "PunctuatedSST2",
     "Spirals",
     "from_folder",
     "image_dataset",
+    "linear_example",
     "shuffle_labels",
     "split_held_out",
 ]

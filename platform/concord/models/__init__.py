@@ -5,5 +5,6 @@ from concord.models.impala import ImpalaCNN
 from concord.models.mlp import MLP
 from concord.models.pixels import ChannelsFirst, Pixels
 from concord.models.resnet import ResNet18
+from concord.models.word_average import WordAverage
 
-__all__ = ["MLP", "ChannelsFirst", "FastResNet", "ImpalaCNN", "Pixels", "ResNet18"]
+__all__ = ["MLP", "ChannelsFirst", "FastResNet", "ImpalaCNN", "Pixels", "ResNet18", "WordAverage"]

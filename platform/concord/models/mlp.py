@@ -1,14 +1,16 @@
-"""The multilayer perceptron of the AND-mask paper's synthetic experiments (§3.1, appendix B.3)."""
+"""The multilayer perceptron, as in the AND-mask paper's synthetic experiments (§3.1, appendix B.3)."""
 
 from typing import Literal
 
 from torch import Tensor, nn
 
 Initialization = Literal["kaiming", "default"]
+Activation = Literal["leaky-relu", "relu"]
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"leaky-relu": nn.LeakyReLU, "relu": nn.ReLU}
 
 
 class MLP(nn.Sequential):
-    """Linear layers with LeakyReLU between them.
+    """Linear layers with LeakyReLU (or ReLU) between them.
 
     Args:
         inputs: width of one example.
@@ -19,6 +21,7 @@ class MLP(nn.Sequential):
         batch_norm: normalize each hidden layer before its nonlinearity.
         initialization: ``kaiming`` draws normal weights with the variance that LeakyReLU keeps and zero
             biases; ``default`` is PyTorch's own.
+        activation: between the layers.
 
     Input ``(batch, inputs)``, output ``(batch, outputs)``.
     """
@@ -32,6 +35,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
         batch_norm: bool = False,
         initialization: Initialization = "kaiming",
+        activation: Activation = "leaky-relu",
     ) -> None:
         layers: list[nn.Module] = []
         width = inputs
@@ -39,7 +43,7 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(width, hidden_units))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(hidden_units))
-            layers.append(nn.LeakyReLU())
+            layers.append(_ACTIVATIONS[activation]())
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = hidden_units

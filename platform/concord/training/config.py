@@ -136,7 +136,9 @@ class TrainConfig(RunConfig):
     """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
 
     optimizer: OptimizerName = "adam"
-    """Adam, SGD with momentum .9, or Adam that moves a weight only while its gradients agree over time."""
+    """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
     beta1: float = 0.9
     """β₁ of Adam, with and without mask."""
     beta2: float = 0.999
@@ -179,6 +181,7 @@ class TrainConfig(RunConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
+        # A configuration that is derived and has a __post_init__ of its own calls this one, too.
         if self.aggregator == "auto":
             object.__setattr__(self, "aggregator", "and-mask" if self.objective == "erm" else "mean")
 
@@ -228,7 +231,7 @@ class TrainConfig(RunConfig):
         self._check_objective()
         for option in ("l1", "l2", "clip", "max_failures", "environments_per_step"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
-        for option in ("beta1", "beta2", "beta3"):
+        for option in ("momentum", "beta1", "beta2", "beta3"):
             self.require(option, 0 <= getattr(self, option) < 1, "must lie in [0, 1)")
         right = 0 <= self.temporal_threshold <= 1
         self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")

@@ -50,6 +50,7 @@ class ImagesConfig(TrainConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "data", source(self.data))
 
     def check(self) -> None:

@@ -272,8 +272,8 @@ class _Run:
                 **options,
             )
         else:
-            # What is recorded stays as it is; the weight of a penalty changes.
-            trace = config.trace and config.objective == "erm"
+            # What is recorded stays as it is, and the weight of a penalty may change.
+            trace = config.trace and (config.objective == "erm" or config.penalty_warmup == 0)
             self.gradients = StackedGradients(self.model, loss, rule, names=names, group=group, trace=trace, **options)
         self.parts = self._parts(prepared)
         outputs = _outputs(self.model, training[0], place.device)

@@ -40,7 +40,7 @@ class Optimization:
                 bias_correction=config.bias_correction,
             )
         else:
-            self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=0.9)
+            self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=config.momentum)
         milestones = [max(1, round(fraction * steps)) for fraction in config.milestones]
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.decay)
 

@@ -1,0 +1,161 @@
+"""Example 1 of the IRM paper: regression on a cause and on an effect of the target, as in the IRM tutorial.
+
+``concord train irm-regression`` is the tutorial's run with the penalty, ``--objective erm`` the one without;
+``concord report irm-regression`` both over seeds: the weights, the errors beside the best possible, the correlations.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from concord.analysis.figures import save
+from concord.analysis.regression_figures import histograms
+from concord.environments import Environments, linear_example
+from concord.errors import InputError
+from concord.objectives import Estimator, ObjectiveName
+from concord.training import Job, Report, TrainConfig
+from concord.training.config import DEFAULT_OUTPUT, OptimizerName
+from concord.training.sweep import sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionConfig(TrainConfig):
+    """Example 1 of the IRM paper with the tutorial's settings: a linear model from ones, whole batches, SGD."""
+
+    # fmt: off
+    train_sigmas: tuple[float, ...] = (0.1, 1.0)
+    """Standard deviation of the noise in each training environment."""
+    test_sigmas: tuple[float, ...] = (0.01, 0.1, 1.0)
+    """That in each test environment."""
+    examples: int = 10_000
+    """Examples of each environment."""
+    dimensions: int = 2
+    """Dimensions of the cause, and of the effect."""
+
+    objective: ObjectiveName = "irm"
+    """What is minimized."""
+    penalty_weight: float | None = 1e5
+    """λ of irm: the tutorial weighs the error with 1e-5 instead."""
+    penalty_estimator: Estimator = "halves"
+    """How irm estimates its penalty: the squared gradient of a batch, or the product of its two halves' gradients."""
+    epochs: int = 50_000
+    """Steps: every batch is the whole data, in another order."""
+    batch_size: int = 10_000
+    """Examples of each environment at each step."""
+    held_out: float = 0.0
+    """Fraction of every training environment that training never sees; [0, 1)."""
+    optimizer: OptimizerName = "sgd"
+    """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
+    momentum: float = 0.0
+    """Momentum of SGD."""
+    lr: float = 2e-3
+    """Learning rate; the tutorial adds up its two environments, with 1e-3."""
+    milestones: tuple[float, ...] = ()
+    """When the learning rate is multiplied by --decay, as fractions of the run."""
+    trace: bool = True
+    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
+    # fmt: on
+
+
+def environments(config: RegressionConfig) -> Environments:
+    """The training environments; the tests, and the training data again, are observed."""
+    return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.seed)
+
+
+def model(config: RegressionConfig) -> nn.Module:
+    """A linear map without bias, all ones."""
+    linear = nn.Linear(2 * config.dimensions, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    return linear
+
+
+def weights(config: RegressionConfig, trained: nn.Module) -> Mapping[str, float]:  # noqa: ARG001
+    """The learned weights, by their places."""
+    assert isinstance(trained, nn.Linear)
+    return {f"weight_{place}": value for place, value in enumerate(trained.weight[0].tolist())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionReport:
+    """Example 1 over seeds: weights and errors with the penalty and without, the best possible, correlations."""
+
+    # fmt: off
+    seeds: int = 5
+    """Seeds of the data."""
+    epochs: int = 50_000
+    """Steps."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for the figure, and for what was trained already."""
+    # fmt: on
+
+
+# The tutorial's: weights, then errors in the training environments, then in the tests.
+TUTORIAL = {
+    "irm": [1.0060, 1.0005, 0.0139, 0.0153, 0.0201, 1.9500, 0.0006, 0.0198, 1.9405],
+    "erm": [0.6488, 0.6907, 0.3352, 0.3396, 0.2335, 1.1130, 0.2302, 0.2371, 1.1020],
+}
+
+
+def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """The tutorial's tables and histograms, means and standard deviations over seeds beside its own numbers."""
+    for option in ("seeds", "epochs"):
+        if getattr(options, option) < 1:
+            raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
+    folder = options.output / "reports" / "irm-regression"
+    base = RegressionConfig(epochs=options.epochs, evaluations=1, checkpoints=1)
+    columns = {f"weight_{place}": f"weight {place}" for place in range(2 * base.dimensions)}
+    columns |= {f"seen-{sigma:g}_loss": f"train {sigma:g}" for sigma in base.train_sigmas}
+    columns |= {f"test-{sigma:g}_loss": f"test {sigma:g}" for sigma in base.test_sigmas}
+    methods: dict[ObjectiveName, RegressionConfig] = {
+        "irm": base,
+        "erm": replace(base, objective="erm", aggregator="mean"),
+    }
+    rows: dict[str, dict[str, str]] = {}
+    for name, config in methods.items():
+        configs = {name: [replace(config, seed=seed) for seed in range(options.seeds)]}
+        measured = {column: sweep(job, configs, column, folder / "runs.jsonl", say)[name] for column in columns}
+        rows[f"{name}, {options.seeds} seeds"] = {
+            columns[column]: _with_spread(values) for column, values in measured.items()
+        }
+        rows[f"{name}, tutorial"] = dict(zip(columns.values(), map(_shown, TUTORIAL[name]), strict=True))
+    sigmas = {column: float(column.split()[1]) for column in columns.values() if not column.startswith("weight")}
+    best = {f"weight {place}": _shown(float(place < base.dimensions)) for place in range(2 * base.dimensions)}
+    rows["best possible"] = best | {name: _shown(base.dimensions * sigma**2) for name, sigma in sigmas.items()}
+
+    data = environments(base)
+    correlations = {}
+    for sigma in base.test_sigmas:
+        environment = data[f"test-{sigma:g}"]
+        together = torch.corrcoef(torch.cat([environment.inputs, environment.targets], 1).T)
+        correlations[f"test {sigma:g}"] = {
+            f"input {place}": _shown(value) for place, value in enumerate(together[-1, :-1].tolist())
+        }
+    figure = save(histograms({name: data[name] for name in [*data.train, *data.observed[2:]]}), folder / "data.png")
+    return {"errors": rows, "correlations": correlations, "figures": {"data": str(figure)}}
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _with_spread(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
+
+
+job = Job(
+    environments=environments,
+    model=model,
+    loss=nn.functional.mse_loss,
+    config=RegressionConfig,
+    criterion="train_loss",
+    mode="min",
+    final_measures=weights,
+    reproduces="IRM tutorial: Example 1 (regression on a cause and an effect)",
+    report=Report(RegressionReport, report),
+)

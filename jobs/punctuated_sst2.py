@@ -1,0 +1,108 @@
+"""PunctuatedSST-2: a mark at a sentence's end that misleads in the test (Bae et al., Meta-Learned IRM, appendix B).
+
+The paper embeds words with GloVe vectors: give their file with ``--glove``. Without one they are learned with the
+rest, which is another model. ``--no-punctuate`` leaves the marks out, the paper's "grayscale".
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from concord.environments import SST2, Environments, PunctuatedSST2
+from concord.environments.punctuated_sst2 import read_glove, vocabulary
+from concord.models import WordAverage
+from concord.objectives import ObjectiveName
+from concord.training import Job, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PunctuatedSST2Config(TrainConfig):
+    """PunctuatedSST-2: two training environments whose final mark misleads seldom, and a test where it does often."""
+
+    # fmt: off
+    glove: Path | None = None
+    """File of GloVe vectors; without one the words' vectors are learned."""
+    embedding_size: int | None = None
+    """Size of the words' vectors; that of the file, or 100."""
+    flips: tuple[float, ...] = (0.1, 0.2)
+    """How often the mark misleads in each training environment, p_e."""
+    test_flip: float = 0.9
+    """How often it misleads in the test."""
+    noise: float = 0.25
+    """How often the label is wrong, η."""
+    punctuate: bool = True
+    """Put the marks at the ends of the sentences."""
+    hidden_units: int = 128
+    """Width of the hidden layers."""
+    hidden_layers: int = 1
+    """Number of hidden layers."""
+    dropout: float = 0.0
+    """Dropout probability of the hidden layers."""
+
+    objective: ObjectiveName = "irm"
+    """What is minimized."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Also refuse what makes no network."""
+        super().check()
+        self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
+        for option in ("hidden_units", "hidden_layers", "embedding_size"):
+            value = getattr(self, option)
+            self.require(option, value is None or value >= 1, "must be at least 1")
+
+
+@functools.lru_cache(maxsize=1)
+def sentences(data_dir: Path | None) -> tuple[SST2, dict[str, int]]:
+    """SST-2 and the numbers of its training words, read once a process."""
+    data = SST2.read(data_dir)
+    return data, vocabulary([data.train])
+
+
+@functools.lru_cache(maxsize=1)
+def vectors(glove: Path, data_dir: Path | None, size: int | None) -> torch.Tensor:
+    """The words' vectors from the file; words that it does not have, and the padding, are 0."""
+    _, numbers = sentences(data_dir)
+    found, size = read_glove(glove, list(numbers), size)
+    table = torch.zeros(2 + len(numbers), size)
+    for word, vector in found.items():
+        table[numbers[word]] = vector
+    return table
+
+
+def environments(config: PunctuatedSST2Config) -> Environments:
+    """The punctuated sentences."""
+    data, numbers = sentences(config.data_dir)
+    return PunctuatedSST2(
+        data,
+        numbers,
+        flips=config.flips,
+        test_flip=config.test_flip,
+        noise=config.noise,
+        punctuate=config.punctuate,
+        seed=config.seed,
+    ).as_environments()
+
+
+def model(config: PunctuatedSST2Config) -> nn.Module:
+    """The average of the words' vectors, and an MLP with ReLU."""
+    _, numbers = sentences(config.data_dir)
+    table = None if config.glove is None else vectors(config.glove, config.data_dir, config.embedding_size)
+    size = table.shape[1] if table is not None else config.embedding_size or 100
+    words, layers = 2 + len(numbers), (config.hidden_units, config.hidden_layers)
+    return WordAverage(words, size, 2, *layers, config.dropout, table)
+
+
+job = Job(
+    environments=environments,
+    model=model,
+    loss=nn.functional.cross_entropy,
+    config=PunctuatedSST2Config,
+    reproduces="meta-IRM paper, appendix B, Table 6 (PunctuatedSST-2)",
+)

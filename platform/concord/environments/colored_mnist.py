@@ -1,0 +1,140 @@
+"""Colored MNIST: the shape of a digit tells its class anywhere; its colour misleads, seldom in training."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from concord.environments.collection import Environments, generator_for
+from concord.environments.images import LabelledImages
+from concord.errors import InputError
+
+_DIGITS = 10
+_LARGE_PATCH, _SMALL_PATCH = 3, 2
+_BRIGHT = 255
+
+
+@dataclass(frozen=True)
+class ColoredMNIST:
+    """Environments of coloured digits that differ in how often the colour misleads.
+
+    A digit's class is d·k // 10 for k classes. Labels are noisy: with probability η the label is the next class
+    (for two: the other one). The colour is the noisy label's own, but with probability p_e the next one's. Each colour
+    is a channel of the image. Arjovsky et al., Invariant Risk Minimization, 2019, section 5.2 (k = 2); Choe et al., An
+    Empirical Study of Invariant Risk Minimization, 2020 (k > 2), and Bae et al., Meta-Learned Invariant Risk
+    Minimization, 2021, sections 4.1 to 4.4. How a colour misleads for k > 2 they do not say.
+
+    Args:
+        train: digits to train on; each training environment has some of its own, drawn at random.
+        test: digits of the test, the same in all test environments.
+        flips: p_e of each training environment.
+        test_flip: p_e of the test environment.
+        observed_flips: p_e of more test environments, which are only reported on.
+        examples: of each training environment; 0 takes all that there are.
+        classes: k; 2, 5 or 10.
+        noise: η, the mean over training environments.
+        noise_gap: how much more noise the first training environment has than the last, those between equally spaced.
+        patch_flips: with a second shortcut: how often it misleads in each training environment; none has no shortcut.
+            3 × 3 bright pixels in the upper left corner for the noisy label's class 0, 2 × 2 in the lower right for
+            class 1; in the test environments it misleads with their p_e. For two classes.
+        grey: images without colour, of one channel.
+        side: pixels of a side; 14 takes every other pixel of every other row, as the authors of IRM do.
+        seed: of the choice, the noise and the colours.
+
+    Raises:
+        InputError: a number is out of its range, or there are too few digits.
+    """
+
+    train: LabelledImages
+    test: LabelledImages
+    flips: tuple[float, ...] = (0.1, 0.2)
+    test_flip: float = 0.9
+    observed_flips: tuple[float, ...] = ()
+    examples: int = 0
+    classes: int = 2
+    noise: float = 0.25
+    noise_gap: float = 0.0
+    patch_flips: tuple[float, ...] = ()
+    grey: bool = False
+    side: int = 14
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.classes not in (2, 5, 10):
+            raise InputError(f"--classes {self.classes}: must be 2, 5 or 10")
+        for option in ("flips", "test_flip", "observed_flips", "patch_flips"):
+            values = getattr(self, option)
+            for value in values if isinstance(values, tuple) else (values,):
+                if not 0 <= value <= 1:
+                    raise InputError(f"--{option.replace('_', '-')} {value}: a probability lies in [0, 1]")
+        if not self.flips:
+            raise InputError("--flips: gives no training environment")
+        if self.patch_flips and (self.classes != 2 or len(self.patch_flips) != len(self.flips)):
+            raise InputError(
+                f"--patch-flips {' '.join(map(str, self.patch_flips))}: give one for each of the {len(self.flips)} "
+                "training environments, and 2 classes"
+            )
+        for value in self._noises():
+            if not 0 <= value <= 1:
+                raise InputError(f"--noise {self.noise}, --noise-gap {self.noise_gap}: noise {value} is outside [0, 1]")
+        if self.side not in (14, 28):
+            raise InputError(f"--side {self.side}: must be 14 or 28")
+        if self.examples < 0 or self.examples * len(self.flips) > len(self.train):
+            most = len(self.train) // len(self.flips)
+            raise InputError(f"--examples {self.examples}: there are {most} for each training environment")
+
+    def as_environments(self) -> Environments:
+        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``."""
+        train = {f"train-{flip:g}": index for index, flip in enumerate(self.flips)}
+        if len(train) < len(self.flips):
+            train = {f"train-{flip:g}-{index}": index for index, flip in enumerate(self.flips)}
+        tests = {f"ood-{self.test_flip:g}": self.test_flip}
+        observed = {f"flip-{flip:g}": flip for flip in self.observed_flips}
+
+        def load(name: str) -> tuple[Tensor, Tensor]:
+            return self._training(name, train[name]) if name in train else self._test({**tests, **observed}[name])
+
+        return Environments(load, train, test=tests, observed=observed)
+
+    def _noises(self) -> list[float]:
+        """The label noise of each training environment."""
+        steps = max(len(self.flips) - 1, 1)
+        return [self.noise + self.noise_gap * (0.5 - index / steps) for index in range(len(self.flips))]
+
+    def _training(self, name: str, index: int) -> tuple[Tensor, Tensor]:
+        order = torch.randperm(len(self.train), generator=generator_for(self.seed, "colored mnist"))
+        each = self.examples or len(self.train) // len(self.flips)
+        own = order[index * each : (index + 1) * each]
+        digits = LabelledImages(self.train.images[own], self.train.labels[own])
+        patch_flip = self.patch_flips[index] if self.patch_flips else None
+        return self._coloured(name, digits, self._noises()[index], self.flips[index], patch_flip)
+
+    def _test(self, flip: float) -> tuple[Tensor, Tensor]:
+        # The same noise, and nested colours: tests differ in p_e alone.
+        return self._coloured("test", self.test, self.noise, flip, flip if self.patch_flips else None)
+
+    def _coloured(
+        self, name: str, digits: LabelledImages, noise: float, flip: float, patch_flip: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """Images ``(examples, colours, side, side)`` uint8, and noisy labels ``(examples,)``."""
+        classes = digits.labels * self.classes // _DIGITS
+        labels = self._misled(classes, noise, name, "noise")
+        colours = self._misled(labels, flip, name, "colours")
+        every = digits.images.shape[-1] // self.side
+        grey = digits.images[:, 0, ::every, ::every]
+        if self.grey:
+            images = grey[:, None].clone()
+        else:
+            images = torch.zeros(len(grey), self.classes, *grey.shape[1:], dtype=torch.uint8)
+            images[torch.arange(len(grey)), colours] = grey
+        if patch_flip is not None:
+            patched = self._misled(labels, patch_flip, name, "patches")
+            upper, lower = (patched == 0).nonzero().flatten(), (patched == 1).nonzero().flatten()
+            images[upper, :, :_LARGE_PATCH, :_LARGE_PATCH] = _BRIGHT
+            images[lower, :, -_SMALL_PATCH:, -_SMALL_PATCH:] = _BRIGHT
+        return images, labels
+
+    def _misled(self, labels: Tensor, probability: float, *key: str) -> Tensor:
+        """The labels, but with this probability the next class."""
+        chosen = torch.rand(len(labels), generator=generator_for(self.seed, *key)) < probability
+        return (labels + chosen) % self.classes
