@@ -1,21 +1,31 @@
 """Colored MNIST: a colour that misleads in the test (Bae et al., Meta-Learned Invariant Risk Minimization, section 4).
 
 ``concord train colored-mnist --objective irm`` trains one model; ``concord report colored-mnist`` makes the paper's
-tables and figures over seeds.
+tables and figures over seeds, with the settings of ``METHODS``.
 """
 
 import functools
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from concord.analysis.colored_mnist_figures import band_figure, flips_figure, layers_figure, penalty_figure
+from concord.analysis.figures import save
+from concord.analysis.similarity import layer_outputs, pwcca
 from concord.environments import ColoredMNIST, Environments, image_dataset
 from concord.environments.images import ImageDataset
+from concord.errors import InputError
 from concord.models import MLP, Pixels
-from concord.objectives import ObjectiveName
-from concord.training import Job, TrainConfig
+from concord.objectives import MetaIRM, ObjectiveName
+from concord.training import Job, Report, TrainConfig
+from concord.training.config import DEFAULT_OUTPUT
+from concord.training.evaluation import correct
+from concord.training.sweep import histories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +39,7 @@ class ColoredMNISTConfig(TrainConfig):
     """How often the colour misleads in each training environment, p_e."""
     test_flip: float = 0.9
     """How often it misleads in the test."""
-    observed_flips: tuple[float, ...] = (0.1, 0.2)
+    observed_flips: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
     """More tests, which are only reported on."""
     noise: float = 0.25
     """How often the label is wrong, η."""
@@ -41,6 +51,9 @@ class ColoredMNISTConfig(TrainConfig):
     """How often a second shortcut, a patch in a corner, misleads in each training environment; none has no patch."""
     grey: bool = False
     """Images without colour."""
+    similarity: bool = False
+    """Measure at the end how alike representations are (PWCCA): under other colours, and with meta-irm before and after
+    the inner steps."""
     side: int = 14
     """Pixels of a side: 14, or 28."""
 
@@ -93,10 +106,311 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
     )
 
 
+def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The derivative of each example's cross-entropy by a factor on its outputs; an environment's mean is what IRMv1
+    squares."""
+    probabilities = outputs.softmax(1)
+    return (probabilities * outputs).sum(1) - outputs.gather(1, targets[:, None])[:, 0]
+
+
+def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str, float]:
+    """PWCCA of representations of the test digits under other colours with those at the first observed p_e (A.2), and
+    with meta-IRM of each layer before and after the inner steps (A.1).
+
+    The representation is what the last layer gets; with irm, whose fixed classifier comes last, what it gives.
+    """
+    if not config.similarity:
+        return {}
+    data = environments(config)
+    tests = {flip: f"flip-{flip:g}" for flip in config.observed_flips} | {config.test_flip: data.test[0]}
+    representations = {}
+    for flip, name in tests.items():
+        *_, hidden, outputs = layer_outputs(trained, data[name].inputs).values()
+        representations[flip] = outputs if config.objective == "irm" else hidden.relu()
+    first = representations[config.observed_flips[0]]
+    measured = {f"pwcca_{flip:g}": pwcca(first, each) for flip, each in representations.items()}
+    objective = config.objective_of(nn.functional.cross_entropy, 1)
+    if isinstance(objective, MetaIRM):
+        objective.drop_grad = 0.0
+        for name in data.train:
+            with torch.enable_grad():
+                adapted = objective.adapted(trained, data[name].inputs, data[name].targets)
+            after = layer_outputs(trained, data[name].inputs, adapted)
+            before = layer_outputs(trained, data[name].inputs)
+            for layer, (one, other) in enumerate(zip(before.values(), after.values(), strict=True)):
+                measured[f"pwcca_adapted_{layer}_{name}"] = pwcca(one, other)
+    return measured
+
+
+# What each method is trained with, by the report and in the README. What chose them is said in docs/colored-mnist.md.
+_SHARED: dict[str, Any] = {"epochs": 60, "batch_size": 5000, "lr": 3e-3, "milestones": (), "evaluations": 12}
+_ERM = {**_SHARED, "objective": "erm", "aggregator": "mean", "epochs": 20}
+METHODS: dict[str, dict[str, Any]] = {
+    "erm": _ERM,
+    "irm": {**_SHARED, "objective": "irm", "penalty_weight": 1e4, "penalty_warmup": 0.2},
+    "mm-rex": {**_SHARED, "objective": "mm-rex", "penalty_weight": 10.0, "penalty_warmup": 0.2},
+    "vrex": {**_SHARED, "objective": "vrex", "penalty_weight": 1e4, "penalty_warmup": 0.2},
+    "meta-irm": {**_SHARED, "objective": "meta-irm", "inner_lr": 1.0, "penalty_weight": 1.0},
+    "erm, grey": {**_ERM, "grey": True},
+}
+# The paper's numbers in per cent: at p_e = .1, .2, .9, or in training and at .9.
+PAPER_1 = {
+    "erm": ("88.6 ± 0.3", "79.7 ± 0.6", "16.4 ± 0.8"),
+    "irm": ("71.4 ± 0.9", "70.8 ± 1.0", "66.9 ± 2.5"),
+    "mm-rex": ("70.8 ± 1.5", "70.4 ± 2.0", "66.1 ± 4.9"),
+    "vrex": ("71.5 ± 0.8", "71.1 ± 0.9", "68.6 ± 1.2"),
+    "meta-irm": ("70.9 ± 0.9", "70.8 ± 1.0", "70.4 ± 0.9"),
+    "erm, grey": ("72.6 ± 0.3", "72.7 ± 0.3", "73.0 ± 0.5"),
+}
+PAPER_2 = {
+    ("erm", 5): ("95.2 ± 0.2", "41.0 ± 0.6"),
+    ("irm", 5): ("82.2 ± 0.4", "62.0 ± 2.4"),
+    ("meta-irm", 5): ("76.4 ± 1.4", "74.0 ± 3.6"),
+    ("erm, grey", 5): ("73.2 ± 0.2", "71.7 ± 0.4"),
+    ("erm", 10): ("92.6 ± 0.2", "39.2 ± 0.9"),
+    ("irm", 10): ("83.4 ± 0.5", "58.6 ± 2.5"),
+    ("meta-irm", 10): ("79.5 ± 0.6", "73.4 ± 3.2"),
+    ("erm, grey", 10): ("73.2 ± 0.1", "71.9 ± 0.5"),
+}
+PAPER_3 = {
+    "irm": ("73.2 ± 1.6", "71.7 ± 1.3", "58.5 ± 2.5"),
+    "vrex": ("75.0 ± 0.8", "73.4 ± 0.6", "61.3 ± 1.4"),
+    "meta-irm": ("70.6 ± 1.5", "70.5 ± 1.6", "68.3 ± 2.3"),
+}
+PAPER_4 = {
+    "irm": ("93.5 ± 0.2", "86.4 ± 0.3", "13.4 ± 0.3"),
+    "vrex": ("93.6 ± 0.4", "86.3 ± 0.3", "13.5 ± 0.3"),
+    "meta-irm": ("58.1 ± 3.1", "56.8 ± 2.9", "54.5 ± 4.0"),
+}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "without spread": {"penalty_weight": 0.0},
+    "first order": {"first_order": True},
+    "same environment": {"same_environment": True},
+    "whole": {},
+}
+PAPER_5 = {
+    "without spread": ("73.0 ± 0.8", "", "64.2 ± 3.2"),
+    "first order": ("62.6 ± 5.5", "", "59.1 ± 6.3"),
+    "same environment": ("89.3 ± 1.6", "", "13.6 ± 6.6"),
+    "whole": ("70.9 ± 0.9", "", "70.4 ± 0.9"),
+}
+GAPS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)
+SIZES = (25_000, 12_500, 6_250)
+PATCHES = (0.2, 0.1)
+
+Part = Literal["table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColoredMNISTReport:
+    """Tables 1 to 5 and figures 3 to 6 and 8 to 10 of the meta-IRM paper, over seeds, beside the paper's numbers."""
+
+    # fmt: off
+    seeds: int = 10
+    """Seeds of the data and the first weights."""
+    parts: tuple[Part, ...] = ("table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity")
+    """What to make: tables with their figures (3 with table 1, 5 and 6 with table 3, 8 with table 4), the noise gap
+    (figure 4), the similarity of representations (figures 9 and 10)."""
+    processes: int = 2
+    """Runs at a time."""
+    data_dir: Path | None = None
+    """Folder with MNIST (or CONCORD_DATA); downloaded if there is none."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for tables and figures, and for what was trained already."""
+    # fmt: on
+
+
+class _Reporting:
+    """Runs that the parts of the report share, each trained once."""
+
+    def __init__(self, options: ColoredMNISTReport, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.say = say
+        self.folder = options.output / "reports" / "colored-mnist"
+
+    def config(self, method: str, **changes: Any) -> ColoredMNISTConfig:
+        directory = {} if self.options.data_dir is None else {"data_dir": self.options.data_dir}
+        return ColoredMNISTConfig(**{**METHODS[method], **directory, **changes})
+
+    def train(self, configs: Mapping[str, ColoredMNISTConfig]) -> dict[str, list[list[dict[str, float]]]]:
+        """The metrics of all evaluations of each seed's run, by the name of the configuration."""
+        seeds = {
+            name: [replace(config, seed=seed) for seed in range(self.options.seeds)] for name, config in configs.items()
+        }
+        return histories(
+            job, seeds, self.folder / "runs.jsonl", self.say,
+            shown="ood_accuracy", file=__file__, processes=self.options.processes,
+        )  # fmt: skip
+
+    def draw(self, figure: Any, name: str) -> str:
+        return str(save(figure, self.folder / f"{name}.png"))
+
+
+def report(options: ColoredMNISTReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """What the options ask for; runs that were made already are not made again."""
+    for option in ("seeds", "processes"):
+        if getattr(options, option) < 1:
+            raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
+    reporting = _Reporting(options, say)
+    result: dict[str, Any] = {"figures": {}}
+    for part in options.parts:
+        tables, figures = _PARTS[part](reporting)
+        result |= tables
+        result["figures"] |= figures
+    return result
+
+
+def table_1(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Table 1 and figure 3: all methods."""
+    runs = reporting.train({method: reporting.config(method) for method in METHODS})
+    figure = flips_figure({"": {method: by_flip(each) for method, each in runs.items()}})
+    return {"table 1": at_flips(runs, PAPER_1)}, {"figure 3": reporting.draw(figure, "flips")}
+
+
+def table_2(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Table 2: more classes."""
+    configs = {f"{method}, {classes} classes": reporting.config(method, classes=classes) for method, classes in PAPER_2}
+    runs = reporting.train(configs)
+    rows = {}
+    for (name, each), paper in zip(runs.items(), PAPER_2.values(), strict=True):
+        ours = {"train": "train_accuracy", "p_e = .9": "ood_accuracy"}
+        rows[name] = {column: _percent([run[-1][metric] for run in each]) for column, metric in ours.items()}
+        rows[f"{name}, paper"] = dict(zip(ours, paper, strict=True))
+    return {"table 2": rows}, {}
+
+
+def table_3(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Table 3, figures 5 and 6: fewer examples."""
+    runs = reporting.train(
+        {f"{method}, {size}": reporting.config(method, examples=size) for method in PAPER_3 for size in SIZES}
+    )
+    panels = {method: {str(size): by_flip(runs[f"{method}, {size}"]) for size in SIZES} for method in PAPER_3}
+    curves = {
+        f"{size} examples": [
+            [(evaluation["epoch"] / run[-1]["epoch"], _penalty(evaluation)) for evaluation in run]
+            for run in runs[f"irm, {size}"]
+        ]
+        for size in SIZES
+    }
+    table = at_flips({method: runs[f"{method}, 12500"] for method in PAPER_3}, PAPER_3)
+    figures = {
+        "figure 5": reporting.draw(flips_figure(panels), "sizes"),
+        "figure 6": reporting.draw(penalty_figure(curves), "penalty"),
+    }
+    return {"table 3": table}, figures
+
+
+def table_4(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Table 4 and figure 8: a second shortcut."""
+    runs = reporting.train({method: reporting.config(method, patch_flips=PATCHES) for method in PAPER_4})
+    figure = flips_figure({"colour and patch": {method: by_flip(each) for method, each in runs.items()}})
+    return {"table 4": at_flips(runs, PAPER_4)}, {"figure 8": reporting.draw(figure, "patches")}
+
+
+def table_5(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Table 5: parts of meta-IRM left out."""
+    runs = reporting.train({name: reporting.config("meta-irm", **changes) for name, changes in ABLATIONS.items()})
+    return {"table 5": at_flips(runs, PAPER_5)}, {}
+
+
+def gap(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figure 4: label noise that differs between the training environments."""
+    methods = ("irm", "meta-irm")
+    runs = reporting.train(
+        {f"{method}, gap {gap}": reporting.config(method, noise_gap=gap) for method in methods for gap in GAPS}
+    )
+    lines = {
+        method: {gap: [run[-1]["ood_accuracy"] for run in runs[f"{method}, gap {gap}"]] for gap in GAPS}
+        for method in methods
+    }
+    rows = {method: {f"gap {gap}": _percent(values) for gap, values in each.items()} for method, each in lines.items()}
+    figure = band_figure(lines, "gap between the environments' label noise", "test accuracy at p_e = .9")
+    return {"noise gap": rows}, {"figure 4": reporting.draw(figure, "gap")}
+
+
+def similarity(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures 9 (without the spread of meta-losses, as in the paper) and 10."""
+    configs = {method: reporting.config(method, similarity=True) for method in ("irm", "meta-irm")}
+    runs = reporting.train({**configs, "adapted": replace(configs["meta-irm"], penalty_weight=0.0)})
+    flips = (*ColoredMNISTConfig().observed_flips, ColoredMNISTConfig().test_flip)
+    lines = {
+        method: {flip: [run[-1][f"pwcca_{flip:g}"] for run in runs[method]] for flip in flips} for method in configs
+    }
+    layers: dict[str, list[float]] = {}
+    for run in runs["adapted"]:
+        for name, value in run[-1].items():
+            if name.startswith("pwcca_adapted_"):
+                layers.setdefault(f"layer {int(name.split('_')[2]) + 1}", []).append(value)
+    figures = {
+        "figure 9": reporting.draw(layers_figure(layers), "layers"),
+        "figure 10": reporting.draw(
+            band_figure(lines, "p_e of the test", "PWCCA similarity with p_e = .1"), "similarity"
+        ),
+    }
+    rows = {
+        method: {f"p_e = {flip:g}": _spread(values) for flip, values in each.items()} for method, each in lines.items()
+    }
+    return {"similarity": rows, "before and after": {name: _spread(values) for name, values in layers.items()}}, figures
+
+
+_PARTS: dict[str, Callable[[_Reporting], tuple[dict[str, Any], dict[str, str]]]] = {
+    "table-1": table_1,
+    "table-2": table_2,
+    "table-3": table_3,
+    "table-4": table_4,
+    "table-5": table_5,
+    "gap": gap,
+    "similarity": similarity,
+}
+
+
+def by_flip(runs: Sequence[Sequence[Mapping[str, float]]]) -> dict[float, list[float]]:
+    """Each run's accuracy at its end, at each p_e."""
+    accuracies: dict[float, list[float]] = {}
+    for run in runs:
+        for name, value in run[-1].items():
+            measure, _, part = name.partition("/")
+            if measure == "accuracy" and "/" in part and part.split("/")[1].startswith(("flip-", "ood-")):
+                accuracies.setdefault(float(part.rsplit("-", 1)[1]), []).append(value)
+    return dict(sorted(accuracies.items()))
+
+
+def at_flips(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], paper: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, str]]:
+    """Ours and the paper's accuracies at p_e = .1, .2 and .9, in per cent."""
+    rows = {}
+    for name, each in runs.items():
+        accuracies = by_flip(each)
+        flips = (0.1, 0.2, 0.9)
+        rows[name] = {f"p_e = {flip:g}": _percent(accuracies[flip]) for flip in flips}
+        rows[f"{name}, paper"] = {f"p_e = {flip:g}": text for flip, text in zip(flips, paper[name], strict=True)}
+    return rows
+
+
+def _penalty(evaluation: Mapping[str, float]) -> float:
+    slopes = [value for name, value in evaluation.items() if name.startswith("scale_slope/train/")]
+    return statistics.mean(slope**2 for slope in slopes)
+
+
+def _percent(values: Sequence[float]) -> str:
+    return _spread([100 * value for value in values], 1)
+
+
+def _spread(values: Sequence[float], digits: int = 3) -> str:
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
 job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
     config=ColoredMNISTConfig,
-    reproduces="meta-IRM paper, section 4",
+    measures={"accuracy": correct, "scale_slope": scale_slope},
+    criterion="held_out_spread",
+    mode="min",
+    final_measures=similarities,
+    reproduces="meta-IRM paper, section 4 and A: Tables 1 to 5, Fig. 3 to 6 and 8 to 10 (Colored MNIST)",
+    report=Report(ColoredMNISTReport, report),
 )

@@ -20,7 +20,7 @@ from concord.errors import InputError
 from concord.objectives import Estimator, ObjectiveName
 from concord.training import Job, Report, TrainConfig
 from concord.training.config import DEFAULT_OUTPUT, OptimizerName
-from concord.training.sweep import sweep
+from concord.training.sweep import histories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,8 @@ class RegressionReport:
     """Seeds of the data."""
     epochs: int = 50_000
     """Steps."""
+    processes: int = 2
+    """Runs at a time."""
     output: Path = DEFAULT_OUTPUT
     """Folder for the figure, and for what was trained already."""
     # fmt: on
@@ -103,7 +105,7 @@ TUTORIAL = {
 
 def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str, Any]:
     """The tutorial's tables and histograms, means and standard deviations over seeds beside its own numbers."""
-    for option in ("seeds", "epochs"):
+    for option in ("seeds", "epochs", "processes"):
         if getattr(options, option) < 1:
             raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
     folder = options.output / "reports" / "irm-regression"
@@ -111,16 +113,24 @@ def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str
     columns = {f"weight_{place}": f"weight {place}" for place in range(2 * base.dimensions)}
     columns |= {f"seen-{sigma:g}_loss": f"train {sigma:g}" for sigma in base.train_sigmas}
     columns |= {f"test-{sigma:g}_loss": f"test {sigma:g}" for sigma in base.test_sigmas}
-    methods: dict[ObjectiveName, RegressionConfig] = {
+    methods = {
         "irm": base,
         "erm": replace(base, objective="erm", aggregator="mean"),
     }
+    configs = {name: [replace(config, seed=seed) for seed in range(options.seeds)] for name, config in methods.items()}
+    runs = histories(
+        job,
+        configs,
+        folder / "runs.jsonl",
+        say,
+        shown="train_loss",
+        file=__file__,
+        processes=options.processes,
+    )
     rows: dict[str, dict[str, str]] = {}
-    for name, config in methods.items():
-        configs = {name: [replace(config, seed=seed) for seed in range(options.seeds)]}
-        measured = {column: sweep(job, configs, column, folder / "runs.jsonl", say)[name] for column in columns}
+    for name, each in runs.items():
         rows[f"{name}, {options.seeds} seeds"] = {
-            columns[column]: _with_spread(values) for column, values in measured.items()
+            shown: _with_spread([run[-1][column] for run in each]) for column, shown in columns.items()
         }
         rows[f"{name}, tutorial"] = dict(zip(columns.values(), map(_shown, TUTORIAL[name]), strict=True))
     sigmas = {column: float(column.split()[1]) for column in columns.values() if not column.startswith("weight")}

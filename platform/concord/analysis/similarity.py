@@ -69,4 +69,5 @@ def _basis(centred: Tensor) -> Tensor:
     left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
     if sizes[0] == 0:
         raise InputError("a representation is the same for all examples: it correlates with nothing")
-    return left[:, sizes > _RANK_TOLERANCE * sizes[0]]
+    basis: Tensor = left[:, sizes > _RANK_TOLERANCE * sizes[0]]
+    return basis

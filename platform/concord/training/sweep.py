@@ -1,18 +1,23 @@
-"""Many short runs of one job in this process, without Ray: for figures that need dozens of them."""
+"""Many short runs of one job in few processes, without Ray: for figures that need dozens of them."""
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 import concord
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
-from concord.training.job import Job
+from concord.training.job import Job, load_job
 from concord.training.loop import Place, Silent, train
 from concord.training.process import tune_process
 
 Key = TypeVar("Key", int, str, float)
+Metrics = dict[str, float]
 
 
 def sweep(
@@ -23,35 +28,109 @@ def sweep(
     say: Callable[[str], None],
     place: Place | None = None,
 ) -> dict[Key, list[float]]:
-    """Train every configuration and give the metric of each, by key, in order.
+    """Train every configuration and give the metric of each at its end, by key, in order; see :func:`histories`."""
+    runs = histories(job, configurations, record, say, place, shown=metric)
+    return {key: [run[-1][metric] for run in each] for key, each in runs.items()}
+
+
+def histories(
+    job: Job[Any],
+    configurations: Mapping[Key, Sequence[TrainConfig]],
+    record: Path,
+    say: Callable[[str], None],
+    place: Place | None = None,
+    *,
+    shown: str,
+    file: str | None = None,
+    processes: int = 1,
+) -> dict[Key, list[list[Metrics]]]:
+    """Train every configuration and give the metrics of all its evaluations, by key, in order.
 
     Finished runs are kept in ``record`` (a JSON line each) and not run again, so a sweep that was stopped goes on.
+
+    Args:
+        job: what to train.
+        configurations: lists of them by a key, such as the method; one that stands twice runs once.
+        record: the file.
+        say: takes a line of progress.
+        place: where to train; this process's CPU if None.
+        shown: the metric that a line of progress tells.
+        file: the job's file, needed for several processes.
+        processes: how many train at a time, each with its share of the threads.
+
+    Returns:
+        The metrics of each evaluation of each run, with those of single environments, the last at its end.
     """
-    tune_process()
     record.parent.mkdir(parents=True, exist_ok=True)
+    done = _read(record)
+    wanted: dict[str, TrainConfig] = {}
+    names: dict[str, Key] = {}
+    identities: dict[Key, list[str]] = {}
+    for key, configs in configurations.items():
+        identities[key] = []
+        for config in configs:
+            config.check()
+            identity = _identity(job, config)
+            identities[key].append(identity)
+            wanted[identity], names[identity] = config, names.get(identity, key)
+    waiting = {identity: config for identity, config in wanted.items() if identity not in done}
+    finished = len(wanted) - len(waiting)
+    if finished:
+        say(f"{finished} of {len(wanted)} are there already")
+    for identity, history in _trained(job, waiting, place, file, processes):
+        done[identity] = history
+        with record.open("a") as lines:
+            lines.write(json.dumps({"configuration": identity, "history": history}) + "\n")
+        finished += 1
+        config = wanted[identity]
+        value = history[-1][shown]
+        say(f"{finished} of {len(wanted)}: {config.method}, {names[identity]}, seed {config.seed}: {shown} {value:.3f}")
+    return {key: [done[identity] for identity in each] for key, each in identities.items()}
+
+
+def _read(record: Path) -> dict[str, list[Metrics]]:
     done = {}
     if record.exists():
         for line in record.read_text().splitlines():
             with contextlib.suppress(ValueError, KeyError):  # the last line of a sweep that was killed
                 entry = json.loads(line)
-                done[entry["configuration"]] = entry["metrics"]
-    total, finished = sum(map(len, configurations.values())), 0
-    results: dict[Key, list[float]] = {}
-    for key, configs in configurations.items():
-        results[key] = []
-        for config in configs:
-            config.check()
-            science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
-            data = job.environments(config).version
-            science |= {"data": data} if data is not None else {}
-            identity = json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
-            if identity not in done:
-                outcome = train(job, config, place or Place(), Silent())
-                done[identity] = {name: value for name, value in outcome.metrics.items() if "/" not in name}
-                with record.open("a") as lines:
-                    lines.write(json.dumps({"configuration": identity, "metrics": done[identity]}) + "\n")
-            finished += 1
-            results[key].append(done[identity][metric])
-            value = results[key][-1]
-            say(f"{finished} of {total}: {config.method}, {key}, seed {config.seed}: {metric} {value:.3f}")
-    return results
+                done[entry["configuration"]] = entry["history"]
+    return done
+
+
+def _identity(job: Job[Any], config: TrainConfig) -> str:
+    science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
+    data = job.environments(config).version
+    science |= {"data": data} if data is not None else {}
+    return json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
+
+
+def _trained(
+    job: Job[Any], configs: Mapping[str, TrainConfig], place: Place | None, file: str | None, processes: int
+) -> Iterator[tuple[str, list[Metrics]]]:
+    """The runs' evaluations, as they come."""
+    processes = min(processes, len(configs))
+    if processes <= 1 or file is None:
+        tune_process()
+        for identity, config in configs.items():
+            yield identity, _history(job, config, place or Place())
+        return
+    threads = max(1, torch.get_num_threads() // processes)
+    # Spawned, since PyTorch's threads do not survive a fork.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_process, (threads,))
+    try:
+        runs = {pool.submit(_history_of_file, file, vars(config)): name for name, config in configs.items()}
+        for run in as_completed(runs):
+            yield runs[run], run.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _history_of_file(file: str, options: Mapping[str, Any]) -> list[Metrics]:
+    # The configuration's class is the job's own, so this process makes it from the file.
+    job = load_job(file).job
+    return _history(job, job.config(**options), Place())
+
+
+def _history(job: Job[Any], config: TrainConfig, place: Place) -> list[Metrics]:
+    return [evaluation.metrics for evaluation in train(job, config, place, Silent()).history]
