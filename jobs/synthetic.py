@@ -175,6 +175,27 @@ STUDIES = {
     "l1": study(**{**UNREGULARIZED, "l1": L1}),
     "l2": study(**{**UNREGULARIZED, "l2": L2}),
     "batch-norm": study(**{**UNREGULARIZED, "batch_norm": True}),
+    # Table 2: the annealing iterations are epochs of the paper's 3000 / 32, and a fraction of the run here.
+    "irm": study(
+        **{
+            **UNREGULARIZED,
+            "objective": "irm",
+            "batch_norm": Choice(True, False),
+            "penalty_weight": Choice(10.0, 100.0, 1000.0),
+            "penalty_warmup": Choice(*(round(epochs / 94, 4) for epochs in (0, 1, 2, 4, 8))),
+            "lr": Choice(1e-3, 1e-2, 1e-1, 1.0),
+        }
+    ),
+    # B.3.2: embedding, classifier and discriminator of two layers each.
+    "dann": study(
+        **{
+            **UNREGULARIZED,
+            "objective": "dann",
+            "hidden_layers": 3,
+            "representation": "4",
+            "domain_units": Choice(256, 512),
+        }
+    ),
 }
 
 

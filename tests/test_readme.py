@@ -14,7 +14,7 @@ from concord.training.run import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = README + (ROOT / "docs" / "coinrun.md").read_text()
+DOCUMENTS = README + "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
 
 
 def snippet(name: str) -> str:
@@ -23,7 +23,7 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "procgen"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "procgen", "objective"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from concord.errors import InputError
 from concord.gradients.autocast import outputs_of
-from concord.objectives.objective import Loss, Objective
+from concord.objectives.objective import Loss, Objective, by_environment
 from concord.objectives.penalty_weight import PenaltyWeight
 
 
@@ -102,16 +102,24 @@ class DANN(Objective):
         if not isinstance(model, DomainAdversarial):
             raise InputError("--objective dann: the model has no domain classifier; put it into DomainAdversarial")
         strength = self.weight.weight if step >= self.weight.warmup else 0.0
-        terms = []
-        for index, batch, target in zip(own or range(len(inputs)), inputs, targets, strict=True):
+
+        def forward(batch: Tensor) -> tuple[Tensor, Tensor]:
             told: list[Tensor] = []
 
-            def both(batch: Tensor, told: list[Tensor] = told) -> Tensor:
+            def both(batch: Tensor) -> Tensor:
                 outputs, features = model.outputs_and_features(batch)
                 told.append(model.domain_classifier(reverse_gradient(features, strength)))
                 return outputs
 
             outputs = outputs_of(both, batch, self.autocast)
-            domain = torch.full((len(batch),), index, device=batch.device)
-            terms.append(self.loss(outputs, target) + nn.functional.cross_entropy(told[0].to(outputs.dtype), domain))
-        return torch.stack(terms)
+            return outputs, told[0].to(outputs.dtype)
+
+        environments = list(own) if own is not None else range(len(inputs))
+        everyone = zip(environments, targets, *by_environment(model, forward, inputs), strict=True)
+        return torch.stack(
+            [
+                self.loss(outputs, target)
+                + nn.functional.cross_entropy(told, torch.full_like(told[:, 0], index).long())
+                for index, target, outputs, told in everyone
+            ]
+        )

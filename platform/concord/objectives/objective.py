@@ -91,9 +91,6 @@ def environment_outputs(
 ) -> Tensor:
     """The outputs ``(environments, batch, ...)`` for inputs ``(environments, batch, ...)``.
 
-    One forward pass for all, but for networks that normalize over the batch: then one for each environment, whose
-    batch is normalized by itself.
-
     Args:
         model: the model.
         inputs: of the environments.
@@ -105,11 +102,21 @@ def environment_outputs(
         outputs: Tensor = model(batch) if weights is None else functional_call(model, dict(weights), (batch,))
         return outputs
 
-    together = not any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-    if together:
-        outputs = outputs_of(forward, inputs.flatten(0, 1), autocast)
-        return outputs.reshape(*inputs.shape[:2], *outputs.shape[1:])
-    return torch.stack([outputs_of(forward, batch, autocast) for batch in inputs])
+    return by_environment(model, lambda batch: (outputs_of(forward, batch, autocast),), inputs)[0]
+
+
+def by_environment(
+    model: nn.Module, forward: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor
+) -> tuple[Tensor, ...]:
+    """What a forward pass gives, each ``(environments, batch, ...)``, for inputs ``(environments, batch, ...)``.
+
+    One pass for all, unless the model normalizes over the batch: then one for each environment, whose batch is
+    normalized by itself (and running statistics take in one environment after the other).
+    """
+    if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        return tuple(torch.stack(parts) for parts in zip(*map(forward, inputs), strict=True))
+    shape = inputs.shape[:2]
+    return tuple(part.reshape(*shape, *part.shape[1:]) for part in forward(inputs.flatten(0, 1)))
 
 
 def require_several(terms: Tensor, name: str) -> None:
