@@ -70,6 +70,12 @@ class ColoredMNISTConfig(TrainConfig):
     """What is minimized."""
     # fmt: on
 
+    def check(self) -> None:
+        """Also refuse what makes no data and no network."""
+        super().check()
+        for option in ("examples", "hidden_units", "hidden_layers"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+
 
 @functools.lru_cache(maxsize=1)
 def digits(data_dir: Path | None) -> ImageDataset:
@@ -80,13 +86,16 @@ def digits(data_dir: Path | None) -> ImageDataset:
 def environments(config: ColoredMNISTConfig) -> Environments:
     """The coloured digits."""
     data = digits(config.data_dir)
+    examples, most = round(config.examples / (1 - config.held_out)), len(data.train) // max(len(config.flips), 1)
+    expected = f"with --held-out {config.held_out:g} that is {examples} for each training environment; there are {most}"
+    config.require("examples", examples <= most, expected)
     return ColoredMNIST(
         data.train,
         data.test,
         flips=config.flips,
         test_flip=config.test_flip,
         observed_flips=config.observed_flips,
-        examples=round(config.examples / (1 - config.held_out)),
+        examples=examples,
         classes=config.classes,
         noise=config.noise,
         noise_gap=config.noise_gap,
@@ -195,7 +204,7 @@ PAPER_5 = {
     "whole": ("70.9 ± 0.9", "", "70.4 ± 0.9"),
 }
 GAPS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)
-SIZES = (25_000, 12_500, 6_250)
+PARTS_OF_EXAMPLES = (1, 2, 4)
 PATCHES = (0.2, 0.1)
 
 Part = Literal["table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity"]
@@ -211,6 +220,10 @@ class ColoredMNISTReport:
     parts: tuple[Part, ...] = ("table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity")
     """What to make: tables with their figures (3 with table 1, 5 and 6 with table 3, 8 with table 4), the noise gap
     (figure 4), the similarity of representations (figures 9 and 10)."""
+    examples: int = 25_000
+    """Examples to train on in each environment; table 3 and its figures take half and a quarter of them, too."""
+    epochs: int = 0
+    """Passes over the data; 0 takes each method's own."""
     processes: int = 2
     """Runs at a time."""
     data_dir: Path | None = None
@@ -229,8 +242,10 @@ class _Reporting:
         self.folder = options.output / "reports" / "colored-mnist"
 
     def config(self, method: str, **changes: Any) -> ColoredMNISTConfig:
-        directory = {} if self.options.data_dir is None else {"data_dir": self.options.data_dir}
-        return ColoredMNISTConfig(**{**METHODS[method], **directory, **changes})
+        options: dict[str, Any] = {"examples": self.options.examples}
+        options |= {} if self.options.data_dir is None else {"data_dir": self.options.data_dir}
+        options |= {"epochs": self.options.epochs} if self.options.epochs else {}
+        return ColoredMNISTConfig(**{**METHODS[method], **options, **changes})
 
     def train(self, configs: Mapping[str, ColoredMNISTConfig]) -> dict[str, list[list[dict[str, float]]]]:
         """The metrics of all evaluations of each seed's run, by the name of the configuration."""
@@ -248,7 +263,7 @@ class _Reporting:
 
 def report(options: ColoredMNISTReport, say: Callable[[str], None]) -> Mapping[str, Any]:
     """What the options ask for; runs that were made already are not made again."""
-    for option in ("seeds", "processes"):
+    for option in ("seeds", "processes", "examples"):
         if getattr(options, option) < 1:
             raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
     reporting = _Reporting(options, say)
@@ -281,18 +296,19 @@ def table_2(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
 
 def table_3(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
     """Table 3, figures 5 and 6: fewer examples."""
+    sizes = [reporting.options.examples // part for part in PARTS_OF_EXAMPLES]
     runs = reporting.train(
-        {f"{method}, {size}": reporting.config(method, examples=size) for method in PAPER_3 for size in SIZES}
+        {f"{method}, {size}": reporting.config(method, examples=size) for method in PAPER_3 for size in sizes}
     )
-    panels = {method: {str(size): by_flip(runs[f"{method}, {size}"]) for size in SIZES} for method in PAPER_3}
+    panels = {method: {str(size): by_flip(runs[f"{method}, {size}"]) for size in sizes} for method in PAPER_3}
     curves = {
         f"{size} examples": [
             [(evaluation["epoch"] / run[-1]["epoch"], _penalty(evaluation)) for evaluation in run]
             for run in runs[f"irm, {size}"]
         ]
-        for size in SIZES
+        for size in sizes
     }
-    table = at_flips({method: runs[f"{method}, 12500"] for method in PAPER_3}, PAPER_3)
+    table = at_flips({method: runs[f"{method}, {sizes[1]}"] for method in PAPER_3}, PAPER_3)
     figures = {
         "figure 5": reporting.draw(flips_figure(panels), "sizes"),
         "figure 6": reporting.draw(penalty_figure(curves), "penalty"),

@@ -32,13 +32,15 @@ def idx(array: np.ndarray) -> bytes:
     return header + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(folder: Path, train: int = 20, test: int = 10, compressed: bool = True) -> dict[str, np.ndarray]:
+def write_mnist(
+    folder: Path, train: int = 20, test: int = 10, compressed: bool = True, side: int = 8
+) -> dict[str, np.ndarray]:
     """Small files of MNIST's format."""
     random = np.random.default_rng(0)
     arrays = {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", train), ("t10k", test)):
-        arrays[f"{name}-images-idx3-ubyte"] = random.integers(0, 256, (count, 8, 8))
+        arrays[f"{name}-images-idx3-ubyte"] = random.integers(0, 256, (count, side, side))
         arrays[f"{name}-labels-idx1-ubyte"] = np.arange(count) % 10
     for name, array in arrays.items():
         if compressed:

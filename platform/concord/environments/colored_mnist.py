@@ -79,6 +79,8 @@ class ColoredMNIST:
                 raise InputError(f"--noise {self.noise}, --noise-gap {self.noise_gap}: noise {value} is outside [0, 1]")
         if self.side not in (14, 28):
             raise InputError(f"--side {self.side}: must be 14 or 28")
+        if self.train.images.shape[1:] != (1, 28, 28):
+            raise InputError(f"MNIST: images of {tuple(self.train.images.shape[1:])}, expected (1, 28, 28)")
         if self.examples < 0 or self.examples * len(self.flips) > len(self.train):
             most = len(self.train) // len(self.flips)
             raise InputError(f"--examples {self.examples}: there are {most} for each training environment")

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad_and_value
 
 from concord.objectives.objective import Loss, Separable
 from concord.objectives.penalty_weight import PenaltyWeight, scale
@@ -42,17 +42,25 @@ class IRMv1(Separable):
     def term(self, outputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
         """Risk and penalty."""
         weight = self.weight.at(step)
-        penalty = irm_penalty(self.loss, outputs, targets, self.estimator)
-        return (self.loss(outputs, targets) + weight * penalty) * scale(weight)
+        risk, penalty = _risk_and_penalty(self.loss, outputs, targets, self.estimator)
+        return (risk + weight * penalty) * scale(weight)
 
 
 def irm_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator = "squared") -> Tensor:
     """IRMv1's penalty of one environment, a scalar, from outputs ``(batch, ...)`` and targets ``(batch, ...)``."""
+    return _risk_and_penalty(loss, outputs, targets, estimator)[1]
 
-    def slope(outputs: Tensor, targets: Tensor) -> Tensor:
-        by_factor: Tensor = grad(lambda factor: loss(outputs * factor, targets))(outputs.new_ones(()))
-        return by_factor
 
+def _risk_and_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor]:
     if estimator == "squared":
-        return slope(outputs, targets).square()
-    return slope(outputs[::2], targets[::2]) * slope(outputs[1::2], targets[1::2])
+        slope, risk = _slope_and_risk(loss, outputs, targets)
+        return risk, slope.square()
+    (first, one), (second, other) = (_slope_and_risk(loss, outputs[at::2], targets[at::2]) for at in (0, 1))
+    half = len(outputs[::2]) / len(outputs)  # the loss is a mean
+    return half * one + (1 - half) * other, first * second
+
+
+def _slope_and_risk(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivative of the risk by a factor on the outputs, at 1, and the risk."""
+    slope, risk = grad_and_value(lambda factor: loss(outputs * factor, targets))(outputs.new_ones(()))
+    return slope, risk

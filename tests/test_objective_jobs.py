@@ -1,0 +1,147 @@
+"""The jobs on objectives, small: they train from the command line, their reports are whole, wrong input is one line."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_images import write_mnist
+from test_shortcut_environments import write_sst2
+
+from concord.cli import main
+from concord.training import Place, load_job, train
+from concord.training.loop import Silent
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    write_mnist(folder, train=120, test=300, side=28)
+    write_sst2(folder / "sst2", 200)
+    return folder
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
+    job = load_job("irm-regression").job
+    # A tenth of the steps, at a rate that makes up for most of it.
+    quick = {"epochs": 3000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
+    metrics = train(job, job.config(**quick), Place(), Silent()).metrics
+    weights = [metrics[f"weight_{place}"] for place in range(4)]
+    assert weights == pytest.approx([1, 1, 0, 0], abs=0.05)
+    assert metrics["test-0.01_loss"] < 0.01
+    averaged = job.config(**quick, objective="erm", aggregator="mean")
+    metrics = train(job, averaged, Place(), Silent()).metrics
+    assert metrics["weight_2"] > 0.25
+    assert metrics["test-0.01_loss"] > 0.1
+
+
+def test_the_report_of_example_1_has_the_tutorials_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", "irm-regression", "--seeds", "2", "--epochs", "5", "--processes", "1"]
+    status, result = outcome(capsys, *words, "--output", str(tmp_path))
+    assert status == 0
+    assert list(result["errors"]) == ["irm, 2 seeds", "irm, tutorial", "erm, 2 seeds", "erm, tutorial", "best possible"]
+    assert result["errors"]["best possible"]["test 0.01"] == "0.0002"
+    assert float(result["correlations"]["test 0.01"]["input 0"]) == pytest.approx(0.5, abs=0.03)
+    assert Path(result["figures"]["data"]).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("objective", ["irm", "meta-irm"])
+def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
+    job = load_job("colored-mnist").job
+    config = job.config(
+        objective=objective, data_dir=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
+        evaluations=1,
+    )  # fmt: skip
+    config.check()
+    metrics = train(job, config, Place(), Silent()).metrics
+    assert 0 <= metrics["ood_accuracy"] <= 1
+    assert metrics["pwcca_0.1"] == pytest.approx(1.0)
+    assert 0 <= metrics["pwcca_0.9"] <= 1
+    assert ("pwcca_adapted_0_train-0.1" in metrics) == (objective == "meta-irm")
+
+
+def test_the_report_of_colored_mnist_has_all_tables_and_figures(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--processes", "1"]
+    where = ["--data-dir", str(data), "--output", str(tmp_path)]
+    parts = ["table-1", "table-2", "table-3", "table-4", "table-5", "gap"]
+    status, result = outcome(capsys, *words, *where, "--parts", *parts)
+    assert status == 0, result
+    assert {f"table {number}" for number in range(1, 6)} <= result.keys()
+    assert result["table 1"]["meta-irm, paper"]["p_e = 0.9"] == "70.4 ± 0.9"
+    assert set(result["figures"]) == {"figure 3", "figure 4", "figure 5", "figure 6", "figure 8"}
+    assert all(Path(path).stat().st_size > 5_000 for path in result["figures"].values())
+    lines = (tmp_path / "reports" / "colored-mnist" / "runs.jsonl").read_text().splitlines()
+    again, _ = outcome(capsys, *words, *where, "--parts", "table-1")
+    assert again == 0
+    assert (tmp_path / "reports" / "colored-mnist" / "runs.jsonl").read_text().splitlines() == lines
+
+
+def test_several_processes_train_what_one_does(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--parts", "table-5"]
+    tables = [
+        outcome(capsys, *words, "--data-dir", str(data), "--output", str(tmp_path / count), "--processes", count)[1]
+        for count in ("1", "2")
+    ]
+    assert tables[0]["table 5"] == tables[1]["table 5"]
+
+
+def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_path: Path) -> None:
+    job = load_job("punctuated-sst2").job
+    options = {"data_dir": data, "epochs": 20, "batch_size": 50, "evaluations": 1, "noise": 0.0, "lr": 1e-2}
+    learned = train(job, job.config(objective="erm", aggregator="mean", **options), Place(), Silent())
+    assert learned.metrics["train_accuracy"] > 0.9
+    glove = tmp_path / "glove.txt"
+    glove.write_text("fine 1 0 1\ndull -1 1 0\n! 0 1 0\n. 0 0 1\n")
+    given = job.config(objective="vrex", penalty_weight=1.0, glove=glove, **options)
+    given.check()
+    assert train(job, given, Place(), Silent()).metrics["ood_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["colored-mnist", "--penalty-weight", "-1"], "--penalty-weight -1.0: must be a finite number, not below 0"),
+        (["colored-mnist", "--flips", "0.1", "--examples", "50"], "--objective irm: compares training environments"),
+        (["colored-mnist", "--objective", "vrex", "--aggregator", "and-mask"], "--aggregator and-mask: --objective"),
+        (["colored-mnist", "--examples", "80"], "--examples 80: with --held-out 0.166667 that is 96 for each"),
+        (["colored-mnist", "--objective", "irn"], "--objective"),
+        (["punctuated-sst2", "--embedding-size", "7", "--glove", "GLOVE"], "line 1 has 3 numbers, expected 7"),
+        (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, dev.tsv, test.tsv not there"),
+        (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
+        (["irm-regression", "--objective", "meta-irm", "--inner-lr", "0"], "--inner-lr 0.0: must be above 0"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    words: list[str], said: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    glove = tmp_path / "glove.txt"
+    glove.write_text("fine 1 0 1\n")
+    words = [str(glove) if word == "GLOVE" else word for word in words]
+    where = [] if "--data-dir" in words else ["--data-dir", str(data)]
+    output = tmp_path / "runs"
+    status, result = outcome(capsys, "train", *words, *where, "--output", str(output))
+    assert status == 2
+    assert said in result["error"]
+    assert "\n" not in result["error"]
+    assert not output.exists()
+
+
+def test_a_run_that_never_becomes_alike_says_so(
+    ray_cluster: None, data: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "colored-mnist", "--data-dir", str(data), "--output", str(output), "--examples", "50"]
+    options = ["--epochs", "4", "--batch-size", "25", "--objective", "meta-irm", "--stop-spread", "1e-12"]
+    assert main([*words, *options, "--evaluations", "4", "--json"]) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out.strip().splitlines()[-1])
+    assert result["metrics"]["spread_reached"] == 0.0
+    kept = int(result["metrics"]["kept_epoch"])
+    assert f"--stop-spread 1e-12: never reached; the model of epoch {kept} is kept" in printed.err
