@@ -29,6 +29,9 @@ from concord.training.outcome import Evaluation, Outcome
 
 Item = TypeVar("Item")
 
+# Of longer runs not every step is logged: no figure could show more, and a store would take longer than the training.
+_LOGGED_STEPS = 20_000
+
 
 class Reporter(Protocol):
     """Where the loop's metrics and checkpoints go."""
@@ -169,6 +172,7 @@ def training(
         stopping = SpreadStopping(config.stop_spread, math.ceil(config.stop_from * config.epochs))
         if resume_from:
             stopping.read(resume_from)
+    every = math.ceil(config.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(config.evaluations, config.epochs)
     checkpoint_after = _spread(config.checkpoints, config.epochs)
     started = time.perf_counter() - progress.seconds
@@ -193,9 +197,11 @@ def training(
                 metrics |= _final_measures(job, config, run.model.eval())
             progress.history.append(Evaluation(progress.epoch, step, metrics))
         if place.rank == 0:
-            for offset, at_step in enumerate(steps.each):
-                reporter.log(at_step, step - len(steps.each) + offset + 1)
-            reporter.log(metrics, step)
+            for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
+                if at % every == 0 or at == step == config.epochs * run.steps_per_epoch:
+                    reporter.log(at_step, at)
+            if evaluated or last or step // every > (step - len(steps.each)) // every:
+                reporter.log(metrics, step)
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
             reporter.checkpoint(lambda folder: run.write(folder, progress, stopping), metrics)

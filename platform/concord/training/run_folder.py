@@ -1,6 +1,7 @@
 """A run's folder and its entry in MLflow: begun or found again, and closed such that both say how it ended."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -149,12 +150,15 @@ def _resumed(job: str, config: RunConfig, folder: Path, placement: Collection[st
     record = read_record(folder)
     if record["job"] != job:
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
-    ours, theirs = recorded_config(config), record["config"]
+    ours = recorded_config(config)
+    # A run of a version that did not have an option yet was one with what is its default now.
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    theirs = {option: record["config"].get(option, defaults[option]) for option in ours}
     for option in ours:
-        if option not in placement and json.loads(json.dumps(ours[option])) != theirs.get(option):
+        if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
             raise InputError(
                 f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
-                f"{theirs.get(option)}; a resumed run keeps its options"
+                f"{theirs[option]}; a resumed run keeps its options"
             )
     return record
 

@@ -1,0 +1,49 @@
+"""One step of each objective on Colored MNIST's network, against a step of the mean risk on the same batch."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from concord.benchmark import Row, interleaved
+from concord.models import MLP
+from concord.objectives import IRMv1, MetaIRM, Objective, ObjectiveGradients, PenaltyWeight, VREx
+from concord.training.process import tune_process
+
+ENVIRONMENTS, BATCH, WIDTH = 2, 5000, 2 * 14 * 14
+
+
+def rows() -> list[Row]:
+    """IRMv1, V-REx and meta-IRM with its second derivatives."""
+    tune_process()
+    torch.manual_seed(0)
+    inputs = torch.rand(ENVIRONMENTS, BATCH, WIDTH)
+    targets = torch.randint(0, 2, (ENVIRONMENTS, BATCH))
+
+    def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = MLP(WIDTH, 2, 256, 1, activation="relu")
+        return model, torch.optim.Adam(model.parameters(), 1e-3)
+
+    plain, plain_optimizer = network()
+
+    def erm_step() -> None:
+        plain_optimizer.zero_grad()
+        cross_entropy(plain(inputs.flatten(0, 1)), targets.flatten()).backward()
+        plain_optimizer.step()
+
+    def step_of(objective: Objective) -> Row:
+        model, optimizer = network()
+        gradients = ObjectiveGradients(model, objective, ["first", "second"])
+
+        def step() -> Tensor:
+            losses = gradients(inputs, targets, 0).losses
+            optimizer.step()
+            return losses
+
+        seconds, reference, ratio = interleaved(step, erm_step, repeats=20, warmup=3)
+        target = "≤ 8" if isinstance(objective, MetaIRM) else ""
+        name = f"{type(objective).__name__} step, {ENVIRONMENTS} × {BATCH} examples, MLP of 256"
+        return Row(name, seconds, "mean risk", reference, ratio, target)
+
+    weight = PenaltyWeight(10.0)
+    objectives = (IRMv1(cross_entropy, weight), VREx(cross_entropy, weight), MetaIRM(cross_entropy, 0.1, weight=weight))
+    return [step_of(objective) for objective in objectives]
