@@ -151,15 +151,27 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
     return measured
 
 
-# What each method is trained with, by the report and in the README. What chose them is said in docs/colored-mnist.md.
-_SHARED: dict[str, Any] = {"epochs": 60, "batch_size": 5000, "lr": 3e-3, "milestones": (), "evaluations": 12}
-_ERM = {**_SHARED, "objective": "erm", "aggregator": "mean", "epochs": 20}
+# What each method is trained with by the report; docs/objectives.md says what chose it.
+_SHARED: dict[str, Any] = {"epochs": 80, "batch_size": 5000, "lr": 2e-3, "milestones": (0.6, 0.8), "evaluations": 12}
+_PENALIZED = {**_SHARED, "penalty_warmup": 0.4}
+_ERM = {**_SHARED, "objective": "erm", "aggregator": "mean", "epochs": 60}
 METHODS: dict[str, dict[str, Any]] = {
     "erm": _ERM,
-    "irm": {**_SHARED, "objective": "irm", "penalty_weight": 1e4, "penalty_warmup": 0.2},
-    "mm-rex": {**_SHARED, "objective": "mm-rex", "penalty_weight": 10.0, "penalty_warmup": 0.2},
-    "vrex": {**_SHARED, "objective": "vrex", "penalty_weight": 1e4, "penalty_warmup": 0.2},
-    "meta-irm": {**_SHARED, "objective": "meta-irm", "inner_lr": 1.0, "penalty_weight": 1.0},
+    "irm": {**_PENALIZED, "objective": "irm", "penalty_weight": 1e5, "milestones": ()},
+    "mm-rex": {**_PENALIZED, "objective": "mm-rex", "penalty_weight": 100.0},
+    "vrex": {**_PENALIZED, "objective": "vrex", "penalty_weight": 1e4},
+    "meta-irm": {
+        **_SHARED,
+        "objective": "meta-irm",
+        "inner_lr": 0.3,
+        "penalty_weight": 5.0,
+        "epochs": 60,
+        "lr": 3e-3,
+        "milestones": (0.5, 0.75),
+        "evaluations": 30,
+        "stop_spread": 0.001,
+        "stop_from": 0.5,
+    },
     "erm, grey": {**_ERM, "grey": True},
 }
 # The paper's numbers in per cent: at p_e = .1, .2, .9, or in training and at .9.
@@ -216,7 +228,9 @@ class ColoredMNISTReport:
 
     # fmt: off
     seeds: int = 10
-    """Seeds of the data and the first weights."""
+    """How many seeds of the data and the first weights."""
+    first_seed: int = 2
+    """The first of them; the settings were chosen with 0 and 1."""
     parts: tuple[Part, ...] = ("table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity")
     """What to make: tables with their figures (3 with table 1, 5 and 6 with table 3, 8 with table 4), the noise gap
     (figure 4), the similarity of representations (figures 9 and 10)."""
@@ -250,7 +264,8 @@ class _Reporting:
     def train(self, configs: Mapping[str, ColoredMNISTConfig]) -> dict[str, list[list[dict[str, float]]]]:
         """The metrics of all evaluations of each seed's run, by the name of the configuration."""
         seeds = {
-            name: [replace(config, seed=seed) for seed in range(self.options.seeds)] for name, config in configs.items()
+            name: [replace(config, seed=self.options.first_seed + seed) for seed in range(self.options.seeds)]
+            for name, config in configs.items()
         }
         return histories(
             job, seeds, self.folder / "runs.jsonl", self.say,
