@@ -424,8 +424,8 @@ def _report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
+    if isinstance(value, float):  # small ones, such as learning rates, keep their digits
+        return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     if isinstance(value, Mapping):
         return "  ".join(f"{key}: {_shown(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):
