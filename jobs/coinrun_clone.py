@@ -205,8 +205,9 @@ def methods(levels: int) -> dict[str, dict[str, Any]]:
     together = max(count for count in range(1, LEVELS_TOGETHER + 1) if levels % count == 0)
     plain = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam"}
     size = max(1, CloneConfig.batch_size // together)
-    spatial = {**plain, "environments_per_step": together, "batch_size": size, "aggregator": "and-mask"}
-    return {"adam": plain, "temporal-and-mask": {}, **({"spatial-and-mask": spatial} if together > 1 else {})}
+    mixed = {**plain, "environments_per_step": together, "batch_size": size}
+    spatial = {"adam, levels together": mixed, "spatial-and-mask": {**mixed, "aggregator": "and-mask"}}
+    return {"adam": plain, "temporal-and-mask": {}, **(spatial if together > 1 else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

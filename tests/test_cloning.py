@@ -314,7 +314,7 @@ def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) ->
         seeds=1, epochs=1, states=12, play_episodes=0, data_dir=data, output=tmp_path, best=2
     )
     said = report.make(options_of_report, quiet)
-    assert set(said["clones"]) == {"adam", "temporal-and-mask", "spatial-and-mask"}
+    assert set(said["clones"]) == {"adam", "temporal-and-mask", "adam, levels together", "spatial-and-mask"}
     assert said["trials"] == {"temporal-and-mask": 2, "adam": 2}
     assert set(said["table_3"]) == {f"{method} {rank}" for method in said["trials"] for rank in (1, 2)}
     for path in said["figures"].values():
