@@ -26,12 +26,12 @@ def histograms(environments: Mapping[str, Environment]) -> Figure:
     figure = Figure(figsize=(1.7 * width, 1.1 * len(columns)), layout="constrained")
     grid = figure.subplots(len(columns), width, sharex=True, sharey=True, squeeze=False)
     largest = max(float(np.quantile(np.abs(values), 0.999)) for row in columns.values() for _, _, values in row)
-    for axes_row, (name, row) in zip(grid, columns.items(), strict=True):
+    for number, (axes_row, (name, row)) in enumerate(zip(grid, columns.items(), strict=True)):
         for axes, (title, colour, values) in zip(axes_row, row, strict=True):
             axes.hist(values, bins=_BINS, range=(-largest, largest), color=colour)
             axes.set_yticks([])
             axes.spines[["top", "right", "left"]].set_visible(False)
-            if axes_row is grid[0]:
+            if number == 0:
                 axes.set_title(title, fontsize=9)
         axes_row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     # Narrow distributions would flatten all others.
