@@ -143,7 +143,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("train synthetic --epochs", "--epochs: needs a value, a whole number"),
         ("train synthetic --epochs --lr 1", "--epochs: needs a value, a whole number"),
         ("train synthetic --output", "--output: needs a value, PATH"),
-        ("train synthetic --aggregator median", "--aggregator median: must be one of mean, and-mask, geometric-mean"),
+        ("train synthetic --aggregator median", "--aggregator median: must be one of auto, mean, and-mask"),
         ("train synthetic --optimizer lion", "--optimizer lion: must be one of adam, sgd"),
         ("demo --workers some", "--workers some: must be a whole number"),
         ("demo --aggregator mean", "--aggregator mean: there is no such option"),
@@ -241,7 +241,7 @@ def recorded(output: Path) -> Path:
     """What a run of shared-rule called ``old`` has left, as far as the command line looks at it."""
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    config = {field.name: field.default for field in dataclasses.fields(load_job(SHARED_RULE).job.config)}
+    config = vars(load_job(SHARED_RULE).job.config())
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
     (folder / "run.json").write_text(
         json.dumps({"job": "shared-rule", "run_id": "0" * 32, "config": kept | {"name": "old"}})
