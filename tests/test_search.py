@@ -348,7 +348,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr=1:2",), set(), "--vary lr=1:2: give values as 64,128, or uniform:LOW:HIGH"),
         (("lr=1,1",), set(), "space: lr: one of 1, 1: a value is there twice"),
         (("lr=log:0:1",), set(), "space: lr: log-uniform from 0.0: must be above 0"),
-        (("momentum=0.9,0.99",), set(), "space: momentum: the job has no such option; it has address, aggregator,"),
+        (("inertia=0.9,0.99",), set(), "space: inertia: the job has no such option; it has address, aggregator,"),
         (("dropped=none,l1",), set(), "space: dropped: the job has no such option; it has address,"),
         (("threshold=uniform:0:1.5",), set(), "space: --threshold 1.5: the agreement threshold must lie in [0, 1]"),
         (("threshold=1.2",), set(), "space: --threshold 1.2: the agreement threshold must lie in [0, 1]"),

@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -181,20 +181,27 @@ class TrainConfig(RunConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
-        # A configuration that is derived and has a __post_init__ of its own calls this one, too.
+        # So that it is seen in records; where a derived configuration has a __post_init__ of its own, it stays auto.
+        object.__setattr__(self, "aggregator", self.chosen_aggregator)
+
+    @property
+    def chosen_aggregator(self) -> AggregatorName:
+        """The aggregator, also where it is ``auto``."""
         if self.aggregator == "auto":
-            object.__setattr__(self, "aggregator", "and-mask" if self.objective == "erm" else "mean")
+            return "and-mask" if self.objective == "erm" else "mean"
+        return self.aggregator
 
     @property
     def method(self) -> str:
         """What distinguishes the run, for its name: the aggregator, or the objective, or both where both are chosen."""
         if self.objective == "erm":
-            return self.aggregator
-        return self.objective if self.aggregator == "mean" else f"{self.objective}-{self.aggregator}"
+            return self.chosen_aggregator
+        chosen = self.chosen_aggregator
+        return self.objective if chosen == "mean" else f"{self.objective}-{chosen}"
 
     def rule(self) -> Aggregator:
         """The aggregator of these options."""
-        return aggregator(cast(AggregatorName, self.aggregator), self.threshold)
+        return aggregator(self.chosen_aggregator, self.threshold)
 
     def objective_of(self, loss: Loss, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
@@ -224,7 +231,7 @@ class TrainConfig(RunConfig):
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
         super().check()
-        if self.aggregator not in AGGREGATORS:
+        if self.chosen_aggregator not in AGGREGATORS:
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
@@ -261,7 +268,7 @@ class TrainConfig(RunConfig):
         self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
         if self.objective in COUPLED:
             averaged = f"--objective {self.objective} couples the environments: its gradient is one"
-            self.require("aggregator", self.aggregator == "mean", f"{averaged}, give mean")
+            self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
             self.require("nonfinite", self.nonfinite == "raise", f"{averaged}, no environment can be left out; raise")
         told = self.objective != "dann" or self.environments_per_step == 0
         self.require("environments_per_step", told, "--objective dann tells all environments apart; give 0")

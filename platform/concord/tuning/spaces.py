@@ -60,7 +60,7 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    if config.aggregator in _MASKS:
+    if config.chosen_aggregator in _MASKS:
         entries |= {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
     return Space(entries)
 
