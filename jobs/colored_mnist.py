@@ -68,6 +68,16 @@ class ColoredMNISTConfig(TrainConfig):
     """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
     objective: ObjectiveName = "irm"
     """What is minimized."""
+    penalty_warmup: float = 0.4
+    """Fraction of the run before the penalty has its weight; irm and vrex have a weight of 1 until then."""
+    epochs: int = 80
+    """Passes over the training data."""
+    batch_size: int = 5000
+    """Examples of each environment at each step."""
+    lr: float = 2e-3
+    """Learning rate."""
+    milestones: tuple[float, ...] = ()
+    """When the learning rate is multiplied by --decay, as fractions of the run."""
     # fmt: on
 
     def check(self) -> None:
@@ -171,6 +181,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "evaluations": 30,
         "stop_spread": 0.001,
         "stop_from": 0.5,
+        "penalty_warmup": 0.0,
     },
     "erm, grey": {**_ERM, "grey": True},
 }
