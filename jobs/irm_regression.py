@@ -145,7 +145,8 @@ def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str
         correlations[f"test {sigma:g}"] = {
             f"input {place}": _shown(value) for place, value in enumerate(together[-1, :-1].tolist())
         }
-    figure = save(histograms({name: data[name] for name in [*data.train, *data.observed[2:]]}), folder / "data.png")
+    shown = [*data.train, *(f"test-{sigma:g}" for sigma in base.test_sigmas)]
+    figure = save(histograms({name: (data[name].inputs, data[name].targets) for name in shown}), folder / "data.png")
     return {"errors": rows, "correlations": correlations, "figures": {"data": str(figure)}}
 
 

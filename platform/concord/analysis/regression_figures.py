@@ -4,22 +4,22 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from concord.analysis.figures import BLUE, ORANGE
-from concord.environments import Environment
 
 _BINS = 50
 
 
-def histograms(environments: Mapping[str, Environment]) -> Figure:
+def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     """A row of histograms for each environment, one of each input and of each target, all on one scale.
 
     Args:
-        environments: by the name to show, with inputs ``(examples, features)`` and targets ``(examples, targets)``.
+        environments: by the name to show: inputs ``(examples, features)`` and targets ``(examples, targets)``.
     """
     columns = {}
-    for name, environment in environments.items():
-        inputs, targets = environment.inputs.numpy(), environment.targets.numpy()
+    for name, pair in environments.items():
+        inputs, targets = (values.numpy() for values in pair)
         columns[name] = [(f"input {place}", BLUE, values) for place, values in enumerate(inputs.T)]
         columns[name] += [("target", ORANGE, values) for values in targets.T]
     width = max(map(len, columns.values()))
