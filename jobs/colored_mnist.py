@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from concord.analysis.colored_mnist_figures import band_figure, flips_figure, layers_figure, penalty_figure
 from concord.analysis.figures import save
 from concord.analysis.similarity import layer_outputs, pwcca
+from concord.analysis.spread import with_spread
 from concord.environments import ColoredMNIST, Environments, image_dataset
 from concord.environments.images import ImageDataset
 from concord.errors import InputError
@@ -390,9 +391,13 @@ def similarity(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
         ),
     }
     rows = {
-        method: {f"p_e = {flip:g}": _spread(values) for flip, values in each.items()} for method, each in lines.items()
+        method: {f"p_e = {flip:g}": with_spread(values, 3) for flip, values in each.items()}
+        for method, each in lines.items()
     }
-    return {"similarity": rows, "before and after": {name: _spread(values) for name, values in layers.items()}}, figures
+    return {
+        "similarity": rows,
+        "before and after": {name: with_spread(values, 3) for name, values in layers.items()},
+    }, figures
 
 
 _PARTS: dict[str, Callable[[_Reporting], tuple[dict[str, Any], dict[str, str]]]] = {
@@ -436,12 +441,7 @@ def _penalty(evaluation: Mapping[str, float]) -> float:
 
 
 def _percent(values: Sequence[float]) -> str:
-    return _spread([100 * value for value in values], 1)
-
-
-def _spread(values: Sequence[float], digits: int = 3) -> str:
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{spread}"
+    return with_spread([100 * value for value in values], 1)
 
 
 job = Job(

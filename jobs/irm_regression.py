@@ -4,7 +4,6 @@
 ``concord report irm-regression`` both over seeds: the weights, the errors beside the best possible, the correlations.
 """
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 
 from concord.analysis.figures import save
 from concord.analysis.regression_figures import histograms
+from concord.analysis.spread import with_spread
 from concord.environments import Environments, linear_example
 from concord.errors import InputError
 from concord.objectives import Estimator, ObjectiveName
@@ -130,7 +130,7 @@ def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str
     rows: dict[str, dict[str, str]] = {}
     for name, each in runs.items():
         rows[f"{name}, {options.seeds} seeds"] = {
-            shown: _with_spread([run[-1][column] for run in each]) for column, shown in columns.items()
+            shown: with_spread([run[-1][column] for run in each], 4) for column, shown in columns.items()
         }
         rows[f"{name}, tutorial"] = dict(zip(columns.values(), map(_shown, TUTORIAL[name]), strict=True))
     sigmas = {column: float(column.split()[1]) for column in columns.values() if not column.startswith("weight")}
@@ -152,11 +152,6 @@ def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str
 
 def _shown(value: float) -> str:
     return f"{value:.4f}"
-
-
-def _with_spread(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
 
 
 job = Job(

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from concord.objectives.objective import Loss, require_several
+from concord.objectives.objective import ByEnvironment, Loss, require_several
 from concord.objectives.penalty_weight import PenaltyWeight, scale
-from concord.objectives.vrex import Risks
 
 
-class MMREx(Risks):
+class MMREx(ByEnvironment):
     """The largest of all affine combinations of the d risks whose coefficients are at least -w, over max(1, w).
 
     (1 + d w) max R_e - w Σ R_e: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021,

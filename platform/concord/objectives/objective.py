@@ -29,12 +29,9 @@ class Objective(ABC):
     Attributes:
         loss: the risk of a batch.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
-        separable: each term depends on one environment alone, and they are averaged. Then the average of the gradients
-            may be another aggregator's instead, and :meth:`term` gives the term.
         others: the terms of an environment depend on the batches of the other ones.
     """
 
-    separable: bool = False
     others: bool = False
 
     def __init__(self, loss: Loss, autocast: torch.dtype | None = None) -> None:
@@ -64,14 +61,12 @@ class Objective(ABC):
         return self.combine(self.terms(model, inputs, targets, step), step)
 
 
-class Separable(Objective):
-    """An objective that is the mean of one term an environment, from its outputs and targets alone."""
+class ByEnvironment(Objective):
+    """An objective with one term an environment, from its outputs and targets alone: its risk, if it is no other."""
 
-    separable = True
-
-    @abstractmethod
-    def term(self, outputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
+    def term(self, outputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
         """The term of one environment, a scalar, from outputs ``(batch, ...)`` and targets ``(batch, ...)``."""
+        return self.loss(outputs, targets)
 
     def terms(
         self,
@@ -84,6 +79,10 @@ class Separable(Objective):
         """One term an environment."""
         outputs = environment_outputs(model, inputs, self.autocast)
         return torch.stack([self.term(*pair, step) for pair in zip(outputs, targets, strict=True)])
+
+
+class Separable(ByEnvironment):
+    """One that is the mean of its terms; then another aggregator can take the place of the gradients' average."""
 
 
 def environment_outputs(

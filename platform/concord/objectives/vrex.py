@@ -1,31 +1,13 @@
 """Risk extrapolation by the variance of the risks."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from concord.objectives.objective import Loss, Objective, environment_outputs, require_several
+from concord.objectives.objective import ByEnvironment, Loss, require_several
 from concord.objectives.penalty_weight import PenaltyWeight, scale
 
 
-class Risks(Objective):
-    """The environments' risks as terms, to be combined."""
-
-    def terms(
-        self,
-        model: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        step: int = 0,  # noqa: ARG002
-        own: Sequence[int] | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        """One risk an environment."""
-        outputs = environment_outputs(model, inputs, self.autocast)
-        return torch.stack([self.loss(*pair) for pair in zip(outputs, targets, strict=True)])
-
-
-class VREx(Risks):
+class VREx(ByEnvironment):
     """The mean of the environments' risks and β times their variance, over max(1, β).
 
     Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021, eq. 8, which has the sum of the
