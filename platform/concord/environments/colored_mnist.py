@@ -7,6 +7,7 @@ from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
 from concord.environments.images import LabelledImages
+from concord.environments.misleading import misled, require_probabilities
 from concord.errors import InputError
 
 _DIGITS = 10
@@ -62,11 +63,12 @@ class ColoredMNIST:
     def __post_init__(self) -> None:
         if self.classes not in (2, 5, 10):
             raise InputError(f"--classes {self.classes}: must be 2, 5 or 10")
-        for option in ("flips", "test_flip", "observed_flips", "patch_flips"):
-            values = getattr(self, option)
-            for value in values if isinstance(values, tuple) else (values,):
-                if not 0 <= value <= 1:
-                    raise InputError(f"--{option.replace('_', '-')} {value}: a probability lies in [0, 1]")
+        require_probabilities(
+            flips=self.flips,
+            test_flip=self.test_flip,
+            observed_flips=self.observed_flips,
+            patch_flips=self.patch_flips,
+        )
         if not self.flips:
             raise InputError("--flips: gives no training environment")
         if self.patch_flips and (self.classes != 2 or len(self.patch_flips) != len(self.flips)):
@@ -137,6 +139,4 @@ class ColoredMNIST:
         return images, labels
 
     def _misled(self, labels: Tensor, probability: float, *key: str) -> Tensor:
-        """The labels, but with this probability the next class."""
-        chosen = torch.rand(len(labels), generator=generator_for(self.seed, *key)) < probability
-        return (labels + chosen) % self.classes
+        return misled(labels, self.classes, probability, self.seed, *key)

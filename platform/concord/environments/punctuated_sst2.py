@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
+from concord.environments.misleading import misled, require_probabilities
 from concord.errors import InputError
 
 PADDING, UNKNOWN = 0, 1
@@ -116,11 +117,9 @@ class PunctuatedSST2:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for option in ("flips", "test_flip", "observed_flips", "noise"):
-            values = getattr(self, option)
-            for value in values if isinstance(values, tuple) else (values,):
-                if not 0 <= value <= 1:
-                    raise InputError(f"--{option.replace('_', '-')} {value}: a probability lies in [0, 1]")
+        require_probabilities(
+            flips=self.flips, test_flip=self.test_flip, observed_flips=self.observed_flips, noise=self.noise
+        )
 
     def as_environments(self) -> Environments:
         """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``.
@@ -145,12 +144,8 @@ class PunctuatedSST2:
         )
 
     def _punctuated(self, name: str, part: Sentences, chosen: Tensor, flip: float) -> tuple[Tensor, Tensor]:
-        def misled(labels: Tensor, probability: float, key: str) -> Tensor:
-            generator = generator_for(self.seed, name, key)
-            return labels ^ (torch.rand(len(labels), generator=generator) < probability).long()
-
-        labels = misled(part.labels[chosen], self.noise, "noise")
-        marks = misled(labels, flip, "marks")
+        labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
+        marks = misled(labels, 2, flip, self.seed, name, "marks")
         # The longest sentence of all parts, so that environments are alike.
         most = 1 + max(len(words) for each in (self.data.train, self.data.test) for words in each.words)
         inputs = torch.full((len(chosen), most), PADDING)
