@@ -105,6 +105,20 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
     assert train(job, given, Place(), Silent()).metrics["ood_accuracy"] > 0.9
 
 
+def test_the_report_of_punctuated_sst2_has_the_papers_table(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", "punctuated-sst2", "--seeds", "2", "--epochs", "1", "--processes", "1"]
+    status, result = outcome(capsys, *words, "--data-dir", str(data), "--output", str(tmp_path))
+    assert status == 0, result
+    assert result["words"].startswith("learned vectors")
+    assert len(result["table 6"]) == 8
+    assert result["table 6"]["meta-irm, η = 0"]["p_e = .9, paper"] == "73.0 ± 0.7"
+    assert "±" in result["table 6"]["meta-irm, η = 0"]["p_e = .9"]
+    refused, result = outcome(capsys, *words[:2], "--seeds", "0", "--data-dir", str(data), "--output", str(tmp_path))
+    assert (refused, result["error"]) == (2, "--seeds 0: must be at least 1")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
