@@ -170,7 +170,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "erm": _ERM,
     "irm": {**_PENALIZED, "objective": "irm", "penalty_weight": 1e5, "milestones": ()},
     "mm-rex": {**_PENALIZED, "objective": "mm-rex", "penalty_weight": 100.0},
-    "vrex": {**_PENALIZED, "objective": "vrex", "penalty_weight": 1e4},
+    "vrex": {
+        **_SHARED,
+        "objective": "vrex",
+        "penalty_weight": 1e4,
+        "penalty_warmup": 0.35,
+        "epochs": 60,
+        "decay": 0.4,
+        "milestones": (0.5, 0.7),
+    },
     "meta-irm": {
         **_SHARED,
         "objective": "meta-irm",
