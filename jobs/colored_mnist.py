@@ -182,11 +182,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "meta-irm": {
         **_SHARED,
         "objective": "meta-irm",
-        "inner_lr": 0.5,
+        "inner_lr": 0.55,
         "penalty_weight": 0.1,
         "penalty_warmup": 0.0,
         "decay": 0.4,
-        "milestones": (0.3, 0.5, 0.7),
+        "milestones": (0.45, 0.65, 0.85),
         "evaluations": 40,
         "stop_spread": 0.001,
         "stop_from": 0.5,
@@ -198,7 +198,7 @@ META_IRM_CLASSES: dict[int, dict[str, Any]] = {
     5: {"inner_lr": 0.9, "epochs": 60, "evaluations": 12},
     10: {"inner_lr": 1.3, "epochs": 60, "evaluations": 12},
 }
-META_IRM_PATCHES: dict[str, Any] = {"inner_lr": 0.2}
+META_IRM_PATCHES: dict[str, Any] = {"inner_lr": 0.2, "lr": 1e-3, "epochs": 60, "evaluations": 30}
 # The paper's numbers in per cent: at p_e = .1, .2, .9, or in training and at .9.
 PAPER_1 = {
     "erm": ("88.6 ± 0.3", "79.7 ± 0.6", "16.4 ± 0.8"),
