@@ -198,7 +198,14 @@ META_IRM_CLASSES: dict[int, dict[str, Any]] = {
     5: {"inner_lr": 0.9, "epochs": 60, "evaluations": 12},
     10: {"inner_lr": 1.3, "epochs": 60, "evaluations": 12},
 }
-META_IRM_PATCHES: dict[str, Any] = {"inner_lr": 0.2, "lr": 1e-3, "epochs": 60, "evaluations": 30}
+META_IRM_PATCHES: dict[str, Any] = {
+    "inner_lr": 0.22,
+    "drop_grad": 0.2,
+    "lr": 1e-3,
+    "milestones": (0.3, 0.5, 0.7),
+    "epochs": 60,
+    "evaluations": 30,
+}
 # The paper's numbers in per cent: at p_e = .1, .2, .9, or in training and at .9.
 PAPER_1 = {
     "erm": ("88.6 ± 0.3", "79.7 ± 0.6", "16.4 ± 0.8"),
