@@ -1,0 +1,120 @@
+"""The command line. Each command is a dataclass of its options; ``train`` and ``report`` take a job's own.
+
+Results go to standard output, everything else to standard error; with ``--json`` the last line on standard output is
+one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import contextlib
+import json
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import concord
+from concord.cli.bench import bench
+from concord.cli.cluster import logs, stop, submissions, submit
+from concord.cli.output import without_passwords
+from concord.cli.registry import models, ui
+from concord.cli.running import data, demo, jobs, report, train, tune
+from concord.errors import InputError, RunFailedError
+
+USAGE = """\
+usage: concord COMMAND [options]
+
+  concord jobs                          what there is to run, and what each reproduces
+  concord train JOB [--option value]    one run; --name NAME --resume continues it
+  concord tune JOB [--trials N]         one study; the same --name continues it
+  concord report JOB                    figures and tables from what was tracked
+  concord data JOB                      make the data of a job that needs some made
+  concord demo                          the AND-mask beside the average, on the synthetic task
+  concord submit train|tune JOB         the same on a cluster, through Ray Jobs; --follow shows the log
+  concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
+  concord models                        the model registry: list, show, promote
+  concord ui                            the MLflow UI on this machine's store
+  concord bench                         the benchmark table
+
+JOB is a name from `concord jobs` or a Python file of your own.
+Every command takes --help, and --json: then the last line on standard output is one JSON object."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    words = [word for word in words if word != "--json"]
+    # With --json, what a job file or a worker prints must not come before the reader's JSON.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        status, result = _outcome(words, as_json)
+    if as_json and result is not None:
+        print(json.dumps(_plain(result)), flush=True)
+    return status
+
+
+def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
+    """The exit status of a command and what --json shows; what went wrong is said here."""
+    try:
+        if not words:
+            raise InputError(f"no command given; there are {', '.join(COMMANDS)}; concord --help says more")
+        if words[0] in {"-h", "--help"}:
+            print(USAGE)
+            return 0, None
+        if words[0] == "--version":
+            if not as_json:
+                print(concord.__version__)
+            return 0, {"version": concord.__version__}
+        if words[0] not in COMMANDS:
+            raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
+        return 0, COMMANDS[words[0]](words[1:], as_json)
+    except (InputError, RunFailedError) as error:
+        status, problem = (2 if isinstance(error, InputError) else 1), str(error)
+    except KeyboardInterrupt:
+        status, problem = 1, "stopped"
+    except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
+        status, problem = 1, f"{type(error).__name__}: {error}"
+        print(without_passwords(traceback.format_exc()), file=sys.stderr)
+    problem = without_passwords(problem)
+    print(f"concord: {problem}", file=sys.stderr, flush=True)
+    return status, {"error": problem}
+
+
+def _plain(value: Any) -> Any:
+    """The value with null for each number that JSON does not have (a loss that is not finite)."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
+    "jobs": jobs,
+    "train": train,
+    "tune": tune,
+    "report": report,
+    "data": data,
+    "demo": demo,
+    "submit": submit,
+    "submissions": submissions,
+    "logs": logs,
+    "stop": stop,
+    "models": models,
+    "ui": ui,
+    "bench": bench,
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def entry() -> None:
+    """The ``concord`` program."""
+    with _quiet():
+        raise SystemExit(main())

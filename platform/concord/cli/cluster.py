@@ -1,0 +1,253 @@
+"""Commands on a Ray cluster's jobs: submit, submissions, logs, stop."""
+
+import dataclasses
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from concord.cli.output import say, table, without_passwords
+from concord.cli.parsing import job_and_words, parse
+from concord.errors import InputError, RunFailedError
+
+SUBMITTED = ("train", "tune")
+# A job that is told to stop has a minute to end its workers.
+_STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Where:
+    """A Ray cluster."""
+
+    address: str | None = None
+    """Address of the cluster's dashboard, http://HOST:8265 (or RAY_API_SERVER_ADDRESS, or the profile's); the Ray on
+    this machine if there is none."""
+    profile: str | None = None
+    """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); the one called default if not given."""
+    token_file: Path | None = None
+    """File with the cluster's token; without it RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
+    header: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Header of every request, 'Name: value', for a proxy before the cluster; may be given several times (or
+    RAY_JOB_HEADERS)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Submit(_Where):
+    """Train or tune on a Ray cluster, through Ray Jobs: concord submit train|tune JOB, with that command's options."""
+
+    follow: bool = False
+    """Show the log until the job ends, and end with its exit status; Ctrl-C leaves the job running."""
+    working_dir: Path | None = None
+    """Folder that is sent; where the job is a file of your own, the present one. Files that git ignores stay here."""
+    size_limit: float = 100.0
+    """MiB that may be sent."""
+    submission_id: str | None = None
+    """Id of the submission; made up from the run's name if not given."""
+    tracking_uri: str | None = None
+    """MLflow server as the cluster reaches it (or MLFLOW_TRACKING_URI, or the profile's), without a password."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Submissions(_Where):
+    """The jobs of a Ray cluster, the newest first."""
+
+    all: bool = False
+    """Those too that were not submitted by Concord."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Logs(_Where):
+    """What a submission has printed."""
+
+    id: tyro.conf.Positional[str]
+    """Id of the submission."""
+    follow: bool = False
+    """Go on until the job ends, and end with its exit status."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stop(_Where):
+    """End a submission, and wait until it has ended."""
+
+    id: tyro.conf.Positional[str]
+    """Id of the submission."""
+
+
+def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Check the command here, send it, and follow it if that is wanted."""
+    mine, rest = _divided(words)
+    if not rest or rest[0] in {"-h", "--help"}:
+        mine, rest = [*mine, *rest], []
+    options = parse(_Submit, mine, "concord submit")
+    if not rest or rest[0] not in SUBMITTED:
+        what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
+        raise InputError(f"{what}; give {' or '.join(SUBMITTED)}, and a job: concord submit train synthetic")
+    command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
+    if {"-h", "--help"} & set(own):
+        from concord.cli.running import train, tune
+
+        return (train if command == "train" else tune)(rest[1:], as_json)
+    name, has_data = _checked(command, job, own, rest[1])
+    from concord.submission.package import inside, packed
+    from concord.submission.profile import Profile
+    from concord.training.job import built_in_jobs
+
+    profile = Profile.find(options.profile, options.address, options.token_file, options.header, options.tracking_uri)
+    if profile.tracking_uri is not None and without_passwords(profile.tracking_uri) != profile.tracking_uri:
+        raise InputError(
+            f"--tracking-uri {without_passwords(profile.tracking_uri)}: holds a password, which everybody who may look "
+            "at the cluster could read; give it to the cluster's nodes, as MLFLOW_TRACKING_PASSWORD"
+        )
+    folder = options.working_dir
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--working-dir {folder}: there is no such folder")
+    if rest[1] not in built_in_jobs() or any(word.split("=")[0] == "--space" for word in own):
+        folder = folder or Path.cwd()
+    reference = rest[1] if rest[1] in built_in_jobs() else str(inside(Path(job.path), folder or Path.cwd()))
+    full = [command, reference, *_with(own, "--name", name), *_of_profile(own, profile, has_data)]
+    identity = options.submission_id or f"{name}-{secrets.token_hex(3)}"
+    environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
+    environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
+    with packed(folder, options.size_limit) as package:
+        from concord.submission.cluster import Cluster  # imports Ray, which takes a second
+
+        cluster = Cluster(profile)
+        labels = {"command": command, "job": job.name, "name": name}
+        identity = cluster.submit(full, package, identity, labels, environment)
+    say(f"submitted {identity} to {cluster.address}")
+    result = {"submission": identity, "address": cluster.address, "command": command, "job": job.name, "name": name}
+    if options.follow:
+        return result | _followed(cluster, identity, as_json)
+    if not as_json:
+        print(identity)
+        say(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
+    return result | {"status": "pending"}
+
+
+def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """List them."""
+    options = parse(_Submissions, words, "concord submissions")
+    found = [each for each in _cluster(options).submissions() if options.all or each.job]
+    if not as_json:
+        rows = [
+            [each.id, each.status, f"{each.command} {each.job}".strip(), _clock(each.started), _lasted(each)]
+            for each in found
+        ]
+        table(["submission", "status", "what", "started", "seconds"], rows)
+    return {"submissions": [dataclasses.asdict(each) for each in found]}
+
+
+def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Show one's log."""
+    options = parse(_Logs, words, "concord logs")
+    cluster = _cluster(options)
+    if options.follow:
+        return {"submission": options.id} | _followed(cluster, options.id, as_json)
+    text = cluster.logs(options.id)
+    if not as_json:
+        print(text, end="")
+    return {"submission": options.id, "log": text}
+
+
+def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """End one."""
+    options = parse(_Stop, words, "concord stop")
+    ended = _cluster(options).stop(options.id, _STOP_SECONDS)
+    if not as_json:
+        print(f"{ended.id}: {ended.status}")
+    return {"submission": ended.id, "status": ended.status}
+
+
+def _cluster(options: _Where) -> Any:
+    from concord.submission.cluster import Cluster
+    from concord.submission.profile import Profile
+
+    return Cluster(Profile.find(options.profile, options.address, options.token_file, options.header))
+
+
+def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the submission's own options, wherever they stand, and the others."""
+    own = {f"--{field.name.replace('_', '-')}": field.type is bool for field in dataclasses.fields(_Submit)}
+    mine, rest, waiting = [], [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        flag = word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
+        if flag not in own and flag.replace("--no-", "--", 1) not in own:
+            rest.append(word)
+            continue
+        mine.append(word)
+        if not own.get(flag, True) and "=" not in word and waiting:
+            mine.append(waiting.pop(0))
+    return mine, rest
+
+
+def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, bool]:
+    """Refuse here what the cluster would refuse; the run's or study's name, and whether it takes data from a folder."""
+    from concord.training.job import OwnJob
+    from concord.training.run_folder import new_name
+    from concord.tuning.options import config_part, options_for, study_part
+
+    program = f"concord submit {command} {reference}"
+    if command == "train":
+        config = parse(job.job.config, words, program)
+        kind = getattr(config, "method", None)
+    else:
+        if isinstance(job.job, OwnJob):
+            raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
+        options = parse(options_for(job.job.config, list(job.job.studies)), words, program)
+        study_part(options).check_study()
+        config, kind = config_part(options, job.job.config), options.method or "study"
+    if config.address is not None:
+        raise InputError(f"--address {config.address}: where to submit; give it as an option of submit")
+    config.check()
+    return config.name or new_name(job.name, config, kind), hasattr(config, "data_dir")
+
+
+def _with(words: Sequence[str], option: str, value: str) -> list[str]:
+    given = any(word.split("=")[0] == option for word in words)
+    return [*words, *([] if given else [option, value])]
+
+
+def _of_profile(words: Sequence[str], profile: Any, has_data: bool) -> list[str]:
+    """Options that the profile gives where the words do not."""
+    wanted = {"--output": profile.output, "--data-dir": profile.data_dir if has_data else None}
+    added: list[str] = []
+    for option, value in wanted.items():
+        if value is not None and not any(word.split("=")[0].replace("_", "-") == option for word in words):
+            added += [option, value]
+    return added
+
+
+def _followed(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
+    """Show the log to the end; another exit status than 0 becomes this command's."""
+    stream = sys.stderr if as_json else sys.stdout
+
+    def show(text: str) -> None:
+        print(text, end="", file=stream, flush=True)
+
+    try:
+        ended = cluster.follow(identity, show)
+    except KeyboardInterrupt:
+        raise RunFailedError(f"stopped following; {identity} goes on, concord stop {identity} ends it") from None
+    if ended.status == "stopped":
+        raise RunFailedError(f"{identity}: was stopped")
+    if ended.exit_status == 2:
+        raise InputError(f"{identity}: ended with exit status 2, wrong usage; its log says what")
+    if ended.status != "succeeded":
+        status = "" if ended.exit_status is None else f" with exit status {ended.exit_status}"
+        raise RunFailedError(f"{identity}: failed{status}; {ended.message or 'its log says why'}")
+    return {"status": ended.status, "exit_status": ended.exit_status}
+
+
+def _clock(seconds: float | None) -> str:
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _lasted(each: Any) -> str:
+    return "" if each.started is None else f"{(each.ended or time.time()) - each.started:.0f}"

@@ -1,0 +1,119 @@
+"""Commands on what is tracked: the model registry, and MLflow's own pages."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from concord.cli.output import say, table, without_passwords
+from concord.cli.parsing import parse
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError, RunFailedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Models:
+    """The model registry: list the versions, show one, or promote one to champion."""
+
+    do: tyro.conf.Positional[Literal["list", "show", "promote"]] = "list"
+    """What to do."""
+    name: tyro.conf.Positional[str | None] = None
+    """Of the registered model, for show and promote."""
+    version: tyro.conf.Positional[str | None] = None
+    """Number of the version, or (for show) an alias; show takes the champion if it is not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder of MLflow's store, without a tracking URI."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
+
+
+def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """The model registry."""
+    from concord.tracking import models, promote, show
+
+    options = parse(_Models, words, "concord models")
+    if options.do != "list" and options.name is None:
+        raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
+    if options.do == "promote" and not (options.version or "").isdecimal():
+        raise InputError(f"models promote {options.name}: which version? give its number")
+    store = _store(options.output, options.tracking_uri)
+    if options.do == "list":
+        versions = models(store)
+    elif options.do == "show":
+        versions = [show(store, str(options.name), options.version or "champion")]
+    else:
+        versions = [promote(store, str(options.name), int(str(options.version)))]
+    listed = [
+        {"name": v.name, "version": v.version, "aliases": list(v.aliases), "metrics": v.metrics} for v in versions
+    ]
+    if not as_json and options.do == "show":
+        version = versions[0]
+        print(f"{version.uri}  {' '.join(version.aliases)}\nrun {version.run_id}, judged by {version.criterion}")
+        table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
+    elif not as_json:
+        rows = [[v.name, str(v.version), " ".join(v.aliases), _judged(v)] for v in versions]
+        table(["model", "version", "aliases", "judged by"], rows)
+    return {"models": listed}
+
+
+def _judged(version: Any) -> str:
+    value = version.metrics.get(version.criterion)
+    return "" if value is None else f"{version.criterion} {value:.4f}"
+
+
+def _store(output: Path, tracking_uri: str | None) -> Any:
+    from concord.tracking import Store
+
+    local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
+    if local and not (output / "mlflow.db").exists():
+        raise InputError(f"--output {output}: there is no MLflow store; a run of concord train makes one there")
+    return Store.open(output, tracking_uri)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ui:
+    """The MLflow UI on this machine's store; Ctrl-C stops it."""
+
+    output: Path = DEFAULT_OUTPUT
+    """Folder of MLflow's store."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Anyone who reaches it can read and change the store."""
+    port: int = 5000
+    """Port to listen on."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); a server has its own UI, whose address is shown."""
+
+
+def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG001
+    """The MLflow UI, and the Ray dashboard's address."""
+    options = parse(_Ui, words, "concord ui")
+    if not 0 < options.port < 2**16:
+        raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
+    store = _store(options.output, options.tracking_uri)
+    dashboard = _ray_dashboard()
+    say(f"Ray dashboard: {dashboard or 'no Ray is running here; a run shows it while it lasts'}")
+    if store.uri.startswith("http"):
+        address = without_passwords(store.uri)
+        say(f"MLflow UI: {address}")
+        return {"mlflow": address, "ray": dashboard}
+    address = f"http://{options.host}:{options.port}"
+    say(f"MLflow UI: {address}")
+    server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]
+    server += ["--host", options.host, "--port", str(options.port)]
+    with contextlib.suppress(KeyboardInterrupt):
+        status = subprocess.run(server, check=False, stdout=subprocess.DEVNULL).returncode
+        if status != 0:
+            raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
+    return {"mlflow": address, "ray": dashboard}
+
+
+def _ray_dashboard() -> str | None:
+    from concord.training.distributed import running_dashboard
+
+    return running_dashboard()

@@ -1,0 +1,249 @@
+"""Commands that run jobs on this machine, or on the cluster it belongs to: jobs, train, tune, demo, data, report."""
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.cli.output import say, shown, table, without_passwords
+from concord.cli.parsing import job_and_words, parse
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError
+
+
+def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """What there is to run."""
+    from concord.training.job import built_in_jobs, load_job
+
+    parse(_NoOptions, words, "concord jobs")
+    jobs = [{"name": name, "reproduces": load_job(name).job.reproduces} for name in built_in_jobs()]
+    if not as_json:
+        table(["job", "reproduces"], [[job["name"], job["reproduces"]] for job in jobs])
+    return {"jobs": jobs}
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """What there is to run, and what each reproduces."""
+
+
+def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """One run."""
+    from concord.training.job import OwnJob
+    from concord.training.run import run
+
+    job, rest = job_and_words(words, "train")
+    program = f"concord train {words[0]}"
+    config = parse(job.job.config, rest, program, default=_resumed_options(job, rest))
+    report = job.job.run(job, config, say) if isinstance(job.job, OwnJob) else run(job, config, say)
+    if not as_json:
+        _print_report(report)
+    return report.as_json()
+
+
+def _resumed_options(job: Any, words: Sequence[str]) -> Any:
+    """With --resume, the options the run was started with: they need not be given again."""
+    from concord.training.run_folder import read_record, restored_config
+
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+        return None
+    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
+    return restored_config(job.job.config, recorded)
+
+
+def _print_report(report: Any) -> None:
+    shown = {name: value for name, value in report.metrics.items() if not name.startswith(("worst_", "step"))}
+    table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(shown.items())])
+    print(f"run       {report.name}  (MLflow run {report.run_id})")
+    print(f"artifacts {report.folder}")
+    if report.model:
+        print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
+    print(f"seconds   {report.seconds:.1f}")
+
+
+def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """One study."""
+    from concord.training.job import OwnJob
+    from concord.tuning.options import options_for
+    from concord.tuning.plan import make_plan
+
+    job, rest = job_and_words(words, "tune")
+    if isinstance(job.job, OwnJob):
+        raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
+    kind = options_for(job.job.config, list(job.job.studies))
+    earlier, given_then = _earlier_study(kind, job, rest)
+    options = parse(kind, rest, f"concord tune {words[0]}", default=earlier)
+    plan = make_plan(job, options, given_then | _given(kind, rest))
+    from concord.tuning.study import run_study  # imports Ray Tune, which takes seconds
+
+    result = run_study(plan, say)
+    if not as_json:
+        _print_study(result)
+    return result.as_json()
+
+
+def _given(options: type[Any], words: Sequence[str]) -> set[str]:
+    """The options that these words name."""
+    names = {field.name for field in dataclasses.fields(options)}
+    named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return (named | {name.removeprefix("no_") for name in named}) & names
+
+
+def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
+    """The options that the study of this --name was started with, which need not be given again, and their names."""
+    from concord.training.run_folder import restored_config
+    from concord.tuning.journal import STUDY, read_study
+    from concord.tuning.plan import studies_folder
+
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+        return None, set()
+    name = words[words.index("--name") + 1]
+    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    folder = studies_folder(output) / name
+    if "/" in name or not (folder / STUDY).exists():
+        return None, set()
+    record = read_study(folder)
+    if record["job"] != job.name:
+        raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
+    return restored_config(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
+
+
+def _print_study(result: Any) -> None:
+    from concord.tuning.results import selections_table
+
+    header, rows = result.table(int(result.record["options"]["top"]))
+    table([name.replace("_", " ") for name in header], rows)
+    table(*selections_table(result))
+    if result.reruns:
+        _print_reruns(result)
+    task, _ = result.best
+    print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
+    print(f"best      trial {task.trial}, selected by {result.label}")
+    if result.record["oracle"]:
+        print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
+    if result.record.get("model"):
+        print(f"model     {result.record['model']}")
+    print(f"figures   {result.folder / 'figures'}")
+    if result.seconds:
+        print(f"seconds   {result.seconds:.1f}")
+
+
+def _print_reruns(result: Any) -> None:
+    rows = []
+    for split in ("train", "held_out", "ood"):
+        values = sorted(
+            m[f"{split}_{result.measure}"] for m in result.reruns.values() if f"{split}_{result.measure}" in m
+        )
+        if values:
+            middle = statistics.median(values)
+            rows.append(
+                [f"{split} {result.measure}".replace("_", " "), *(f"{v:.4f}" for v in (middle, values[0], values[-1]))]
+            )
+    table([f"best, {len(result.reruns)} new seeds", "median", "least", "largest"], rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demo:
+    """Train the AND-mask and the average on the same synthetic data, and compare them."""
+
+    seed: int = 0
+    """Seed of data and training."""
+    workers: int = 2
+    """Ray Train workers."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and MLflow's store."""
+
+
+def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """The AND-mask beside the average."""
+    from concord.tracking import Store
+    from concord.training.distributed import ray_session
+    from concord.training.job import load_job
+    from concord.training.run import preflight, run
+
+    options = parse(_Demo, words, "concord demo")
+    job = load_job("synthetic")
+    config = job.job.config(seed=options.seed, workers=options.workers, output=options.output)
+    config.check()
+    preflight(job, config)  # this and the store, before Ray takes its seconds to start
+    Store.open(config.output)
+    reports = {}
+    with ray_session(config):
+        for aggregator in ("and-mask", "mean"):
+            reports[aggregator] = run(job, dataclasses.replace(config, aggregator=aggregator), say)
+    if not as_json:
+        columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
+        rows = [
+            [name, *(f"{report.metrics[column]:.3f}" for column in columns), f"{report.seconds:.0f}"]
+            for name, report in reports.items()
+        ]
+        table(["aggregator", "train", "held-out", "o.o.d.", "kept fraction", "seconds"], rows)
+        _print_next_steps(reports["and-mask"], options.output)
+    return {"reports": [report.as_json() for report in reports.values()]}
+
+
+def _print_next_steps(report: Any, output: Path) -> None:
+    program = Path(sys.argv[0])
+    program = program if program.exists() else Path("concord")
+    ui = "" if output == DEFAULT_OUTPUT else f" --output {output}"
+    print(f"figures      {report.folder / 'figures'}")
+    print(f"runs, models {_shortened(program)} ui{ui}")
+    if report.model is None:
+        return
+    python = _shortened(program.with_name("python")) if program.parent != Path() else "python"
+    width, uri = 34, without_passwords(report.tracking_uri)
+    print(
+        f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{uri}'); "
+        f"print(mlflow.pyfunc.load_model('{report.model}')"
+        f'.predict(numpy.zeros((1, {width}), numpy.float32)))"'
+    )
+
+
+def _shortened(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.absolute().relative_to(Path.cwd()))
+    return str(path)
+
+
+def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Make the data of a job."""
+    job, rest = job_and_words(words, "data")
+    data = getattr(job.job, "data", None)
+    if data is None:
+        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
+    result: Mapping[str, Any] = data.make(parse(data.options, rest, f"concord data {words[0]}"), say)
+    if not as_json:
+        table(["data", ""], [[str(key), shown(value)] for key, value in result.items()])
+    return {"job": job.name, **result}
+
+
+def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Figures and tables of a job, and of its studies."""
+    from concord.tuning.options import combined
+    from concord.tuning.report import StudyReport, report_studies
+
+    job, rest = job_and_words(words, "report")
+    kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
+    options = parse(kind, rest, f"concord report {words[0]}")
+    result: dict[str, Any] = {"job": job.name}
+    if job.job.report is not None and not options.only_studies:
+        result |= job.job.report.make(options, say)
+    studies, of_studies = report_studies(job.name, options, say)
+    if not studies and (job.job.report is None or options.only_studies):
+        raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")
+    result |= of_studies | {"figures": {**result.get("figures", {}), **of_studies.get("figures", {})}}
+    if not as_json:
+        for study in studies:
+            if study.finished:
+                _print_study(study)
+        for name, value in result.items():
+            if isinstance(value, Mapping):
+                table([name, ""], [[str(key), shown(entry)] for key, entry in value.items()])
+    return result

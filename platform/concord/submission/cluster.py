@@ -1,0 +1,253 @@
+"""A Ray cluster's jobs: submit, follow, list, stop. Errors of the network and of Ray become one line each."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import requests
+from ray.dashboard.modules import dashboard_sdk
+from ray.dashboard.modules.job import sdk
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+import concord
+from concord.errors import InputError, RunFailedError
+from concord.submission.package import Package
+from concord.submission.profile import Profile
+from concord.training.distributed import running_dashboard
+
+_ANSWER_SECONDS = 10.0
+# Between looks at a job that ends, and before a broken connection is made again.
+_POLL_SECONDS = 1.0
+# How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
+_AWAY_SECONDS = 180.0
+_ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that was submitted.
+
+    Attributes:
+        id: of the submission.
+        status: pending, running, succeeded, failed or stopped.
+        command: what of Concord it runs (``train``, ``tune``), or another program's command line.
+        job: Concord's job; empty for what others submitted.
+        name: of the run or study.
+        started, ended: Unix times in seconds; None before.
+        exit_status: of the command; None before its end.
+        message: of Ray, on how it stands.
+    """
+
+    id: str
+    status: str
+    command: str
+    job: str
+    name: str
+    started: float | None
+    ended: float | None
+    exit_status: int | None
+    message: str
+
+
+class Cluster:
+    """A connection to the jobs of a Ray cluster.
+
+    Args:
+        profile: where it is.
+
+    Raises:
+        InputError: nothing answers there, the token is missing or wrong, or its Ray is of another version.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        address = profile.address or running_dashboard()
+        if address is None:
+            raise InputError(
+                "--address: no Ray runs on this machine; give the dashboard's, http://HOST:8265 (or "
+                "RAY_API_SERVER_ADDRESS, or an address in a profile)"
+            )
+        self.address = address
+        self.profile = profile
+        for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):  # Ray lets them override what it is told
+            os.environ.pop(name, None)
+        token = {} if profile.token is None else {"Authorization": f"Bearer {profile.token}"}
+        headers = dict(profile.headers) | token
+        with self._one_line():
+            self._check_version(headers)
+            self._client = JobSubmissionClient(address, headers=headers)
+        for module in (dashboard_sdk, sdk):  # they speak at a level of their own
+            logging.getLogger(module.__name__).setLevel(logging.ERROR)
+
+    def _check_version(self, headers: Mapping[str, str]) -> None:
+        answer = requests.get(f"{self.address}/api/version", headers=headers, timeout=_ANSWER_SECONDS)
+        if answer.status_code in {401, 403}:
+            raise AuthenticationError(answer.text)
+        try:
+            there = answer.json()["ray_version"]
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"--address {self.address}: what answers there is no Ray dashboard (status {answer.status_code})"
+            ) from error
+        if there != ray.__version__:
+            raise InputError(
+                f"--address {self.address}: the cluster has Ray {there}, here is Ray {ray.__version__}; "
+                f"install ray=={there} here, or the same version there"
+            )
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except AuthenticationError as error:
+            if self.profile.token is None:
+                raise InputError(
+                    f"--address {self.address}: the cluster asks for a token; give RAY_AUTH_TOKEN, --token-file, "
+                    "or put it into ~/.ray/auth_token"
+                ) from error
+            raise InputError(
+                f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
+            ) from error
+        except (requests.exceptions.RequestException, ConnectionError) as error:
+            raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
+        except RuntimeError as error:  # what the server answers to what it cannot do
+            lines = str(error).strip().split("\n")
+            raise RunFailedError(f"{self.address}: {lines[-1] if len(lines) > 1 else lines[0]}") from error
+
+    def submit(
+        self,
+        command: Sequence[str],
+        package: Package,
+        identity: str,
+        labels: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> str:
+        """Send the package and start ``python -m concord`` with these words on the cluster's head node.
+
+        Python is the one that the head node's environment names in CONCORD_PYTHON, or the first on its path.
+
+        Args:
+            command: the words.
+            package: what goes along; sent only if the cluster does not have it.
+            identity: the submission's id.
+            labels: shown with it.
+            environment: of the command. Anyone who may look at the cluster can read it: no secrets.
+
+        Returns:
+            The id.
+        """
+        runtime: dict[str, Any] = {
+            "py_modules": [str(package.concord)],
+            "env_vars": {**environment, "CONCORD_SUBMISSION": identity, "CONCORD_DASHBOARD": self.address},
+        }
+        if package.working_dir is not None:
+            runtime["working_dir"] = str(package.working_dir)
+        with self._one_line():
+            return self._client.submit_job(
+                entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
+                submission_id=identity,
+                runtime_env=runtime,
+                metadata={**labels, "concord": concord.__version__},
+            )
+
+    def submissions(self) -> list[Submission]:
+        """All of the cluster's, the newest first."""
+        with self._one_line():
+            jobs = [job for job in self._client.list_jobs() if job.submission_id]
+        return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
+
+    def find(self, identity: str) -> Submission:
+        """The submission of this id.
+
+        Raises:
+            InputError: there is none.
+        """
+        for each in self.submissions():
+            if each.id == identity:
+                return each
+        raise InputError(f"{identity}: no submission of this id at {self.address}; concord submissions lists them")
+
+    def logs(self, identity: str) -> str:
+        """What it has printed so far."""
+        self.find(identity)
+        with self._one_line():
+            text: str = self._client.get_job_logs(identity)
+        return text
+
+    def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
+        """Show what it prints until it ends; a connection that breaks is made again.
+
+        Raises:
+            RunFailedError: the cluster did not come back.
+        """
+        self.find(identity)
+        shown, away_since = 0, None
+        while True:
+            try:
+                shown = asyncio.run(self._tail(identity, shown, show))
+                found = self.find(identity)
+                away_since = None
+            except (InputError, RunFailedError, requests.exceptions.RequestException, OSError) as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > _AWAY_SECONDS:
+                    raise RunFailedError(
+                        f"{self.address}: has not answered for {_AWAY_SECONDS:.0f} s; the job may go on there, "
+                        f"concord logs {identity} --follow looks again"
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+                continue
+            if found.exit_status is not None or found.status.upper() in _ENDED:
+                return found
+            time.sleep(_POLL_SECONDS)
+
+    async def _tail(self, identity: str, shown: int, show: Callable[[str], None]) -> int:
+        """Show the log from a place on; gives the place where it ended."""
+        seen = 0
+        async for text in self._client.tail_job_logs(identity):
+            seen += len(text)
+            if seen > shown:
+                show(text[len(text) - (seen - shown) :])
+                shown = seen
+        return shown
+
+    def stop(self, identity: str, seconds: float) -> Submission:
+        """End it, and wait for that.
+
+        Raises:
+            InputError: there is none of this id, or it has ended already.
+            RunFailedError: it had not ended after ``seconds``.
+        """
+        found = self.find(identity)
+        if found.status.upper() in _ENDED:
+            raise InputError(f"{identity}: has ended already ({found.status})")
+        with self._one_line():
+            self._client.stop_job(identity)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = self.find(identity)
+            if found.status.upper() in _ENDED:
+                return found
+            time.sleep(_POLL_SECONDS)
+        raise RunFailedError(f"{identity}: was told to stop, and is still {found.status} after {seconds:.0f} s")
+
+
+def _submission(job: Any) -> Submission:
+    labels = job.metadata or {}
+    return Submission(
+        id=job.submission_id,
+        status=job.status.value.lower(),
+        command=labels.get("command") or job.entrypoint,
+        job=labels.get("job", ""),
+        name=labels.get("name", ""),
+        started=None if job.start_time is None else job.start_time / 1e3,
+        ended=None if job.end_time is None else job.end_time / 1e3,
+        exit_status=job.driver_exit_code,
+        message=" ".join((job.message or "").split(", last available logs")[0].split()),
+    )

@@ -1,0 +1,159 @@
+"""Which cluster, and with what credentials: from options, the environment or a profile file, in this order."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from concord.errors import InputError
+
+PROFILES = Path("~/.config/concord/profiles.toml")
+_RAY_TOKEN = Path("~/.ray/auth_token")
+_KEYS = {"address": str, "token-file": str, "headers": dict, "tracking-uri": str, "output": str, "data-dir": str}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A cluster, and what a submission to it takes along.
+
+    Attributes:
+        address: of the Ray dashboard, with its scheme; None looks for a Ray on this machine.
+        token: of the cluster; None where none was found.
+        token_source: where the token came from, in words.
+        headers: of every request, for a proxy in front of the cluster.
+        tracking_uri: of the MLflow server, as the cluster reaches it; None leaves it to the cluster.
+        output: folder for runs, as the cluster's nodes see it; None leaves it to the cluster.
+        data_dir: folder of datasets there.
+    """
+
+    address: str | None
+    token: str | None = field(repr=False)
+    token_source: str
+    headers: Mapping[str, str] = field(repr=False)
+    tracking_uri: str | None
+    output: str | None
+    data_dir: str | None
+
+    @staticmethod
+    def find(
+        name: str | None = None,
+        address: str | None = None,
+        token_file: Path | None = None,
+        headers: Sequence[str] = (),
+        tracking_uri: str | None = None,
+    ) -> "Profile":
+        """Put together what is given, what the environment has and what the profile says.
+
+        The environment's are Ray's and MLflow's: RAY_API_SERVER_ADDRESS (or RAY_ADDRESS, if it is an http address),
+        RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, RAY_JOB_HEADERS (JSON), MLFLOW_TRACKING_URI.
+
+        Args:
+            name: of a profile in ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes
+                CONCORD_PROFILE, or ``default`` if there is one.
+            address, token_file, tracking_uri: as given.
+            headers: ``Name: value`` each.
+
+        Raises:
+            InputError: there is no such profile, or something in it, or a header, is not as it should be.
+        """
+        said = _profile(name or os.environ.get("CONCORD_PROFILE"))
+        ray_address = os.environ.get("RAY_ADDRESS", "")
+        address = (
+            address
+            or os.environ.get("RAY_API_SERVER_ADDRESS")
+            or (ray_address if ray_address.startswith(("http://", "https://")) else None)
+            or said.get("address")
+        )
+        token, source = _token(token_file, said.get("token-file"))
+        tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or said.get("tracking-uri")
+        return Profile(
+            address=None if address is None else _http(address),
+            token=token,
+            token_source=source,
+            headers=_environment_headers() | said.get("headers", {}) | dict(_header(each) for each in headers),
+            tracking_uri=tracking_uri,
+            output=said.get("output"),
+            data_dir=said.get("data-dir"),
+        )
+
+
+def _profile(name: str | None) -> dict[str, Any]:
+    path = Path(os.environ.get("CONCORD_PROFILES", PROFILES)).expanduser()
+    if not path.exists():
+        if name is None:
+            return {}
+        raise InputError(f"--profile {name}: there is no file {path}")
+    try:
+        profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as TOML ({error})") from error
+    if name is None and "default" not in profiles:
+        return {}
+    said = profiles.get(name or "default")
+    if not isinstance(said, dict):
+        raise InputError(f"--profile {name}: {path} has none of this name; it has {', '.join(profiles) or 'none'}")
+    for key, value in said.items():
+        if key not in _KEYS:
+            raise InputError(f"{path}, profile {name or 'default'}: {key} is not known; there are {', '.join(_KEYS)}")
+        if not isinstance(value, _KEYS[key]):
+            raise InputError(f"{path}, profile {name or 'default'}: {key} must be a {_KEYS[key].__name__}")
+    # Headers are there to let somebody in.
+    if said.get("headers") and path.stat().st_mode & 0o077:
+        raise InputError(f"{path}: has headers, and others can read it; chmod 600 {path}")
+    return said
+
+
+def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
+    """The token, and where it is from."""
+    if given is not None:
+        return _read(given, "--token-file"), f"--token-file {given}"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
+    if os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        return _read(path, "RAY_AUTH_TOKEN_PATH"), f"RAY_AUTH_TOKEN_PATH {path}"
+    if of_profile is not None:
+        return _read(Path(of_profile), "token-file of the profile"), f"the profile's token-file {of_profile}"
+    path = _RAY_TOKEN.expanduser()
+    return (_read(path, "token file"), str(path)) if path.exists() else (None, "")
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        token = path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{option} {path}: cannot be read ({error.__class__.__name__})") from error
+    if not token or len(token.split()) != 1:
+        raise InputError(f"{option} {path}: must hold a token and nothing else")
+    return token
+
+
+def _http(address: str) -> str:
+    if "://" not in address:
+        address = f"http://{address}"
+    if not address.startswith(("http://", "https://")):
+        raise InputError(f"--address {address}: must be the dashboard's, http://HOST:8265 or https://…")
+    return address.rstrip("/")
+
+
+def _environment_headers() -> dict[str, str]:
+    text = os.environ.get("RAY_JOB_HEADERS")
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError("RAY_JOB_HEADERS: must be a JSON object of names and values")
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not value.strip():
+        raise InputError("--header: must be 'Name: value'")  # without what was given, which may be a secret
+    return name.strip(), value.strip()
