@@ -51,7 +51,9 @@ def packed(working_dir: Path | None, limit: float) -> Iterator[Package]:
     Raises:
         InputError: they are larger; it names the largest files.
     """
-    files = {} if working_dir is None else {path: working_dir / path for path in _files(working_dir)}
+    files: dict[Path, Path] = {}
+    if working_dir is not None:
+        files = {path: working_dir / path for path in _files(working_dir, _of_git(working_dir))}
     sizes = {path: source.stat().st_size for path, source in files.items()}
     package = Path(concord.__file__).parent
     own = {path: package / path for path in _files(package)}
@@ -87,9 +89,8 @@ def inside(job: Path, working_dir: Path) -> Path:
         ) from None
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of a folder that go along, relative to it, in order."""
-    found = _of_git(folder) if not (folder / "__init__.py").exists() else None
+def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
+    """Those of these files, or of all in the folder, that go along, relative to it, in order."""
     if found is None:
         found = []
         for place, folders, names in os.walk(folder):

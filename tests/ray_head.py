@@ -1,0 +1,75 @@
+"""A real Ray head node with a token, as `ray start --head` makes one, for tests of what is submitted to it."""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+
+class Head:
+    """A head node on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.token_file = folder / "token"
+        self.token_file.write_text(secrets.token_hex(16))
+        self.port, self.dashboard, client = (_free_port() for _ in range(3))
+        self.address = f"http://127.0.0.1:{self.dashboard}"
+        # Ray's sockets lie below this folder, and a path of theirs must not be long.
+        self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
+        self.command = [
+            *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"),
+            *("--node-ip-address", "127.0.0.1", "--port", str(self.port), "--ray-client-server-port", str(client)),
+            *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard)),
+            *("--num-cpus", "2", "--object-store-memory", str(100 << 20), "--temp-dir", str(self.temporary)),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONCORD_"))}
+        environment |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token_file.read_text(),
+            "CONCORD_PYTHON": sys.executable,
+            "CONCORD_OUTPUT": str(self.folder / "runs"),
+        }
+        log = (self.folder / "head.log").open("ab")
+        self.process = subprocess.Popen(
+            self.command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        request = urllib.request.Request(
+            f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {self.token_file.read_text()}"}
+        )
+        end = time.monotonic() + 180
+        while time.monotonic() < end:
+            try:
+                urllib.request.urlopen(request, timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+        self.stop()
+        raise RuntimeError((self.folder / "head.log").read_text()[-2000:])
+
+    def stop(self) -> None:
+        """End the node and everything that it started."""
+        if self.process is None:
+            return
+        # Ray's own are of its session; what a job started is known by the folder that it was started in.
+        subprocess.run(["pkill", "-KILL", "-s", str(self.process.pid)], check=False)
+        subprocess.run(["pkill", "-KILL", "-f", str(self.temporary)], check=False)
+        self.process.wait()
+        self.process = None
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -1,0 +1,262 @@
+"""Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_head import Head
+
+from concord.cli import main
+from concord.cli.cluster import _divided
+from concord.errors import InputError
+from concord.submission.package import inside, packed
+from concord.submission.profile import Profile
+
+JOB = Path(__file__).parent / "jobs" / "shared_rule.py"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_HEADERS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "CONCORD_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CONCORD_PROFILES", str(tmp_path / "profiles.toml"))
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def profiles(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "profiles.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+# --- which cluster
+
+
+def test_an_option_goes_before_the_environment_and_that_before_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("of-the-profile\n")
+    profiles(
+        tmp_path,
+        f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\noutput = '/shared/runs'\n"
+        "[default.headers]\nX-Team = 'ours'\n",
+    )
+    found = Profile.find()
+    assert (found.address, found.token, found.output) == ("https://profile", "of-the-profile", "/shared/runs")
+    assert found.headers == {"X-Team": "ours"}
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://environment:8265/")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-environment")
+    monkeypatch.setenv("RAY_JOB_HEADERS", '{"X-Proxy": "p"}')
+    found = Profile.find(headers=["X-Team: theirs"])
+    assert (found.address, found.token) == ("http://environment:8265", "of-the-environment")
+    assert found.headers == {"X-Team": "theirs", "X-Proxy": "p"}
+    (tmp_path / "own").write_text("given")
+    found = Profile.find(address="given:8265", token_file=tmp_path / "own")
+    assert (found.address, found.token) == ("http://given:8265", "given")
+
+
+def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "home" / ".ray").mkdir(parents=True)
+    (tmp_path / "home" / ".ray" / "auth_token").write_text("secret-token")
+    found = Profile.find(headers=["Cookie: secret-cookie"])
+    assert found.token == "secret-token"
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("", {"name": "lab"}, "--profile lab: "),
+        ("[lab]\nadress = 'x'\n", {"name": "lab"}, "adress is not known; there are address, token-file"),
+        ("[lab]\naddress = 3\n", {"name": "lab"}, "address must be a str"),
+        ("[lab\n", {"name": "lab"}, "cannot be read as TOML"),
+        ("", {"headers": ["secret"]}, "--header: must be 'Name: value'"),
+        ("", {"token_file": Path("/nowhere")}, "--token-file /nowhere: cannot be read (FileNotFoundError)"),
+        ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
+    ],
+)
+def test_what_is_wrong_with_a_profile_is_one_line(
+    text: str, asked: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    profiles(tmp_path, text)
+    with pytest.raises(InputError) as refused:
+        Profile.find(**asked)
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_headers_in_a_profile_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    profiles(tmp_path, "[default.headers]\nCookie = 'secret'\n")
+    (tmp_path / "profiles.toml").chmod(0o644)
+    with pytest.raises(InputError, match="others can read it; chmod 600"):
+        Profile.find()
+
+
+# --- what goes along
+
+
+def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    files = ["job.py", "data/north.npz", "ignored.bin", "server.pem", ".env", "concord-runs/mlflow.db", "venv/lib.py"]
+    for name in files:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
+        assert sent == {"job.py", "data/north.npz", "ignored.bin"}
+        own = {str(path.relative_to(package.concord)) for path in package.concord.rglob("*") if path.is_file()}
+        assert {"__init__.py", "__main__.py", "cli/cluster.py", "jobs/synthetic.py", "py.typed"} <= own
+        assert not any(name.endswith(".pyc") for name in own)
+    assert not package.concord.exists()
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    (work / ".gitignore").write_text("*.bin\n")
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
+    assert sent == {".gitignore", "job.py", "data/north.npz"}
+
+
+def test_a_package_over_the_limit_names_what_is_large(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text("1")
+    (tmp_path / "large.npz").write_bytes(bytes(3 << 20))
+    with pytest.raises(InputError, match=r"--size-limit is 3; the largest are large.npz \(3.0 MiB\), small.py"):
+        packed(tmp_path, 3).__enter__()
+
+
+def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    assert inside(tmp_path / "in" / "job.py", tmp_path / "in") == Path("job.py")
+    with pytest.raises(InputError, match="lies outside the working directory"):
+        inside(tmp_path / "job.py", tmp_path / "in")
+
+
+def test_options_of_the_submission_may_stand_anywhere() -> None:
+    words = ["--address", "a", "train", "synthetic", "--lr", "1e-3", "--follow", "--size-limit=5", "--header", "X: y"]
+    mine, rest = _divided(words)
+    assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
+    assert rest == ["train", "synthetic", "--lr", "1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "submit: what?; give train or tune"),
+        (["bench"], "submit bench: cannot be submitted; give train or tune"),
+        (["train"], "submit train: which job?"),
+        (["train", "nothing"], "job nothing: there is none"),
+        (["train", "synthetic", "--lr", "-1"], "--lr -1.0: "),
+        (["train", "synthetic", "--epoch", "1"], "--epoch 1: there is no such option; did you mean --epochs?"),
+        (["tune", "synthetic", "--trials", "0"], "--trials 0: must be at least 1"),
+        (["tune", "coinrun-expert"], "tune coinrun-expert: this job trains in a way of its own"),
+        (["train", str(JOB), "--working-dir", "/nowhere"], "--working-dir /nowhere: there is no such folder"),
+        (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
+        (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line_here(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = outcome(capsys, "submit", *words)
+    assert status == 2
+    assert said in result["error"]
+    assert "\n" not in result["error"]
+
+
+def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setenv("CONCORD_CLIENT_PYTHON", "3.10")
+    ended = subprocess.run([sys.executable, "-m", "concord", "jobs"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("concord: submitted from Python 3.10, the cluster has Python 3.1")
+
+
+# --- a real cluster
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    head = Head(tmp_path_factory.mktemp("head"))
+    head.start()
+    yield head
+    head.stop()
+
+
+def test_a_token_is_asked_for_and_a_wrong_one_named(
+    head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = outcome(capsys, "submissions", "--address", head.address)
+    assert status == 2
+    assert result["error"].startswith(f"--address {head.address}: the cluster asks for a token; give RAY_AUTH_TOKEN")
+    (tmp_path / "wrong").write_text("f" * 32)
+    status, result = outcome(capsys, "submissions", "--address", head.address, "--token-file", str(tmp_path / "wrong"))
+    assert status == 2
+    assert result["error"] == f"--address {head.address}: the cluster refuses the token of --token-file " + str(
+        tmp_path / "wrong"
+    )
+
+
+def test_a_submitted_run_is_followed_listed_and_ends_as_it_does_here(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", "--follow", *where]
+    status = main([*run, "--json"])
+    printed = capfd.readouterr()
+    result = json.loads(printed.out.strip().splitlines()[-1])
+    assert status == 0, printed.err
+    assert (result["status"], result["exit_status"], result["name"]) == ("succeeded", 0, "first")
+    assert result["submission"].startswith("first-")
+    assert "run first: 3 environments, 1 workers" in printed.err
+    record = json.loads((head.folder / "runs" / "runs" / "first" / "run.json").read_text())
+    assert record["report"]["metrics"]["epoch"] == 1.0
+    assert head.token_file.read_text() not in printed.err + printed.out
+    # The same name again is refused there, as it would be here, with the same exit status.
+    assert main([*run, "--json"]) == 2
+    assert "ended with exit status 2" in capfd.readouterr().err
+    assert main(["submissions", *where, "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)["submissions"]
+    assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "failed", 2),
+        ("first", "succeeded", 0),
+    ]
+    assert main(["logs", result["submission"], *where]) == 0
+    assert "run first: 3 environments" in capfd.readouterr().out
+
+
+def test_a_submission_is_stopped_once(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
+    status, result = outcome(capsys, "submit", "train", JOB.name, *endless, *where)
+    assert (status, result["status"]) == (0, "pending")
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
+        if found["status"] == "running":
+            break
+        time.sleep(0.5)
+    assert outcome(capsys, "stop", result["submission"], *where) == (
+        0,
+        {"submission": result["submission"], "status": "stopped"},
+    )
+    status, refused = outcome(capsys, "stop", result["submission"], *where)
+    assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")
+    status, refused = outcome(capsys, "stop", "nothing", *where)
+    assert status == 2
+    assert "nothing: no submission of this id" in refused["error"]
