@@ -215,6 +215,9 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if "CONCORD_SUBMISSION" in os.environ:
+        submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
+        tags |= {"ray.submission": submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
     commit = _git(Path(path).parent, "rev-parse", "HEAD")
     if commit is None:
         return tags
