@@ -294,6 +294,7 @@ def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[
     assert said in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) -> None:
     job = load_job("coinrun-clone")
