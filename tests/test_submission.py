@@ -3,18 +3,23 @@
 import json
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.runtime_env.packaging import create_package
 from ray_head import Head
 
+import concord
 from concord.cli import main
-from concord.cli.cluster import _divided
+from concord.cli.cluster import _checked, _divided, _replaced
 from concord.errors import InputError
+from concord.submission.cluster import _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
+from concord.training import load_job
 
 JOB = Path(__file__).parent / "jobs" / "shared_rule.py"
 
@@ -57,13 +62,29 @@ def test_an_option_goes_before_the_environment_and_that_before_the_profile(
     assert found.headers == {"X-Team": "ours"}
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://environment:8265/")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-environment")
-    monkeypatch.setenv("RAY_JOB_HEADERS", '{"X-Proxy": "p"}')
-    found = Profile.find(headers=["X-Team: theirs"])
+    monkeypatch.setenv("RAY_JOB_HEADERS", '{"X-Team": "environment"}')
+    found = Profile.find("default", headers=["X-Given: g"])
     assert (found.address, found.token) == ("http://environment:8265", "of-the-environment")
-    assert found.headers == {"X-Team": "theirs", "X-Proxy": "p"}
+    assert found.headers == {"X-Team": "environment", "X-Given": "g"}
     (tmp_path / "own").write_text("given")
-    found = Profile.find(address="given:8265", token_file=tmp_path / "own")
-    assert (found.address, found.token) == ("http://given:8265", "given")
+    found = Profile.find("default", address="given:8265", token_file=tmp_path / "own", headers=["X-Team: given"])
+    assert (found.address, found.token, found.headers) == ("http://given:8265", "given", {"X-Team": "given"})
+
+
+def test_the_default_profile_s_credentials_go_to_its_own_cluster_only(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-profile\n")
+    profiles(tmp_path, f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\n")
+    assert Profile.find().token == "of-the-profile"
+    assert Profile.find(address="http://elsewhere:8265").token is None
+    assert Profile.find("default", address="http://tunnel:8265").token == "of-the-profile"
+
+
+def test_a_proxy_s_authorization_leaves_the_token_a_header_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t0ken")
+    alone = Profile.find(address="x:1", token_file=tmp_path / "token")
+    assert alone.all_headers == {"Authorization": "Bearer t0ken"}
+    both = Profile.find(address="x:1", token_file=tmp_path / "token", headers=["authorization: Basic eA=="])
+    assert both.all_headers == {"authorization": "Basic eA==", "X-Ray-Authorization": "Bearer t0ken"}
 
 
 def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> None:
@@ -84,6 +105,8 @@ def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> 
         ("", {"headers": ["secret"]}, "--header: must be 'Name: value'"),
         ("", {"token_file": Path("/nowhere")}, "--token-file /nowhere: cannot be read (FileNotFoundError)"),
         ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
+        ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
+        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "--header X: its value must be a text of ASCII characters"),
     ],
 )
 def test_what_is_wrong_with_a_profile_is_one_line(
@@ -109,6 +132,7 @@ def test_headers_in_a_profile_that_others_can_read_are_refused(tmp_path: Path) -
 def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Path) -> None:
     work = tmp_path / "work"
     files = ["job.py", "data/north.npz", "ignored.bin", "server.pem", ".env", "concord-runs/mlflow.db", "venv/lib.py"]
+    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc"]
     for name in files:
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(name)
@@ -116,16 +140,36 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         assert package.working_dir is not None
         sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
         assert sent == {"job.py", "data/north.npz", "ignored.bin"}
+        assert (package.concord / "VERSION").read_text() == concord.__version__
         own = {str(path.relative_to(package.concord)) for path in package.concord.rglob("*") if path.is_file()}
         assert {"__init__.py", "__main__.py", "cli/cluster.py", "jobs/synthetic.py", "py.typed"} <= own
         assert not any(name.endswith(".pyc") for name in own)
     assert not package.concord.exists()
     subprocess.run(["git", "init", "-q", str(work)], check=True)
-    (work / ".gitignore").write_text("*.bin\n")
+    (work / ".gitignore").write_text("*.bin\n*.npz\n")
+    subprocess.run(["git", "-C", str(work), "add", "--force", "data/north.npz"], check=True)
     with packed(work, 100) as package:
         assert package.working_dir is not None
-        sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
-    assert sent == {".gitignore", "job.py", "data/north.npz"}
+        # What Ray makes of it, which looks at ignore files again.
+        create_package(str(package.working_dir), tmp_path / "ray.zip", include_gitignore=True)
+    assert set(zipfile.ZipFile(tmp_path / "ray.zip").namelist()) >= {"job.py", "data/north.npz"}
+    assert not any("ignored" in name for name in zipfile.ZipFile(tmp_path / "ray.zip").namelist())
+    with pytest.raises(InputError, match=r"ignored\.bin: would not go along; it is ignored by git"):
+        packed(work, 100, [Path("ignored.bin")]).__enter__()
+
+
+def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "job.py").write_text("1")
+    (tmp_path / "elsewhere.txt").write_text("theirs")
+    (work / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        assert [path.name for path in package.working_dir.iterdir()] == ["job.py"]
+    (tmp_path / "home").mkdir(exist_ok=True)
+    with pytest.raises(InputError, match="is your home"):
+        packed(tmp_path / "home", 100).__enter__()
 
 
 def test_a_package_over_the_limit_names_what_is_large(tmp_path: Path) -> None:
@@ -147,6 +191,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
     mine, rest = _divided(words)
     assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
     assert rest == ["train", "synthetic", "--lr", "1e-3"]
+    assert _replaced(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == ["--lr", "1", "--space", "s.toml"]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +208,13 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", str(JOB), "--working-dir", "/nowhere"], "--working-dir /nowhere: there is no such folder"),
         (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
+        (["train", "synthetic", "--address", "http://me:word@h"], "--address http://me:***@h: must hold no password"),
+        (["train", "synthetic", "--output", "runs"], "--output runs: give the whole path"),
+        (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: letters, digits"),
+        (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
+        (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
+        (["tune", "synthetic", "--method", "none"], "--method none: "),
+        (["tune", "synthetic", "--space", "/nowhere/space.toml"], "/nowhere/space.toml: lies outside the working"),
     ],
 )
 def test_what_cannot_be_submitted_is_one_line_here(
@@ -172,6 +224,35 @@ def test_what_cannot_be_submitted_is_one_line_here(
     assert status == 2
     assert said in result["error"]
     assert "\n" not in result["error"]
+
+
+def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
+    job = load_job("synthetic")
+    names = {_checked("train", job, [], "synthetic")[0] for _ in range(20)}
+    assert len(names) == 20
+    assert _checked("train", job, ["--name", "mine"], "synthetic")[0] == "mine"
+
+
+def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        JOB.read_text().replace(
+            '    trouble: str = ""\n', '    hub_token: str = ""\n    """Of the hub."""\n    trouble: str = ""\n'
+        )
+    )
+    with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
+        _checked("train", load_job(str(path)), ["--hub-token", "hf_secret"], str(path))
+    assert "hf_secret" not in str(refused.value)
+
+
+def test_a_log_that_comes_again_from_its_start_is_shown_once() -> None:
+    shown: list[str] = []
+    log = _Shown(shown.append)
+    log.add("one\ntwo")
+    log.rewind()
+    for piece in ("one\n", "two\nth", "ree\n"):
+        log.add(piece)
+    assert "".join(shown) == "one\ntwo\nthree\n"
 
 
 def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +332,8 @@ def test_a_submission_is_stopped_once(
         if found["status"] == "running":
             break
         time.sleep(0.5)
+    else:
+        pytest.fail(f"it has not started: {found}")
     assert outcome(capsys, "stop", result["submission"], *where) == (
         0,
         {"submission": result["submission"], "status": "stopped"},

@@ -3,9 +3,7 @@
 import os
 import sys
 
-from concord.cli import entry
-
-# What was checked by one version of Python is not to fail in the middle under another.
+# What was checked by one version of Python is not to fail in the middle under another; so before anything is imported.
 submitted_by = os.environ.get("CONCORD_CLIENT_PYTHON")
 here = ".".join(map(str, sys.version_info[:2]))
 if submitted_by not in (None, here):
@@ -13,4 +11,7 @@ if submitted_by not in (None, here):
         f"concord: submitted from Python {submitted_by}, the cluster has Python {here}; use the same", file=sys.stderr
     )
     raise SystemExit(2)
+
+from concord.cli import entry  # noqa: E402
+
 entry()

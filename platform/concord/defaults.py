@@ -7,7 +7,8 @@ from pathlib import Path
 def _output() -> Path:
     if os.environ.get("CONCORD_OUTPUT"):
         return Path(os.environ["CONCORD_OUTPUT"])
-    if os.environ.get("CONCORD_SUBMISSION"):  # its working directory goes with it
+    # The working directory of what Ray Jobs runs goes with it.
+    if os.environ.get("CONCORD_SUBMISSION") or os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
         return Path.home() / "concord-runs"
     return Path("concord-runs")
 

@@ -1,6 +1,7 @@
 """Commands on a Ray cluster's jobs: submit, submissions, logs, stop."""
 
 import dataclasses
+import math
 import secrets
 import sys
 import time
@@ -17,8 +18,10 @@ from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError, RunFailedError
 
 SUBMITTED = ("train", "tune")
-# A job that is told to stop has a minute to end its workers.
+# Ray asks a job to end, kills it three seconds later, and then ends its workers.
 _STOP_SECONDS = 60.0
+# MiB that Ray's dashboard takes.
+_LARGEST_PACKAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         from concord.cli.running import train, tune
 
         return (train if command == "train" else tune)(rest[1:], as_json)
-    name, has_data = _checked(command, job, own, rest[1])
+    name, fields = _checked(command, job, own, rest[1])
     from concord.submission.package import inside, packed
     from concord.submission.profile import Profile
     from concord.training.job import built_in_jobs
@@ -104,22 +107,38 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             f"--tracking-uri {without_passwords(profile.tracking_uri)}: holds a password, which everybody who may look "
             "at the cluster could read; give it to the cluster's nodes, as MLFLOW_TRACKING_PASSWORD"
         )
+    own += _of_profile(own, profile, fields)
+    _require_absolute(own)
     folder = options.working_dir
     if folder is not None and not folder.is_dir():
         raise InputError(f"--working-dir {folder}: there is no such folder")
-    if rest[1] not in built_in_jobs() or any(word.split("=")[0] == "--space" for word in own):
+    needed: list[Path] = []
+    reference = rest[1]
+    if reference not in built_in_jobs():
         folder = folder or Path.cwd()
-    reference = rest[1] if rest[1] in built_in_jobs() else str(inside(Path(job.path), folder or Path.cwd()))
-    full = [command, reference, *_with(own, "--name", name), *_of_profile(own, profile, has_data)]
-    identity = options.submission_id or f"{name}-{secrets.token_hex(3)}"
+        needed.append(inside(Path(job.path), folder))
+        reference = str(needed[-1])
+    space = _value(own, "--space")
+    if space is not None:
+        folder = folder or Path.cwd()
+        needed.append(inside(Path(space), folder))
+        own = _replaced(own, "--space", str(needed[-1]))
+    if not math.isfinite(options.size_limit) or not 0 < options.size_limit <= _LARGEST_PACKAGE:
+        raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
+    identity = options.submission_id or (name if _value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}")
+    plain = all(letter.isalnum() or letter in "-_." for letter in identity) and identity[:1].isalnum()
+    if not plain or not identity.isascii():
+        raise InputError(f"--submission-id {identity}: letters, digits, '-', '_' and '.' only, a letter or digit first")
+    if _value(own, "--name") is None:
+        own += ["--name", name]
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
-    with packed(folder, options.size_limit) as package:
+    with packed(folder, options.size_limit, needed) as package:
         from concord.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
         labels = {"command": command, "job": job.name, "name": name}
-        identity = cluster.submit(full, package, identity, labels, environment)
+        identity = cluster.submit([command, reference, *own], package, identity, labels, environment)
     say(f"submitted {identity} to {cluster.address}")
     result = {"submission": identity, "address": cluster.address, "command": command, "job": job.name, "name": name}
     if options.follow:
@@ -177,7 +196,7 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
     mine, rest, waiting = [], [], list(words)
     while waiting:
         word = waiting.pop(0)
-        flag = word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
+        flag = _option(word)
         if flag not in own and flag.replace("--no-", "--", 1) not in own:
             rest.append(word)
             continue
@@ -187,41 +206,86 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return mine, rest
 
 
-def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, bool]:
-    """Refuse here what the cluster would refuse; the run's or study's name, and whether it takes data from a folder."""
+def _option(word: str) -> str:
+    """The option a word names, as it is usually written; empty if it names none."""
+    return word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
+
+
+def _value(words: Sequence[str], option: str) -> str | None:
+    """What the words give for an option; the last one counts."""
+    found = None
+    for place, word in enumerate(words):
+        if _option(word) == option:
+            found = word.split("=", 1)[1] if "=" in word else "".join(words[place + 1 : place + 2])
+    return found
+
+
+def _replaced(words: Sequence[str], option: str, value: str) -> list[str]:
+    """The words with another value for an option."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and _option(word) != option:
+            kept.append(word)
+        skip = not skip and _option(word) == option and "=" not in word
+    return [*kept, option, value]
+
+
+def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
+    """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
+    from concord.tracking.client import is_secret
     from concord.training.job import OwnJob
     from concord.training.run_folder import new_name
     from concord.tuning.options import config_part, options_for, study_part
 
-    program = f"concord submit {command} {reference}"
-    if command == "train":
-        config = parse(job.job.config, words, program)
-        kind = getattr(config, "method", None)
-    else:
+    kind = job.job.config
+    if command == "tune":
         if isinstance(job.job, OwnJob):
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
-        options = parse(options_for(job.job.config, list(job.job.studies)), words, program)
+        kind = options_for(job.job.config, list(job.job.studies))
+    fields = {field.name for field in dataclasses.fields(kind)}
+    clash = fields & {field.name for field in dataclasses.fields(_Submit)} - {"address", "tracking_uri"}
+    if clash:
+        option = sorted(clash)[0].replace("_", "-")
+        raise InputError(f"job option --{option}: also an option of concord submit; rename it")
+    for word in words:
+        if word.startswith("--") and is_secret(_option(word).removeprefix("--").replace("-", "_")):
+            raise InputError(
+                f"{_option(word)}: would be shown on the cluster; let the job read it from the environment"
+            )
+    options = parse(kind, words, f"concord submit {command} {reference}")
+    if command == "train":
+        config, method = options, getattr(options, "method", None)
+    else:
         study_part(options).check_study()
-        config, kind = config_part(options, job.job.config), options.method or "study"
-    if config.address is not None:
-        raise InputError(f"--address {config.address}: where to submit; give it as an option of submit")
+        config, method = config_part(options, job.job.config), options.method or "study"
+        if config.resume:
+            raise InputError("--resume: the same --name continues a study; leave --resume out")
+        from concord.tuning.spaces import chosen_study
+
+        chosen_study(job.job.studies, study_part(options), config)
     config.check()
-    return config.name or new_name(job.name, config, kind), hasattr(config, "data_dir")
+    # Many may be submitted in a second, and none of them sees the others' folders.
+    made_up = f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
+    return config.name or made_up, fields
 
 
-def _with(words: Sequence[str], option: str, value: str) -> list[str]:
-    given = any(word.split("=")[0] == option for word in words)
-    return [*words, *([] if given else [option, value])]
-
-
-def _of_profile(words: Sequence[str], profile: Any, has_data: bool) -> list[str]:
+def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:
     """Options that the profile gives where the words do not."""
-    wanted = {"--output": profile.output, "--data-dir": profile.data_dir if has_data else None}
-    added: list[str] = []
-    for option, value in wanted.items():
-        if value is not None and not any(word.split("=")[0].replace("_", "-") == option for word in words):
-            added += [option, value]
-    return added
+    wanted = {"--output": profile.output, "--data-dir": profile.data_dir if "data_dir" in fields else None}
+    return [
+        part
+        for option, value in wanted.items()
+        if value is not None and _value(words, option) is None
+        for part in (option, value)
+    ]
+
+
+def _require_absolute(words: Sequence[str]) -> None:
+    """Refuse what would lie in the folder of the submission, which goes with it."""
+    value = _value(words, "--output")
+    if value is not None and not value.startswith("/"):
+        raise InputError(f"--output {value}: give the whole path, from / on, as the cluster's nodes see it")
 
 
 def _followed(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:

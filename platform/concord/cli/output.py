@@ -14,11 +14,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(*header, box=SIMPLE_HEAD)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     # Where output is no terminal, a narrow default width would break every row.
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 

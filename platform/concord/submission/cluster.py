@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import ray
 import requests
 from ray.dashboard.modules import dashboard_sdk
@@ -23,7 +24,11 @@ from concord.submission.package import Package
 from concord.submission.profile import Profile
 from concord.training.distributed import running_dashboard
 
-_ANSWER_SECONDS = 10.0
+_VERSION_SECONDS = 10.0
+# How long an answer may take; a package of 100 MiB is unpacked before one comes.
+_ANSWER_SECONDS = 60.0
+# A log that says nothing for so long is asked whether its job is still there.
+_SILENT_SECONDS = 30.0
 # Between looks at a job that ends, and before a broken connection is made again.
 _POLL_SECONDS = 1.0
 # How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
@@ -57,6 +62,17 @@ class Submission:
     message: str
 
 
+class _UnreachableError(InputError):
+    """Nothing answers at the address, at least not now."""
+
+
+class _Client(JobSubmissionClient):
+    """Ray's, whose requests end at some time."""
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        return super()._do_request(method, endpoint, **{"timeout": _ANSWER_SECONDS, **options})
+
+
 class Cluster:
     """A connection to the jobs of a Ray cluster.
 
@@ -78,16 +94,14 @@ class Cluster:
         self.profile = profile
         for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):  # Ray lets them override what it is told
             os.environ.pop(name, None)
-        token = {} if profile.token is None else {"Authorization": f"Bearer {profile.token}"}
-        headers = dict(profile.headers) | token
         with self._one_line():
-            self._check_version(headers)
-            self._client = JobSubmissionClient(address, headers=headers)
+            self._check_version(profile.all_headers)
+            self._client = _Client(address, headers=profile.all_headers)
         for module in (dashboard_sdk, sdk):  # they speak at a level of their own
             logging.getLogger(module.__name__).setLevel(logging.ERROR)
 
     def _check_version(self, headers: Mapping[str, str]) -> None:
-        answer = requests.get(f"{self.address}/api/version", headers=headers, timeout=_ANSWER_SECONDS)
+        answer = requests.get(f"{self.address}/api/version", headers=headers, timeout=_VERSION_SECONDS)
         if answer.status_code in {401, 403}:
             raise AuthenticationError(answer.text)
         try:
@@ -116,10 +130,10 @@ class Cluster:
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
-            raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
-        except RuntimeError as error:  # what the server answers to what it cannot do
-            lines = str(error).strip().split("\n")
-            raise RunFailedError(f"{self.address}: {lines[-1] if len(lines) > 1 else lines[0]}") from error
+            raise _UnreachableError(f"--address {self.address}: no Ray cluster answers there") from error
+        except RuntimeError as error:  # what the server answers to what it cannot do, with its own traceback
+            lines = [line.strip() for line in str(error).split("\n") if any(map(str.isalpha, line))]
+            raise RunFailedError(f"{self.address}: {lines[-1] if lines else type(error).__name__}") from error
 
     def submit(
         self,
@@ -142,7 +156,12 @@ class Cluster:
 
         Returns:
             The id.
+
+        Raises:
+            InputError: there is a submission of this id.
         """
+        if any(each.id == identity for each in self.submissions()):
+            raise InputError(f"--submission-id {identity}: the cluster has one of this id")
         runtime: dict[str, Any] = {
             "py_modules": [str(package.concord)],
             "env_vars": {**environment, "CONCORD_SUBMISSION": identity, "CONCORD_DASHBOARD": self.address},
@@ -185,16 +204,15 @@ class Cluster:
         """Show what it prints until it ends; a connection that breaks is made again.
 
         Raises:
+            InputError: there is none of this id, or not any more.
             RunFailedError: the cluster did not come back.
         """
-        self.find(identity)
-        shown, away_since = 0, None
+        log, away_since = _Shown(show), None
         while True:
             try:
-                shown = asyncio.run(self._tail(identity, shown, show))
-                found = self.find(identity)
-                away_since = None
-            except (InputError, RunFailedError, requests.exceptions.RequestException, OSError) as error:
+                found = self.find(identity)  # before the log, so that what an ended job printed last is shown
+                asyncio.run(self._tail(identity, log))
+            except (_UnreachableError, RuntimeError, aiohttp.ClientError, OSError) as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > _AWAY_SECONDS:
                     raise RunFailedError(
@@ -203,19 +221,18 @@ class Cluster:
                     ) from error
                 time.sleep(_POLL_SECONDS)
                 continue
-            if found.exit_status is not None or found.status.upper() in _ENDED:
+            away_since = None
+            if found.status.upper() in _ENDED:
                 return found
             time.sleep(_POLL_SECONDS)
 
-    async def _tail(self, identity: str, shown: int, show: Callable[[str], None]) -> int:
-        """Show the log from a place on; gives the place where it ended."""
-        seen = 0
-        async for text in self._client.tail_job_logs(identity):
-            seen += len(text)
-            if seen > shown:
-                show(text[len(text) - (seen - shown) :])
-                shown = seen
-        return shown
+    async def _tail(self, identity: str, log: "_Shown") -> None:
+        """Show the log until it ends or says nothing for a while; it always comes from its start."""
+        log.rewind()
+        pieces = self._client.tail_job_logs(identity)
+        with contextlib.suppress(StopAsyncIteration, TimeoutError):
+            while True:
+                log.add(await asyncio.wait_for(anext(pieces), _SILENT_SECONDS))
 
     def stop(self, identity: str, seconds: float) -> Submission:
         """End it, and wait for that.
@@ -236,6 +253,25 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: was told to stop, and is still {found.status} after {seconds:.0f} s")
+
+
+class _Shown:
+    """What of a log is shown already."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._shown = self._seen = 0
+
+    def rewind(self) -> None:
+        """The log comes from its start again."""
+        self._seen = 0
+
+    def add(self, text: str) -> None:
+        """Show what of the next piece is new."""
+        self._seen += len(text)
+        if self._seen > self._shown:
+            self._show(text[max(0, len(text) - (self._seen - self._shown)) :])
+            self._shown = self._seen
 
 
 def _submission(job: Any) -> Submission:

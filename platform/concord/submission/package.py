@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,11 @@ import concord
 from concord.errors import InputError
 from concord.training.job import jobs_folder
 
-# Never of use on the cluster, or not for others' eyes.
+# Never of use on the cluster, or not for others' eyes; as is what begins with a dot.
 _LEFT_OUT_FOLDERS = {
-    ".git", ".hg", ".venv", "venv", ".tox", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache",
-    ".ruff_cache", "concord-runs", "mlruns", "mlartifacts", ".ipynb_checkpoints", ".ssh", ".aws", ".kube",
+    "venv", "node_modules", "__pycache__", "concord-runs", "mlruns", "mlartifacts",
 }  # fmt: skip
-_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".pem", ".key", ".env", ".tmp", ".swp")
+_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".pem", ".key", ".p12", ".env", ".tmp", ".swp", "_rsa", "_ed25519", "_ecdsa")
 _MIB = 1 << 20
 
 
@@ -38,22 +37,30 @@ class Package:
 
 
 @contextlib.contextmanager
-def packed(working_dir: Path | None, limit: float) -> Iterator[Package]:
+def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) -> Iterator[Package]:
     """Copy what goes along into a folder of its own, which is gone afterwards.
 
     Of the working directory go the files that git would take (tracked ones, and others that are not ignored), or all
-    where there is no git; without environments, caches, results and files that hold keys.
+    where there is no git; without what is hidden or lies elsewhere (links), environments, caches, results and keys.
 
     Args:
         working_dir: the user's folder; None takes none.
         limit: MiB that both may have together.
+        needed: files of the folder that have to go along, relative to it.
 
     Raises:
-        InputError: they are larger; it names the largest files.
+        InputError: they are larger (it names the largest files), or one that is needed does not go along.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:
+        if working_dir.resolve() == Path.home().resolve():
+            raise InputError(f"--working-dir {working_dir}: is your home; submit from a folder of the job's own")
         files = {path: working_dir / path for path in _files(working_dir, _of_git(working_dir))}
+        for path in needed:
+            if path not in files:
+                raise InputError(
+                    f"{working_dir / path}: would not go along; it is ignored by git, hidden, or not there"
+                )
     sizes = {path: source.stat().st_size for path, source in files.items()}
     package = Path(concord.__file__).parent
     own = {path: package / path for path in _files(package)}
@@ -71,21 +78,25 @@ def packed(working_dir: Path | None, limit: float) -> Iterator[Package]:
             for path, source in chosen.items():
                 target = Path(name, folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
+                try:
+                    shutil.copyfile(source, target)
+                except OSError as error:
+                    raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+        Path(name, "module/concord/VERSION").write_text(concord.__version__, encoding="utf-8")
         work = Path(name, "work")
         if working_dir is not None:
             work.mkdir(exist_ok=True)
         yield Package(Path(name, "module/concord"), work if working_dir is not None else None, size)
 
 
-def inside(job: Path, working_dir: Path) -> Path:
-    """Where a job's file lies in the working directory (InputError if it lies elsewhere)."""
+def inside(file: Path, working_dir: Path) -> Path:
+    """Where a file lies in the working directory (InputError if it lies elsewhere)."""
     try:
-        return job.resolve().relative_to(working_dir.resolve())
+        return file.resolve().relative_to(working_dir.resolve())
     except ValueError:
         raise InputError(
-            f"job {job}: lies outside the working directory {working_dir.resolve()}, which is what is sent; "
-            "give --working-dir, or submit from the job's folder"
+            f"{file}: lies outside the working directory {working_dir.resolve()}, which is what is sent; "
+            "give --working-dir, or submit from its folder"
         ) from None
 
 
@@ -94,22 +105,29 @@ def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
     if found is None:
         found = []
         for place, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if name not in _LEFT_OUT_FOLDERS]
+            folders[:] = [name for name in folders if name not in _LEFT_OUT_FOLDERS and name[0] != "."]
             found += [(Path(place) / name).relative_to(folder) for name in names]
     return sorted(
         path
         for path in found
         if not _LEFT_OUT_FOLDERS & set(path.parts[:-1])
+        and not any(part.startswith(".") for part in path.parts)
         and not path.name.endswith(_LEFT_OUT_ENDINGS)
         and (folder / path).is_file()
+        and (folder / path).resolve().is_relative_to(folder.resolve())
     )
 
 
 def _of_git(folder: Path) -> list[Path] | None:
-    """What git tracks or would take; None where there is no git, or no repository."""
+    """What git tracks or would take; None where there is no repository."""
+    if not any((each / ".git").exists() for each in (folder.resolve(), *folder.resolve().parents)):
+        return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    except FileNotFoundError:
+        raise InputError(f"--working-dir {folder}: is of a git repository, and there is no git to ask") from None
+    except subprocess.CalledProcessError as error:
+        said = " ".join(os.fsdecode(error.stderr).split())
+        raise InputError(f"--working-dir {folder}: git does not say what belongs to it ({said})") from error
     return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]

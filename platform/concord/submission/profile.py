@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
+from concord.tracking import redact
 
 PROFILES = Path("~/.config/concord/profiles.toml")
 _RAY_TOKEN = Path("~/.ray/auth_token")
@@ -37,6 +38,14 @@ class Profile:
     output: str | None
     data_dir: str | None
 
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """With the token; beside an Authorization for a proxy, it has a header of its own, which Ray takes, too."""
+        if self.token is None:
+            return dict(self.headers)
+        taken = any(name.lower() == "authorization" for name in self.headers)
+        return {**self.headers, "X-Ray-Authorization" if taken else "Authorization": f"Bearer {self.token}"}
+
     @staticmethod
     def find(
         name: str | None = None,
@@ -52,28 +61,31 @@ class Profile:
 
         Args:
             name: of a profile in ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes
-                CONCORD_PROFILE, or ``default`` if there is one.
+                CONCORD_PROFILE, or ``default`` if there is one and no other address is given.
             address, token_file, tracking_uri: as given.
             headers: ``Name: value`` each.
 
         Raises:
             InputError: there is no such profile, or something in it, or a header, is not as it should be.
         """
-        said = _profile(name or os.environ.get("CONCORD_PROFILE"))
+        name = name or os.environ.get("CONCORD_PROFILE")
+        said = _profile(name)
         ray_address = os.environ.get("RAY_ADDRESS", "")
-        address = (
+        elsewhere = (
             address
             or os.environ.get("RAY_API_SERVER_ADDRESS")
             or (ray_address if ray_address.startswith(("http://", "https://")) else None)
-            or said.get("address")
         )
+        if name is None and elsewhere is not None:
+            said = {}  # what it has is meant for its own cluster, credentials above all
+        address = elsewhere or said.get("address")
         token, source = _token(token_file, said.get("token-file"))
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or said.get("tracking-uri")
         return Profile(
             address=None if address is None else _http(address),
             token=token,
             token_source=source,
-            headers=_environment_headers() | said.get("headers", {}) | dict(_header(each) for each in headers),
+            headers=_sendable(said.get("headers", {}) | _environment_headers() | dict(map(_header, headers))),
             tracking_uri=tracking_uri,
             output=said.get("output"),
             data_dir=said.get("data-dir"),
@@ -135,7 +147,9 @@ def _http(address: str) -> str:
     if "://" not in address:
         address = f"http://{address}"
     if not address.startswith(("http://", "https://")):
-        raise InputError(f"--address {address}: must be the dashboard's, http://HOST:8265 or https://…")
+        raise InputError(f"--address {redact(address)}: must be the dashboard's, http://HOST:8265 or https://…")
+    if redact(address) != address:
+        raise InputError(f"--address {redact(address)}: must hold no password; give it as a --header, Authorization")
     return address.rstrip("/")
 
 
@@ -150,6 +164,13 @@ def _environment_headers() -> dict[str, str]:
     if not isinstance(found, dict):
         raise InputError("RAY_JOB_HEADERS: must be a JSON object of names and values")
     return {str(key): str(value) for key, value in found.items()}
+
+
+def _sendable(headers: Mapping[str, Any]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not isinstance(value, str) or not f"{name}{value}".isascii() or not value.isprintable():
+            raise InputError(f"--header {name}: its value must be a text of ASCII characters")
+    return dict(headers)
 
 
 def _header(text: str) -> tuple[str, str]:
