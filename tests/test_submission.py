@@ -20,6 +20,8 @@ from concord.submission.cluster import _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
 from concord.training import load_job
+from concord.tuning import journal as journals
+from concord.tuning.plan import studies_folder
 
 JOB = Path(__file__).parent / "jobs" / "shared_rule.py"
 
@@ -343,3 +345,35 @@ def test_a_submission_is_stopped_once(
     status, refused = outcome(capsys, "stop", "nothing", *where)
     assert status == 2
     assert "nothing: no submission of this id" in refused["error"]
+
+
+@pytest.mark.slow
+def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
+    tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head(tmp_path_factory.mktemp("killed"))
+    monkeypatch.chdir(JOB.parent)
+    study = ["submit", "tune", "tiny_study.py", "--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0"]
+    study += ["--reruns", "0", "--no-register", "--address", head.address, "--token-file", str(head.token_file)]
+    folder = studies_folder(head.folder / "runs") / "s"
+
+    def finished() -> dict[str, str]:
+        journal = folder / journals.TRIALS
+        return {} if not journal.exists() else {t.key: str(e) for t, e in journals.read(folder).finished("trial")}
+
+    try:
+        head.start()
+        assert main([*study, "--json"]) == 0
+        end = time.monotonic() + 240
+        while len(finished()) < 3 and time.monotonic() < end:
+            time.sleep(0.2)
+        head.stop()  # -9, with all its processes
+        before = finished()
+        assert 3 <= len(before) < 12
+        head.start()
+        assert main([*study, "--follow", "--json"]) == 0, capfd.readouterr().err
+    finally:
+        head.stop()
+    after = finished()
+    assert len(after) == 12
+    assert {key: after[key] for key in before} == before
