@@ -19,13 +19,15 @@ class Head:
         self.folder = folder
         self.token_file = folder / "token"
         self.token_file.write_text(secrets.token_hex(16))
-        self.port, self.dashboard, client = (_free_port() for _ in range(3))
+        self.port, self.dashboard, client, agent = (_free_port() for _ in range(4))
         self.address = f"http://127.0.0.1:{self.dashboard}"
         # Ray's sockets lie below this folder, and a path of theirs must not be long.
         self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
         self.command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"),
             *("--node-ip-address", "127.0.0.1", "--port", str(self.port), "--ray-client-server-port", str(client)),
+            # Its default is taken where another Ray runs on the machine, and jobs cannot be submitted without it.
+            *("--dashboard-agent-listen-port", str(agent)),
             *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard)),
             *("--num-cpus", "2", "--object-store-memory", str(100 << 20), "--temp-dir", str(self.temporary)),
         ]

@@ -79,6 +79,7 @@ def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_pat
     assert 0 <= train(job, config, Place(), Silent()).metrics["ood_accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_a_run_with_workers_and_a_study_are_tracked_and_reported(
     ray_cluster: None, output: Path, mnist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

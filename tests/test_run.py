@@ -209,7 +209,7 @@ def children_named(parent: int, name: str) -> list[int]:
     return [int(pid) for pid, _, args in rows if name in args and descends(int(pid))]
 
 
-@pytest.mark.parametrize("killed", ["worker", "driver"])
+@pytest.mark.parametrize("killed", ["worker", pytest.param("driver", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: FinishedRun, output: Path, killed: str) -> None:
     slow = ("--name", "hit", "--pause", "0.15")
     process = subprocess.Popen(

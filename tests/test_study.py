@@ -224,7 +224,8 @@ def test_a_trial_ends_early_when_the_stop_rule_holds(ray_cluster: None, output: 
     assert set(statuses(children)) == {"FINISHED"}
 
 
-@pytest.mark.parametrize("scheduler", ["median", pytest.param("asha", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["median", "asha"])
 def test_a_scheduler_stops_trials_that_fall_behind_also_those_of_a_study_that_continues(
     ray_cluster: None, output: Path, scheduler: str
 ) -> None:

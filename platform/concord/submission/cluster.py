@@ -33,6 +33,9 @@ _SILENT_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 # How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
 _AWAY_SECONDS = 180.0
+# What a cluster says that has a dashboard already, and nothing behind it yet; and how long that may be so.
+_STARTING = "No available agent"
+_STARTING_SECONDS = 30.0
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -168,13 +171,20 @@ class Cluster:
         }
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)
-        with self._one_line():
-            return self._client.submit_job(
-                entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
-                submission_id=identity,
-                runtime_env=runtime,
-                metadata={**labels, "concord": concord.__version__},
-            )
+        end = time.monotonic() + _STARTING_SECONDS
+        while True:
+            try:
+                with self._one_line():
+                    return self._client.submit_job(
+                        entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
+                        submission_id=identity,
+                        runtime_env=runtime,
+                        metadata={**labels, "concord": concord.__version__},
+                    )
+            except RunFailedError as error:
+                if _STARTING not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_SECONDS)
 
     def submissions(self) -> list[Submission]:
         """All of the cluster's, the newest first."""
