@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import ray
 import requests
+from ray._private.runtime_env import packaging
 from ray.dashboard.modules import dashboard_sdk
 from ray.dashboard.modules.job import sdk
 from ray.exceptions import AuthenticationError
@@ -100,7 +101,7 @@ class Cluster:
         with self._one_line():
             self._check_version(profile.all_headers)
             self._client = _Client(address, headers=profile.all_headers)
-        for module in (dashboard_sdk, sdk):  # they speak at a level of their own
+        for module in (dashboard_sdk, sdk, packaging):  # they speak at a level of their own
             logging.getLogger(module.__name__).setLevel(logging.ERROR)
 
     def _check_version(self, headers: Mapping[str, str]) -> None:
