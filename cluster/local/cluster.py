@@ -1,0 +1,511 @@
+#!/usr/bin/env python3
+"""A Ray cluster of several hosts on this machine, with MLflow and PostgreSQL: one command starts it, one ends it.
+
+Every node lives in a network namespace of its own, with an address of its own, on a bridge that only this machine
+reaches: the namespaces have no route to anywhere else. Making them needs root; what runs in them is the user's.
+
+    cluster.py up        cluster.py status      cluster.py kill 1     a node, as with a power cut
+    cluster.py down      cluster.py env         cluster.py start 1    and back
+"""
+
+import argparse
+import json
+import os
+import pwd
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# The same on every Ray node; README.md lists them.
+RAY_PORTS = {
+    "node-manager-port": 7001,
+    "object-manager-port": 7002,
+    "runtime-env-agent-port": 7003,
+    "dashboard-agent-grpc-port": 7004,
+    "dashboard-agent-listen-port": 7005,
+    "metrics-export-port": 7006,
+    "min-worker-port": 10002,
+    "max-worker-port": 10999,
+}
+# Ray's own choice: of the autoscaler's metrics, and of the dashboard's.
+HEAD_METRICS_PORTS = (44217, 44227)
+GCS_PORT, CLIENT_PORT, DASHBOARD_PORT, MLFLOW_PORT = 6379, 10001, 8265, 5000
+STORE = "store"
+_STARTING_SECONDS = 180.0
+_ENDING_SECONDS = 15.0
+# A submission waits for its turn: Ray would give it up after a quarter of an hour.
+_QUEUED_SECONDS = 7 * 24 * 3600
+_OBJECT_STORE_BYTES = 200 << 20
+_USER_NAME = "concord"
+
+
+class UsageError(Exception):
+    """What was asked for cannot be."""
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """Where everything of a cluster is.
+
+    Attributes:
+        name: begins the names of its namespaces and of its bridge.
+        subnet: the first three numbers of its addresses.
+        folder: with its token, password, database, artifacts, runs and logs.
+        user: whose processes run in it.
+        nodes: how many Ray nodes, the head among them.
+        cpus: that each of them offers.
+        open_metrics: whether this machine may read Ray's metrics, which ask for no token.
+    """
+
+    name: str
+    subnet: str
+    folder: Path
+    user: pwd.struct_passwd
+    nodes: int = 3
+    cpus: int = 1
+    open_metrics: bool = False
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Address by name: ``head``, the workers ``1``, ``2``, …, and ``store``."""
+        workers = {str(number): f"{self.subnet}.{2 + number}" for number in range(1, self.nodes)}
+        return {"head": f"{self.subnet}.2", **workers, STORE: f"{self.subnet}.250"}
+
+    @property
+    def dashboard(self) -> str:
+        """Where submissions go."""
+        return f"http://{self.hosts['head']}:{DASHBOARD_PORT}"
+
+    @property
+    def tracking_uri(self) -> str:
+        """Where MLflow answers."""
+        return f"http://{self.hosts[STORE]}:{MLFLOW_PORT}"
+
+    @property
+    def temporary(self) -> Path:
+        """For sockets, whose paths may not be long."""
+        return Path("/tmp") / f"{self.name}-{self.user.pw_uid}"
+
+    def namespace(self, host: str) -> str:
+        """The network namespace of a host."""
+        return f"{self.name}-{host}"
+
+    def environment(self) -> dict[str, str]:
+        """What a client of the cluster needs."""
+        return {
+            "RAY_API_SERVER_ADDRESS": self.dashboard,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            "MLFLOW_TRACKING_URI": self.tracking_uri,
+            "MLFLOW_TRACKING_USERNAME": _USER_NAME,
+            "MLFLOW_TRACKING_PASSWORD": (self.folder / "mlflow-password").read_text(),
+        }
+
+    # Starting
+
+    def up(self) -> None:
+        """Start what is not running."""
+        self._make_folders()
+        self._make_bridge()
+        for host in self.hosts:
+            self._make_namespace(host)
+        if not self.pids(STORE):
+            self.start(STORE)
+        for host in self.hosts:
+            if not self.pids(host):
+                self.start(host)
+
+    def start(self, host: str) -> None:
+        """Start a host's processes, and wait until they answer."""
+        if self.pids(host):
+            raise UsageError(f"start {host}: runs already")
+        if host == STORE:
+            self._start_store()
+            return
+        self._start_ray(host).wait(lambda: self.hosts[host] in self._alive_nodes())
+
+    def _start_store(self) -> None:
+        address = self._start_postgresql()
+        # Without the password, which goes by the environment.
+        (self.folder / "mlflow-auth.ini").write_text(
+            f"[mlflow]\ndefault_permission = NO_PERMISSIONS\ndatabase_uri = {address.format('mlflow_auth')}\n"
+            f"admin_username = {_USER_NAME}\nauthorization_function = "
+            "mlflow.server.auth:authenticate_request_basic_auth\ngrant_default_workspace_access = false\n"
+            # Comparing a password takes its time by design, and training asks often.
+            "auth_cache_ttl_seconds = 60\n"
+        )
+        environment = {
+            "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / "mlflow-auth.ini"),
+            "MLFLOW_AUTH_ADMIN_USERNAME": _USER_NAME,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": (self.folder / "mlflow-password").read_text(),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": (self.folder / "mlflow-key").read_text(),
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+        server = [
+            *(sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "2"),
+            *("--host", self.hosts[STORE], "--port", str(MLFLOW_PORT), "--allowed-hosts", f"{self.hosts[STORE]}:*"),
+            *("--backend-store-uri", address.format("mlflow")),
+            *("--artifacts-destination", str(self.folder / "artifacts"), "--serve-artifacts"),
+        ]
+        started = self._spawn(STORE, server, environment, "mlflow")
+        started.wait(lambda: _answers(f"{self.tracking_uri}/health"))
+
+    def _start_postgresql(self) -> str:
+        """Gives the address of a database, with ``{}`` for its name."""
+        data, sockets, binaries = self.folder / "postgresql", self.temporary / "postgresql", _postgresql()
+        owner = self._database_owner
+        for folder in (data, sockets):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+        if not (data / "PG_VERSION").exists():
+            # Only this user of this machine, through a socket that no other can reach: there is no password to keep.
+            make = [str(binaries / "initdb"), "--auth=peer", f"--username={self.user.pw_name}", "-D", str(data)]
+            self._run(STORE, make, owner)
+        (data / "postmaster.pid").unlink(missing_ok=True)  # of one that was killed: nothing runs here now
+        postgres = [str(binaries / "postgres"), "-D", str(data), "-k", str(sockets), "-c", "listen_addresses="]
+        started = self._spawn(STORE, postgres, {}, "postgresql", owner)
+
+        def asked(database: str, what: str) -> bool:
+            return self._succeeds(STORE, ["psql", "-h", str(sockets), "-d", database, "-Atc", what])
+
+        started.wait(lambda: asked("postgres", "select 1"))
+        for database in ("mlflow", "mlflow_auth"):
+            if not asked(database, "select 1") and not asked("postgres", f"create database {database}"):
+                raise RuntimeError(f"PostgreSQL: the database {database} could not be made")
+        return f"postgresql+psycopg2://{self.user.pw_name}@/{{}}?host={sockets}"
+
+    @property
+    def _database_owner(self) -> pwd.struct_passwd:
+        """PostgreSQL does not run as root."""
+        return self.user if self.user.pw_uid else _account("postgres", "nobody")
+
+    def _start_ray(self, host: str) -> "_Started":
+        temporary = self.temporary / host
+        shutil.rmtree(temporary, ignore_errors=True)  # of the node that was here before
+        temporary.mkdir(mode=0o700)
+        os.chown(temporary, self.user.pw_uid, self.user.pw_gid)
+        ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
+        ray += ["--node-ip-address", self.hosts[host], "--temp-dir", str(temporary), "--num-cpus", str(self.cpus)]
+        ray += ["--object-store-memory", str(_OBJECT_STORE_BYTES)]
+        ray += [word for option, port in RAY_PORTS.items() for word in (f"--{option}", str(port))]
+        if host == "head":
+            ray += ["--head", "--port", str(GCS_PORT), "--ray-client-server-port", str(CLIENT_PORT)]
+            ray += ["--dashboard-host", self.hosts[host], "--dashboard-port", str(DASHBOARD_PORT)]
+        else:
+            ray += ["--address", f"{self.hosts['head']}:{GCS_PORT}"]
+        environment = self.environment() | {
+            "CONCORD_PYTHON": sys.executable,
+            "CONCORD_OUTPUT": str(self.folder / "runs"),
+            "RAY_JOB_START_TIMEOUT_SECONDS": str(_QUEUED_SECONDS),
+        }
+        del environment["RAY_API_SERVER_ADDRESS"]  # a client's
+        return self._spawn(host, ray, environment, host)
+
+    # Ending
+
+    def down(self) -> None:
+        """End every process and take the network away; what is in the folder stays."""
+        hosts = self._existing()
+        for host in hosts:
+            self.kill(host, signal.SIGTERM if host != STORE else signal.SIGINT)
+        end = time.monotonic() + _ENDING_SECONDS
+        while any(self.pids(host) for host in hosts) and time.monotonic() < end:
+            time.sleep(0.2)
+        for host in hosts:
+            self.kill(host)
+            _ip("netns", "delete", self.namespace(host))
+        if _links(self._bridge):
+            _ip("link", "delete", self._bridge)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def kill(self, host: str, number: int = signal.SIGKILL) -> None:
+        """Send every process of a host a signal, and with -9 wait until they are gone."""
+        while pids := self.pids(host):
+            for pid in pids:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+            if number != signal.SIGKILL:
+                return
+            time.sleep(0.1)
+
+    def cut(self, host: str, up: bool) -> None:
+        """Pull a host's network cable, or plug it in again."""
+        _ip("link", "set", self._cable(host), "up" if up else "down")
+
+    def pids(self, host: str) -> list[int]:
+        """The processes of a host."""
+        found = _ip("netns", "pids", self.namespace(host), check=False)
+        return [int(pid) for pid in found.split()]
+
+    def status(self) -> dict[str, object]:
+        """What runs, and where it answers."""
+        existing = self._existing()
+        alive = self._alive_nodes() if "head" in existing else []
+        hosts = {
+            host: {
+                "address": address,
+                "processes": len(self.pids(host)) if host in existing else 0,
+                "answers": _answers(f"{self.tracking_uri}/health") if host == STORE else address in alive,
+            }
+            for host, address in self.hosts.items()
+        }
+        return {"dashboard": self.dashboard, "mlflow": self.tracking_uri, "folder": str(self.folder), "hosts": hosts}
+
+    # The machine
+
+    @property
+    def _bridge(self) -> str:
+        return self.name
+
+    def _cable(self, host: str) -> str:
+        return f"{self.name}-{host}"[:15]
+
+    def _existing(self) -> list[str]:
+        spaces = [line.split()[0] for line in _ip("netns", "list").splitlines() if line]
+        return [space.removeprefix(f"{self.name}-") for space in spaces if space.startswith(f"{self.name}-")]
+
+    def _make_folders(self) -> None:
+        for folder in (self.folder, self.folder / "logs", self.folder / "runs", self.temporary):
+            try:
+                # The database's owner has to get through; each secret is for its user alone.
+                folder.mkdir(mode=0o711, parents=folder == self.folder, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--folder {self.folder}: cannot be made ({error.strerror})") from error
+            owner = folder.stat().st_uid
+            if owner not in {0, self.user.pw_uid}:
+                raise UsageError(f"{folder}: belongs to another user")
+            os.chown(folder, self.user.pw_uid, self.user.pw_gid)
+        for secret in ("token", "mlflow-password", "mlflow-key"):
+            path = self.folder / secret
+            if not path.exists():
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_hex(24))
+                os.chown(path, self.user.pw_uid, self.user.pw_gid)
+
+    def _make_bridge(self) -> None:
+        if not _links(self._bridge):
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("address", "add", f"{self.subnet}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+
+    def _make_namespace(self, host: str) -> None:
+        space, cable = self.namespace(host), self._cable(host)
+        if host in self._existing():
+            return
+        _ip("netns", "add", space)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", cable, "master", self._bridge, "up")
+        for words in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up")):
+            _ip("-n", space, *words)
+        # No other route: what asks from elsewhere gets no answer, whatever this machine forwards.
+        _ip("-n", space, "address", "add", f"{self.hosts[host]}/24", "dev", "eth0")
+        # This machine has other users: it reaches what asks for a token or a password, and nothing else of a host.
+        outside = ("iif", "eth0", "from", f"{self.subnet}.1")
+        for port in self._open_ports(host):
+            tcp = ("ipproto", "tcp", "dport", str(port))
+            _ip("-n", space, "rule", "add", "pref", "100", *outside, *tcp, "lookup", "local")
+        for protocol in ("tcp", "udp"):
+            _ip("-n", space, "rule", "add", "pref", "200", *outside, "ipproto", protocol, "prohibit")
+        _ip("-n", space, "rule", "add", "pref", "300", "lookup", "local")
+        _ip("-n", space, "rule", "delete", "pref", "0")
+
+    def _open_ports(self, host: str) -> tuple[int, ...]:
+        """Ports that this machine, which is none of the cluster's hosts, reaches."""
+        if host == STORE:
+            return (MLFLOW_PORT,)
+        metrics = (RAY_PORTS["metrics-export-port"], *(HEAD_METRICS_PORTS if host == "head" else ()))
+        return (*((DASHBOARD_PORT,) if host == "head" else ()), *(metrics if self.open_metrics else ()))
+
+    def _words(self, host: str, command: Sequence[str], owner: pwd.struct_passwd | None = None) -> list[str]:
+        user, within = owner or self.user, ["ip", "netns", "exec", self.namespace(host)]
+        if user.pw_uid != 0:
+            within += ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups"]
+        return [*within, *command]
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {"HOME": self.user.pw_dir, "USER": self.user.pw_name, "PATH": path, "LANG": "C.UTF-8", **more}
+
+    def _spawn(
+        self,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        name: str,
+        owner: pwd.struct_passwd | None = None,
+    ) -> "_Started":
+        path = self.folder / "logs" / f"{name}.log"
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                self._words(host, command, owner),
+                cwd="/" if owner else self.folder,
+                env=self._environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return _Started(name, process, path)
+
+    def _run(self, host: str, command: Sequence[str], owner: pwd.struct_passwd) -> None:
+        words = self._words(host, command, owner)
+        done = subprocess.run(words, cwd="/", env=self._environment({}), capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()}")
+
+    def _succeeds(self, host: str, command: Sequence[str]) -> bool:
+        words = self._words(host, command)
+        return not subprocess.run(words, cwd="/", env=self._environment({}), capture_output=True).returncode
+
+    def _alive_nodes(self) -> list[str]:
+        """Addresses of the Ray nodes that the head node sees."""
+        request = urllib.request.Request(
+            f"{self.dashboard}/nodes?view=summary",
+            headers={"Authorization": f"Bearer {(self.folder / 'token').read_text()}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                nodes = json.load(answer)["data"]["summary"]
+        except (OSError, ValueError):
+            return []
+        return [node["raylet"]["nodeManagerAddress"] for node in nodes if node["raylet"].get("state") == "ALIVE"]
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A process that is to answer soon."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self, answers: Callable[[], bool]) -> None:
+        end = time.monotonic() + _STARTING_SECONDS
+        while not answers():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{self.name} did not start; see {self.log}")
+            time.sleep(0.3)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:  # it answers, if only that it wants a password
+        return True
+    except OSError:
+        return False
+
+
+def _postgresql() -> Path:
+    """The newest PostgreSQL's binaries; Debian keeps the server's off the path."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: -float(path.parts[-3]))
+    on_path = shutil.which("postgres")
+    if found or on_path:
+        return found[0].parent if found else Path(str(on_path)).parent
+    raise UsageError("PostgreSQL is not installed: apt-get install postgresql")
+
+
+def _ip(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"ip {shlex.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _links(name: str) -> bool:
+    return Path("/sys/class/net", name).exists()
+
+
+def _account(*names: str) -> pwd.struct_passwd:
+    for name in names:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise UsageError(f"called as root, and there is no account {' or '.join(names)}: call it through sudo")
+
+
+def _user() -> pwd.struct_passwd:
+    """Whose processes they are: of whoever called sudo."""
+    return pwd.getpwuid(int(os.environ.get("SUDO_UID", "0")))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["up", "down", "status", "env", "kill", "start", "cut", "join"])
+    parser.add_argument("host", nargs="?", help="head, 1, 2, … or store (of kill, start, cut, join)")
+    parser.add_argument("--name", default="concord", help="several clusters need several names, and subnets")
+    parser.add_argument("--subnet", default="10.77.0", help="the first three numbers of the addresses")
+    parser.add_argument("--folder", type=Path, help="for its secrets, database, artifacts, runs and logs")
+    parser.add_argument("--nodes", type=int, default=3, help="Ray nodes, the head among them")
+    parser.add_argument("--cpus", type=int, default=1, help="that each node offers")
+    parser.add_argument("--open-metrics", action="store_true", help="let this machine's Prometheus read Ray's metrics")
+    return parser.parse_args()
+
+
+def _cluster(options: argparse.Namespace) -> LocalCluster:
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,8}", options.name):
+        raise UsageError(f"--name {options.name}: up to nine small letters and digits, a letter first")
+    numbers = options.subnet.split(".")
+    if len(numbers) != 3 or not all(number.isdecimal() and int(number) < 256 for number in numbers):
+        raise UsageError(f"--subnet {options.subnet}: three numbers, such as 10.77.0")
+    if not 1 <= options.nodes <= 200:
+        raise UsageError(f"--nodes {options.nodes}: must lie between 1 and 200")
+    if options.cpus < 1:
+        raise UsageError(f"--cpus {options.cpus}: must be at least 1")
+    user = _user()
+    default = Path(user.pw_dir) / "concord-cluster" if user.pw_uid else Path("/var/lib/concord-cluster")
+    folder = (options.folder or default).absolute()
+    settings = (options.nodes, options.cpus, options.open_metrics)
+    cluster = LocalCluster(options.name, options.subnet, folder, user, *settings)
+    if options.command in {"kill", "start", "cut", "join"} and options.host not in cluster.hosts:
+        raise UsageError(f"{options.command} {options.host}: give one of {', '.join(cluster.hosts)}")
+    return cluster
+
+
+def main() -> int:
+    """Do what the command line says; gives the exit status."""
+    options = _arguments()
+    try:
+        cluster = _cluster(options)
+        if options.command == "env":  # needs no rights: they are the caller's own files
+            for name, value in cluster.environment().items():
+                print(f"export {name}={shlex.quote(value)}")
+            return 0
+        if os.geteuid() != 0:
+            raise UsageError(f"{options.command}: making networks needs root, call it through sudo")
+        match options.command:
+            case "up":
+                cluster.up()
+            case "down":
+                cluster.down()
+            case "kill":
+                cluster.kill(options.host)
+            case "start":
+                cluster.start(options.host)
+            case "cut" | "join":
+                cluster.cut(options.host, up=options.command == "join")
+        if options.command in {"up", "status"}:
+            print(json.dumps(cluster.status(), indent=1))
+    except (UsageError, RuntimeError, OSError) as error:
+        print(f"cluster.py: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
