@@ -208,6 +208,10 @@ class LocalCluster:
             "CONCORD_PYTHON": sys.executable,
             "CONCORD_OUTPUT": str(self.folder / "runs"),
             "RAY_JOB_START_TIMEOUT_SECONDS": str(_QUEUED_SECONDS),
+            # What Ray's own actors would look for among the machine's processes, where there may be other clusters.
+            "RAY_ADDRESS": f"{self.hosts['head']}:{GCS_PORT}",
+            # All hosts have this machine's name, which is none of their addresses.
+            "GLOO_SOCKET_IFNAME": "eth0",
         }
         del environment["RAY_API_SERVER_ADDRESS"]  # a client's
         return self._spawn(host, ray, environment, host)
@@ -224,7 +228,7 @@ class LocalCluster:
             time.sleep(0.2)
         for host in hosts:
             self.kill(host)
-            _ip("netns", "delete", self.namespace(host))
+            _ip("netns", "delete", self.namespace(host), check=False)  # another "down" may have been quicker
         if _links(self._bridge):
             _ip("link", "delete", self._bridge)
         shutil.rmtree(self.temporary, ignore_errors=True)

@@ -50,6 +50,9 @@ class _Submit(_Where):
     """Folder that is sent; where the job is a file of your own, the present one. Files that git ignores stay here."""
     size_limit: float = 100.0
     """MiB that may be sent."""
+    driver_memory: float = 1.0
+    """GiB that the command itself (not its workers) takes on the head node; a submission waits there until they are
+    free, so that many at once do not fill the memory."""
     submission_id: str | None = None
     """Id of the submission; made up from the run's name if not given."""
     tracking_uri: str | None = None
@@ -125,6 +128,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         own = _replaced(own, "--space", str(needed[-1]))
     if not math.isfinite(options.size_limit) or not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
+    enough = math.isfinite(options.driver_memory) and options.driver_memory > 0
+    if not enough:
+        raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
     identity = options.submission_id or (name if _value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}")
     plain = all(letter.isalnum() or letter in "-_." for letter in identity) and identity[:1].isalnum()
     if not plain or not identity.isascii():
@@ -138,9 +144,14 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
         cluster = Cluster(profile)
         labels = {"command": command, "job": job.name, "name": name}
-        identity = cluster.submit([command, reference, *own], package, identity, labels, environment)
+        started = time.perf_counter()
+        words = [command, reference, *own]
+        memory = round(options.driver_memory * 2**30)
+        identity = cluster.submit(words, package, identity, labels, environment, memory)
+        seconds = time.perf_counter() - started
     say(f"submitted {identity} to {cluster.address}")
-    result = {"submission": identity, "address": cluster.address, "command": command, "job": job.name, "name": name}
+    result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command, "job": job.name}
+    result |= {"name": name, "seconds": round(seconds, 3)}
     if options.follow:
         return result | _followed(cluster, identity, as_json)
     if not as_json:

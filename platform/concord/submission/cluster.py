@@ -37,6 +37,8 @@ _AWAY_SECONDS = 180.0
 # What a cluster says that has a dashboard already, and nothing behind it yet; and how long that may be so.
 _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
+# Ray's name for the head node as a resource, and how little of it pins something there.
+_HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -146,6 +148,7 @@ class Cluster:
         identity: str,
         labels: Mapping[str, str],
         environment: Mapping[str, str],
+        memory: int,
     ) -> str:
         """Send the package and start ``python -m concord`` with these words on the cluster's head node.
 
@@ -157,6 +160,7 @@ class Cluster:
             identity: the submission's id.
             labels: shown with it.
             environment: of the command. Anyone who may look at the cluster can read it: no secrets.
+            memory: bytes of the head node that are set aside for the command; it waits until they are free.
 
         Returns:
             The id.
@@ -180,6 +184,9 @@ class Cluster:
                         entrypoint='"${CONCORD_PYTHON:-python}" ' + shlex.join(["-m", "concord", *command]),
                         submission_id=identity,
                         runtime_env=runtime,
+                        entrypoint_memory=memory,
+                        # Asked for any resource, Ray would look for it on any node.
+                        entrypoint_resources={_HEAD: _A_TRACE},
                         metadata={**labels, "concord": concord.__version__},
                     )
             except RunFailedError as error:

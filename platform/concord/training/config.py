@@ -166,6 +166,9 @@ class TrainConfig(RunConfig):
 
     workers: int = 1
     """Ray Train workers, among which the environments are divided."""
+    min_workers: int | None = None
+    """Go on with as few workers as this when nodes leave, the environments divided anew, and with more when they come
+    back; without it the run waits until there is room for all --workers."""
     use_gpu: bool = False
     """Give each worker a GPU."""
     max_failures: int = 3
@@ -226,7 +229,8 @@ class TrainConfig(RunConfig):
 
     def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
-        return float(self.workers) * self.use_gpu, f"--use-gpu: {self.workers} workers want a GPU each"
+        least = self.min_workers or self.workers
+        return float(least) * self.use_gpu, f"--use-gpu: {least} workers want a GPU each"
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
@@ -235,6 +239,14 @@ class TrainConfig(RunConfig):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        if self.min_workers is not None:
+            self.require(
+                "min_workers", 1 <= self.min_workers <= self.workers, f"between 1 and --workers {self.workers}"
+            )
+            whole = self.environments_per_step == 0
+            self.require(
+                "min_workers", whole, "which environments meet depends on the workers; --environments-per-step 0"
+            )
         self._check_objective()
         for option in ("l1", "l2", "clip", "max_failures", "environments_per_step"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
@@ -276,7 +288,18 @@ class TrainConfig(RunConfig):
 
 # What may differ when a run is resumed: where and how it runs, not what it computes.
 PLACEMENT_OPTIONS = frozenset(
-    {"name", "workers", "use_gpu", "address", "max_failures", "data_dir", "output", "resume", "tracking_uri"}
+    {
+        "name",
+        "workers",
+        "min_workers",
+        "use_gpu",
+        "address",
+        "max_failures",
+        "data_dir",
+        "output",
+        "resume",
+        "tracking_uri",
+    }
 )
 
 

@@ -37,6 +37,9 @@ _LAST_METRICS_SECONDS = 20.0
 _DASHBOARD_PORT = 8265
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
+# Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
+# was done since the last checkpoint.
+_RESIZE_SECONDS = 30.0
 # How long workers that are interrupted may take to end.
 _INTERRUPTED_SECONDS = 30.0
 
@@ -122,10 +125,14 @@ def check_resources(config: RunConfig) -> None:
     """Refuse more GPUs than the cluster has (InputError): Ray would wait for them for ever."""
     import ray
 
-    gpus = ray.cluster_resources().get("GPU", 0.0)
+    resources = ray.cluster_resources()
+    gpus, cpus = resources.get("GPU", 0.0), resources.get("CPU", 0.0)
     wanted, said = config.gpu_request()
     if wanted > gpus:
         raise InputError(f"{said}; the Ray cluster has {gpus:g}")
+    least = getattr(config, "min_workers", None)
+    if least is not None and least > cpus:
+        raise InputError(f"--min-workers {least}: each takes a CPU; the Ray cluster has {cpus:g}")
 
 
 def _check_shared_storage(config: RunConfig) -> None:
@@ -151,17 +158,23 @@ def train_on_ray(
 ) -> Trained:
     """Train in ``config.workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
 
+    With ``config.min_workers`` the group may shrink to that and grow again. Each new group begins at the last
+    checkpoint and divides the environments anew, so none is missed or counted twice: as rules only sum over
+    environments, the result is the undisturbed run's, but for the order in which numbers are added.
+
     Raises:
         InputError: the data, or the checkpoint, do not fit; said by a worker.
         RunFailedError: training failed, also after ``max_failures`` replacements.
     """
     import ray.train
-    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, TrainingFailedError
+    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, TrainingFailedError
     from ray.train.torch import TorchTrainer
 
-    # Annotated by Ray as the class of its first training library, which lacks options of the present one.
+    # Annotated by Ray as the classes of its first training library, which lack options of the present one.
     run_config: Any = ray.train.RunConfig
+    scaling_config: Any = ray.train.ScalingConfig
     cpus = ray.cluster_resources().get("CPU", 1.0)
+    elastic = config.min_workers is not None
     trainer: Any = TorchTrainer(
         cast(Any, _work),
         train_loop_config={
@@ -169,11 +182,16 @@ def train_on_ray(
                 job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id, left_out
             )
         },
-        scaling_config=ScalingConfig(
-            num_workers=config.workers,
+        scaling_config=scaling_config(
+            num_workers=(config.min_workers, config.workers) if config.min_workers is not None else config.workers,
+            elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
             use_gpu=config.use_gpu,
-            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting.
-            resources_per_worker={"CPU": min(1.0, cpus / config.workers), **({"GPU": 1} if config.use_gpu else {})},
+            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
+            # their number may change: Ray finds out by whole CPUs how many there is room for.
+            resources_per_worker={
+                "CPU": 1.0 if elastic else min(1.0, cpus / config.workers),
+                **({"GPU": 1} if config.use_gpu else {}),
+            },
         ),
         run_config=run_config(
             name="checkpoints",

@@ -182,6 +182,8 @@ def training(
         progress.skipped += steps.skipped
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
+        if config.min_workers is not None:  # then their number may change
+            metrics["workers"] = float(place.world)
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == config.epochs
         if evaluated:

@@ -1,0 +1,287 @@
+"""The cluster of cluster/local: hosts with addresses of their own, which are killed and cut off while they train."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "cluster" / "local" / "cluster.py"
+JOBS = Path(__file__).parent / "jobs"
+# Some 25 s of training: 24 epochs of five batches that each take 0.2 s longer.
+RUN = ["train", "shared_rule.py", "--batch-size", "16", "--epochs", "24", "--pause", "0.2", "--checkpoints", "24"]
+RUN += ["--evaluations", "24", "--workers", "3"]
+# Of numbers that were added in another order.
+ROUNDING = 1e-4
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or not Path("/usr/lib/postgresql").exists(),
+    reason="network namespaces need root and iproute2, the store needs PostgreSQL",
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running one of three Ray nodes, with a CPU each."""
+
+    options: tuple[str, ...]
+    folder: Path
+    environment: dict[str, str]
+
+    def do(self, *words: str) -> str:
+        done = subprocess.run([sys.executable, str(SCRIPT), *words, *self.options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def concord(self, *words: str, timeout: float = 300) -> tuple[int, dict[str, Any], str]:
+        """Exit status, JSON and standard error of a command."""
+        done = subprocess.run(
+            [sys.executable, "-m", "concord", *words, "--json"],
+            cwd=JOBS,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return done.returncode, json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
+
+    def submit(self, name: str, *words: str) -> str:
+        """Submit a run; gives its id."""
+        status, said, shown = self.concord("submit", *RUN, "--name", name, *words)
+        assert status == 0, shown
+        submission: str = said["submission"]
+        return submission
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "runs" / "runs" / name
+
+    def epoch(self, name: str) -> int:
+        """How far a run has come."""
+        journal = self.run_folder(name) / "metrics.jsonl"
+        if not journal.exists():
+            return 0
+        lines = [json.loads(line) for line in journal.read_text().splitlines() if '"epoch"' in line]
+        return int(max((line["metrics"]["epoch"] for line in lines), default=0))
+
+    def wait(self, what: Callable[[], bool], seconds: float = 240) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        found: dict[str, float] = json.loads((self.run_folder(name) / "metrics.json").read_text())
+        return {key: value for key, value in found.items() if key != "workers"}
+
+    def ended(self, submission: str, seconds: float = 400) -> tuple[int, str]:
+        """Follow a submission to its end; gives the exit status and what it showed."""
+        status, _, shown = self.concord("logs", submission, "--follow", timeout=seconds)
+        return status, shown
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
+    options = ("--name", "ctest", "--subnet", "10.79.0", "--folder", str(folder / "c"))
+    folder.chmod(0o711)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "CONCORD_"))}
+    running = Cluster(options, folder / "c", clean | {"HOME": str(folder), "MLFLOW_DISABLE_TELEMETRY": "true"})
+    try:
+        running.do("up")
+        said = running.do("env")
+        for line in said.splitlines():
+            name, value = line.removeprefix("export ").split("=", 1)
+            running.environment[name] = value.strip("'")
+        yield running
+    finally:
+        running.do("down")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> dict[str, float]:
+    """The metrics of the run, left alone."""
+    status, shown = cluster.ended(cluster.submit("undisturbed"))
+    assert status == 0, shown
+    return cluster.metrics("undisturbed")
+
+
+def same(ours: dict[str, float], theirs: dict[str, float]) -> bool:
+    return ours == pytest.approx(theirs, abs=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kill", "7"], "kill 7: give one of head, 1, 2, store"),
+        (["up", "--name", "a b"], "--name a b: up to nine small letters and digits"),
+        (["up", "--subnet", "10.0"], "--subnet 10.0: three numbers"),
+        (["up", "--nodes", "0"], "--nodes 0: must lie between 1 and 200"),
+        (["up", "--cpus", "0"], "--cpus 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
+    cluster: Cluster, undisturbed: dict[str, float]
+) -> None:
+    submission = cluster.submit("killed", "--min-workers", "1", "--epochs", "48")
+    cluster.wait(lambda: cluster.epoch("killed") >= 4)
+    cluster.do("kill", "2")
+    cluster.wait(lambda: "2.0" in workers(cluster, "killed"))
+    cluster.do("start", "2")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    assert workers(cluster, "killed") == ["3.0", "2.0", "3.0"]
+    whole = cluster.submit("whole", "--epochs", "48")
+    assert cluster.ended(whole)[0] == 0
+    assert same(cluster.metrics("killed"), cluster.metrics("whole"))
+
+
+def workers(cluster: Cluster, name: str) -> list[str]:
+    """The numbers of workers that trained, one after the other."""
+    seen: list[str] = []
+    journal = cluster.run_folder(name) / "metrics.jsonl"
+    for line in journal.read_text().splitlines():
+        found = json.loads(line)["metrics"].get("workers")
+        if found is not None and (not seen or seen[-1] != str(found)):
+            seen.append(str(found))
+    return seen
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_run_of_fixed_size_waits_for_its_node(cluster: Cluster, undisturbed: dict[str, float]) -> None:
+    submission = cluster.submit("fixed")
+    cluster.wait(lambda: cluster.epoch("fixed") >= 4)
+    cluster.do("kill", "1")
+    cluster.do("start", "1")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    assert same(cluster.metrics("fixed"), undisturbed)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_cut_of_20_seconds_is_survived(cluster: Cluster, undisturbed: dict[str, float]) -> None:
+    submission = cluster.submit("cut", "--min-workers", "1")
+    cluster.wait(lambda: cluster.epoch("cut") >= 4)
+    cluster.do("cut", "1")
+    time.sleep(20)
+    cluster.do("join", "1")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    assert same(cluster.metrics("cut"), undisturbed)
+    if not cluster_answers(cluster, "1"):  # Ray had given it up, and it itself
+        cluster.do("kill", "1")
+        cluster.do("start", "1")
+
+
+def cluster_answers(cluster: Cluster, host: str) -> bool:
+    answers: bool = json.loads(cluster.do("status"))["hosts"][host]["answers"]
+    return answers
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_store_that_is_gone_for_30_seconds_loses_no_metric_and_no_artifact(cluster: Cluster) -> None:
+    submission = cluster.submit("outage", "--epochs", "48")
+    cluster.wait(lambda: cluster.epoch("outage") >= 4)
+    cluster.do("kill", "store")
+    before = cluster.epoch("outage")
+    time.sleep(30)
+    assert cluster.epoch("outage") > before + 4  # training does not wait for it
+    cluster.do("start", "store")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    journal = [json.loads(line) for line in (cluster.run_folder("outage") / "metrics.jsonl").read_text().splitlines()]
+    kept = {(key, line["step"]): value for line in journal for key, value in line["metrics"].items()}
+    run_id = json.loads((cluster.run_folder("outage") / "run.json").read_text())["run_id"]
+    script = (
+        "import json, sys; from mlflow import MlflowClient; client = MlflowClient(); run = sys.argv[1]\n"
+        "names = client.get_run(run).data.metrics\n"
+        "print(json.dumps([[[name, point.step, point.value] for name in names for point in "
+        "client.get_metric_history(run, name)], [file.path for file in client.list_artifacts(run)], "
+        "client.get_run(run).info.status]))"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", script, run_id], env=cluster.environment, capture_output=True, text=True, check=True
+    )
+    points, artifacts, state = json.loads(asked.stdout.splitlines()[-1])
+    assert {(name, step): value for name, step, value in points} == pytest.approx(kept)
+    assert len(points) == len(kept)
+    assert {"config.json", "environments.json", "figures"} <= set(artifacts)
+    assert state == "FINISHED"
+
+
+# What a browser or a load balancer has to get without asking for anything: pages without content, and "I am alive".
+WITHOUT_CREDENTIALS = {"/", "/api/authentication_mode", "/api/gcs_healthz", "/health", "/static-files/index.html"}
+PATHS = ["/", "/api/jobs/", "/api/version", "/nodes?view=summary", "/api/cluster_status", "/logs", "/metrics"]
+PATHS += ["/api/authentication_mode", "/api/gcs_healthz", "/health", "/version", "/graphql", "/get-artifact"]
+PATHS += ["/static-files/index.html", "/api/2.0/mlflow/experiments/search?max_results=1"]
+PATHS += ["/ajax-api/2.0/mlflow/experiments/search?max_results=1", "/api/2.0/mlflow-artifacts/artifacts"]
+
+
+def answered(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_every_port_refuses_who_brings_no_token_and_no_password(cluster: Cluster) -> None:
+    hosts: dict[str, Any] = json.loads(cluster.do("status"))["hosts"]
+    reached = set()
+    for host, about in hosts.items():
+        # What listens is read within the host; whether it answers is tried from outside.
+        listening = subprocess.run(
+            ["ip", "netns", "exec", f"ctest-{host}", "ss", "-Hltn"], capture_output=True, text=True, check=True
+        ).stdout
+        ports = {int(line.split()[3].rsplit(":", 1)[1]) for line in listening.splitlines()}
+        assert ports
+        for port in ports:
+            try:
+                socket.create_connection((about["address"], port), timeout=2).close()
+            except OSError:
+                continue
+            reached.add((host, port))
+            for path in PATHS:
+                status = answered(f"http://{about['address']}:{port}{path}")
+                assert status in {401, 403, 404, 405} or path in WITHOUT_CREDENTIALS, (host, port, path, status)
+    assert reached == {("head", 8265), ("store", 5000)}
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_down_leaves_no_process_and_no_network_behind(cluster: Cluster) -> None:
+    cluster.do("down")
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert "ctest-" not in spaces
+    assert not Path("/sys/class/net/ctest").exists()
+    left = subprocess.run(["pgrep", "-f", str(cluster.folder)], capture_output=True, text=True).stdout
+    assert not left
+    cluster.do("up")
+    assert all(host["answers"] for host in json.loads(cluster.do("status"))["hosts"].values())
