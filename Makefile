@@ -4,9 +4,11 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11; do \
 	&& echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# Making networks needs root; what runs in them does not.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -26,6 +28,12 @@ lint: $(VENV)/installed-dev
 bench: $(VENV)/installed
 	$(BIN)/concord bench
 
+cluster: $(VENV)/installed-server
+	$(SUDO) $(abspath $(BIN))/python cluster/local/cluster.py up
+
+cluster-down: $(BIN)/python
+	$(SUDO) $(abspath $(BIN))/python cluster/local/cluster.py down
+
 clean:
 	rm -rf $(VENV) dist
 
@@ -35,6 +43,10 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-server: $(VENV)/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[server]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
