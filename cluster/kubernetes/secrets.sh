@@ -15,15 +15,12 @@ secret() {
         echo "secret $name: there already, left as it is"
         return
     fi
-    {
-        printf 'apiVersion: v1\nkind: Secret\ntype: Opaque\nmetadata:\n  name: %s\nstringData:\n' "$name"
-        for key in "$@"; do
-            case $key in
-                *=*) printf '  %s: "%s"\n' "${key%%=*}" "${key#*=}" ;;
-                *) printf '  %s: "%s"\n' "$key" "$(openssl rand -hex 32)" ;;
-            esac
-        done
-    } | kubectl --namespace "$namespace" create --filename - >/dev/null
+    for key in "$@"; do
+        case $key in
+            *=*) echo "$key" ;;
+            *) echo "$key=$(openssl rand -hex 32)" ;;
+        esac
+    done | kubectl --namespace "$namespace" create secret generic "$name" --from-env-file=/dev/stdin >/dev/null
     echo "secret $name: made"
 }
 
