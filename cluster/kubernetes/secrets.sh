@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Make the secrets that the manifests name, where they are missing: tokens and passwords of 256 random bits. What is there
+# is left alone, and no value is shown, passed as an argument or written to a file.
+#
+#   secrets.sh [NAMESPACE]      concord, if none is given; it has to be there
+set -euo pipefail
+
+namespace=${1:-concord}
+
+# secret NAME KEY[=VALUE]...; a key without a value gets a random one
+secret() {
+    local name=$1 key
+    shift
+    if kubectl --namespace "$namespace" get secret "$name" --output name >/dev/null 2>&1; then
+        echo "secret $name: there already, left as it is"
+        return
+    fi
+    for key in "$@"; do
+        case $key in
+            *=*) echo "$key" ;;
+            *) echo "$key=$(openssl rand -hex 32)" ;;
+        esac
+    done | kubectl --namespace "$namespace" create secret generic "$name" --from-env-file=/dev/stdin >/dev/null
+    echo "secret $name: made"
+}
+
+secret concord auth_token # of Ray; KubeRay looks for it under the cluster's name
+secret mlflow-server admin-username=admin admin-password session-key
+secret mlflow-user username=concord password # of the jobs
+secret postgres superuser-password mlflow-password
+secret object-storage access-key secret-key
