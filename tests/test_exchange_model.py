@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
 
 from concord.aggregation.selection import AGGREGATORS, aggregator
-from concord.gradients.exchange import SliceExchange
+from concord.gradients.exchange import SliceExchange, sent_dtypes
 from concord.gradients.exchange_model import (
     StepCost,
     all_reduce_traffic,
@@ -79,6 +79,16 @@ def test_eight_workers_send_the_modelled_bytes() -> None:
     rows = counted("--workers", "8")
     assert_handed_over(rows)
     assert_on_the_wire(rows)
+
+
+@pytest.mark.parametrize(("environments", "itemsize"), [(32, 1), (127, 1), (128, 2), (32_767, 2), (32_768, 4)])
+def test_the_width_of_counts_depends_on_a_workers_environments_alone(environments: int, itemsize: int) -> None:
+    """Every worker's count of signs travels by itself, so its integer need not hold the sum over workers."""
+    for workers in (1, 4, 1024):
+        dtypes = sent_dtypes(aggregator("and-mask"), torch.float32, [environments] * workers, mapped=True)
+        assert {name: dtype.itemsize for name, dtype in dtypes.items()} == {"gradient": 4, "sign": itemsize}
+    uneven = sent_dtypes(aggregator("and-mask"), torch.float32, [1, environments, 1], mapped=True)
+    assert uneven["sign"].itemsize == itemsize
 
 
 def in_own_process(function: Callable[..., None], *arguments: Any) -> None:
