@@ -177,7 +177,7 @@ def test_whatever_is_sent_arrives_and_no_worker_sends_more_than_its_share(worker
 
 
 def test_a_fit_finds_the_cost_that_made_the_times() -> None:
-    cost = StepCost(3e-5, 4e-10, 2e-9, cores=2)
+    cost = StepCost(call=2e-4, message=3e-5, byte=4e-10, number=2e-9)
     steps = [
         step_traffic(aggregator(rule), [components], workers, environments)
         for rule in ("mean", "sand-mask")
@@ -185,6 +185,6 @@ def test_a_fit_finds_the_cost_that_made_the_times() -> None:
         for workers in (1, 2, 8)
         for environments in (1, 4)
     ]
-    fitted = fitted_cost(steps, [cost.seconds(step) for step in steps], cores=2)
-    found = (fitted.per_message, fitted.per_byte, fitted.per_number)
-    np.testing.assert_allclose(found, (3e-5, 4e-10, 2e-9), rtol=1e-3)
+    seconds = [cost.seconds(step, cores=2) for step in steps]
+    np.testing.assert_allclose(fitted_cost(steps, seconds, cores=2), cost, rtol=1e-3)
+    assert cost.seconds(steps[-1], cores=2) == pytest.approx(4 * cost.seconds(steps[-1])), "8 workers on 2 cores"

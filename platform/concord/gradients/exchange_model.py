@@ -11,7 +11,7 @@ Everything here is per step; a worker is a process of the group.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -133,25 +133,29 @@ def ring_bytes(payload: int, workers: int) -> float:
     return 2 * (workers - 1) / workers * payload
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """Seconds of a step: α · messages + β · bytes + γ · numbers worked on, times the workers that share a core.
+class StepCost(NamedTuple):
+    """Seconds of a step: a sum over what its busiest worker does, times the workers that share a core.
 
     Attributes:
-        per_message: α, seconds for each message that a worker sends (and, all alike, receives).
-        per_byte: β, seconds for each byte of tensors that it sends.
-        per_number: γ, seconds for each number that it maps or adds.
-        cores: of the machine whose workers these are; 0 if each has a core of its own.
+        call: seconds for each collective that is issued.
+        message: α, for each message that is sent (and, as all do the same, one received).
+        byte: β, for each byte of tensors that is sent.
+        number: γ, for each number that is mapped or added.
     """
 
-    per_message: float
-    per_byte: float
-    per_number: float
-    cores: int = 0
+    call: float
+    message: float
+    byte: float
+    number: float
 
-    def seconds(self, traffic: Traffic) -> float:
-        """A step's time, by its busiest worker."""
-        return float(np.dot(_features(traffic, self.cores), (self.per_message, self.per_byte, self.per_number)))
+    def seconds(self, traffic: Traffic, cores: int | None = None) -> float:
+        """A step's time.
+
+        Args:
+            traffic: what the step sends.
+            cores: of the machine that all its workers share; None: each has a core of its own.
+        """
+        return float(np.dot(_done(traffic, cores), self))
 
 
 def fitted_cost(steps: Sequence[Traffic], seconds: Sequence[float], cores: int) -> StepCost:
@@ -160,20 +164,20 @@ def fitted_cost(steps: Sequence[Traffic], seconds: Sequence[float], cores: int) 
     Args:
         steps: what was sent.
         seconds: how long each took.
-        cores: of the machine that all the workers shared.
+        cores: of the machine that all workers shared.
     """
-    from sklearn.linear_model import LinearRegression
+    from sklearn.linear_model import LinearRegression  # takes a second, and only a fit needs it
 
-    rows = np.array([_features(traffic, cores) for traffic in steps]) / np.array(seconds)[:, None]
-    scale = rows.max(0)  # bytes and messages differ by many powers of ten
+    rows = np.array([_done(traffic, cores) for traffic in steps]) / np.array(seconds)[:, None]
+    scale = rows.max(0)  # calls and bytes differ by many powers of ten
     solved: Any = LinearRegression(positive=True, fit_intercept=False).fit(rows / scale, np.ones(len(seconds)))
-    alpha, beta, gamma = solved.coef_ / scale
-    return StepCost(float(alpha), float(beta), float(gamma), cores)
+    return StepCost(*(float(part) for part in solved.coef_ / scale))
 
 
-def _features(traffic: Traffic, cores: int) -> list[float]:
-    sharing = max(1.0, traffic.workers / cores) if cores else 1.0
-    return [sharing * value for value in (traffic.messages.max(), traffic.sent.max(), traffic.worked_on)]
+def _done(traffic: Traffic, cores: int | None) -> list[float]:
+    sharing = 1.0 if cores is None else max(1.0, traffic.workers / cores)
+    done = (traffic.calls, traffic.messages.max(), traffic.sent.max(), traffic.worked_on)
+    return [sharing * float(part) for part in done]
 
 
 def _nothing(workers: int, worked_on: int = 0) -> Traffic:
