@@ -155,7 +155,7 @@ def _worker(
                 "calls": sum(map(len, calls.values())) / steps,
                 "payload": sum(map(sum, calls.values())) / steps,
                 "loopback": size / steps,
-                "packets": packets / steps,
+                "tcp": (size - HEADERS * packets) / steps,
                 "retransmitted": again,
             }
         )
@@ -204,7 +204,6 @@ def rows(workers: int, widths: list[int], steps: int, separate: bool) -> Iterato
     ]
     for (rule, width, environments), counted in zip(cases, measured(workers, cases, steps), strict=True):
         model = expected(rule, layer_sizes(network(width)), workers, environments)
-        loopback, packets = counted[0]["loopback"], counted[0]["packets"]
         yield {
             **{name: counted[0][name] for name in ("rule", "workers", "environments", "parameters")},
             "calls": [each["calls"] for each in counted],
@@ -213,8 +212,8 @@ def rows(workers: int, widths: list[int], steps: int, separate: bool) -> Iterato
             "model_payload": model.payload.tolist(),
             "messages": int(model.messages.sum()),
             "model_tcp": int(model.wire.sum()),
-            "tcp": loopback - HEADERS * packets if separate else None,
-            "loopback": loopback if separate else None,
+            "tcp": counted[0]["tcp"] if separate else None,
+            "loopback": counted[0]["loopback"] if separate else None,
             "retransmitted": counted[0]["retransmitted"] / steps,
         }
 

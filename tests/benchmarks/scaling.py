@@ -27,7 +27,7 @@ from concord.training.process import tune_process
 WORKERS = (1, 2, 4, 8)
 COMPONENTS = (10_000, 100_000, 1_000_000, 5_000_000)
 HELD_OUT_WORKERS, HELD_OUT_COMPONENTS = 4, 100_000
-REPEATS, WARMUP = 11, 2
+ROUNDS, REPEATS, WARMUP = 3, 5, 1
 
 Case = tuple[AggregatorName, int, int]
 """What is measured: rule, environments a worker, components."""
@@ -77,11 +77,11 @@ def _measure(rank: int, workers: int, port: int, result: str) -> None:
             dist.barrier()
             times.append(time.perf_counter() - start)
     if rank == 0:
-        torch.save(torch.tensor([statistics.median(times[WARMUP:]) for times in seconds]), result)
+        torch.save(torch.tensor([times[WARMUP:] for times in seconds]), result)
     dist.destroy_process_group()
 
 
-def _measured(workers: int) -> dict[Case, float]:
+def _times(workers: int) -> dict[Case, list[float]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +99,12 @@ def _traffic(case: Case, workers: int) -> Traffic:
 
 def rows() -> list[Row]:
     """A row for each measurement that the fit did not see."""
-    measured = {(case, workers): each for workers in WORKERS for case, each in _measured(workers).items()}
+    times: dict[tuple[Case, int], list[float]] = {(case, workers): [] for workers in WORKERS for case in CASES}
+    for _ in range(ROUNDS):  # what else the machine does comes and goes within minutes
+        for workers in WORKERS:
+            for case, seconds_of_round in _times(workers).items():
+                times[case, workers] += seconds_of_round
+    measured = {point: statistics.median(each) for point, each in times.items()}
     held_out = [
         (case, workers) for case, workers in measured if workers == HELD_OUT_WORKERS or case[-1] == HELD_OUT_COMPONENTS
     ]
