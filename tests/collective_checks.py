@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,7 +31,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, XorMask, aggregate
+from concord.aggregation import (
+    Aggregator,
+    AndMask,
+    GeometricMean,
+    Mean,
+    SandMask,
+    Statistics,
+    Update,
+    XorMask,
+    aggregate,
+)
 from concord.errors import InputError
 from concord.gradients import (
     AggregationHook,
@@ -520,6 +531,37 @@ def many_environments_are_counted_exactly(total: int) -> None:
     assert torch.equal(model.weight.grad != 0, kept)
     torch.testing.assert_close(model.weight.grad, torch.where(kept, signs / total, 0))
     torch.testing.assert_close(step.kept_fraction, kept.float().mean()[None])
+
+
+@dataclass(frozen=True)
+class SignSum:
+    """A rule whose update is Σ sign g itself."""
+
+    def map(self, gradient: Tensor) -> Statistics:
+        return {"gradient": gradient, "sign": gradient.sign()}
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return Update(sums["sign"], torch.ones_like(sums["sign"]))
+
+
+@check(2, 4, counts=[(127,), (128,), (127, 128), (8_192,), (32_767,), (32_768,), (1, 32_768)])
+def sums_of_signs_are_exact_at_the_bounds_of_their_integers(counts: tuple[int, ...]) -> None:
+    """All environments agree, all but one, half of them; one has a zero. 4 · 8192 are as many as 1024 · 32."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    each = [counts[other % len(counts)] for other in range(world)]
+    total, own = sum(each), local(each, rank)
+    gradients = torch.ones(total, 6)
+    gradients[:, 1] = -1
+    gradients[-1, 2] = -1
+    gradients[1:, 3] = -1
+    gradients[::2, 4] = -1
+    gradients[0, 5] = 0
+    model = Probe(6)
+    names = environment_names(each)[rank]
+    source = StackedGradients(model, identity, SignSum(), names=names, group=dist.group.WORLD)
+    source(gradients[own, None], torch.zeros(each[rank], 1))
+    expected = [total, -total, total - 2, 2 - total, total // 2 - (total + 1) // 2, total - 1]
+    assert model.weight.grad.tolist() == expected
 
 
 @check(4, ranks=[(0, 1), (1, 3), (3, 1, 2)])

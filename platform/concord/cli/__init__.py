@@ -19,6 +19,7 @@ from concord.cli.cluster import logs, stop, submissions, submit
 from concord.cli.output import without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
+from concord.cli.scaling import scaling
 from concord.errors import InputError, RunFailedError
 
 USAGE = """\
@@ -35,6 +36,7 @@ usage: concord COMMAND [options]
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table
+  concord scaling                       bytes and messages of a step against workers
 
 JOB is a name from `concord jobs` or a Python file of your own.
 Every command takes --help, and --json: then the last line on standard output is one JSON object."""
@@ -103,6 +105,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
     "models": models,
     "ui": ui,
     "bench": bench,
+    "scaling": scaling,
 }
 
 

@@ -5,7 +5,8 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 2 · (w-1)/w gradients a process, exactly what an all-reduce of the plain gradient moves, and no sign crosses the
 network at all where every process has one environment: the gradients themselves arrive, and the receiver maps them.
 Where processes hold several environments each, their sums travel, with signs as one byte beside a gradient's four
-(two bytes from 128 environments on). What a process kept of each layer is a few numbers beside that.
+(two bytes where a process has 128 environments or more; the counts of several processes are added only after they
+arrived, in floating point). What a process kept of each layer is a few numbers beside that.
 
 What it was measured against (``concord bench --only exchange``: 4 gloo processes on 2 cores, 6.5 million float32
 components), as multiples of the time of a plain all-reduce of the gradient, least and largest median ratio of three
@@ -49,6 +50,29 @@ def count_dtype(environments: int) -> torch.dtype:
         if environments <= torch.iinfo(dtype).max:
             return dtype
     return torch.int32
+
+
+def owned_slices(components: int, processes: int) -> list[slice]:
+    """Each process's slice of ``components``: of one width, but for the last ones, which may be shorter or empty."""
+    width = -(-components // processes)
+    edges = [min(rank * width, components) for rank in range(processes + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def sent_dtypes(
+    rule: Aggregator, dtype: torch.dtype, environments: Sequence[int], *, mapped: bool
+) -> dict[str, torch.dtype]:
+    """The dtype in which each statistic leaves a process.
+
+    Args:
+        rule: the aggregator.
+        dtype: of the gradients, or of the sums.
+        environments: of every process.
+        mapped: whether processes send sums of statistics, or the gradients of their only environments.
+    """
+    if not mapped:
+        return {"gradient": dtype}
+    return {name: count_dtype(max(environments)) if name == "sign" else dtype for name in rule.map(torch.ones(1))}
 
 
 @functools.cache  # once a process
@@ -116,20 +140,12 @@ class SliceExchange:
         world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.total = sum(map(len, environments))
-        components = sum(layer_sizes)
-        width = -(-components // world)
-        edges = [min(rank * width, components) for rank in range(world + 1)]
-        self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
+        self._slices = owned_slices(sum(layer_sizes), world)
         self._sizes = [part.stop - part.start for part in self._slices]
         self._layers = torch.tensor(layer_sizes, dtype=torch.float32, device=device)
         ends = torch.tensor(layer_sizes).cumsum(0).tolist()
         self._layer_slices = [slice(end - size, end) for end, size in zip(ends, layer_sizes, strict=True)]
-        if mapped:
-            self._wire = {
-                name: count_dtype(self.total) if name == "sign" else dtype for name in rule.map(torch.ones(1))
-            }
-        else:
-            self._wire = {"gradient": dtype}
+        self._wire = sent_dtypes(rule, dtype, [len(names) for names in environments], mapped=mapped)
         own = self._sizes[self.rank]
         self._got = {name: torch.zeros(world, own, dtype=wire, device=device) for name, wire in self._wire.items()}
         self._kept = torch.zeros(own, dtype=accumulation, device=device)

@@ -1,0 +1,121 @@
+"""A step's exchange by 1, 2, 4 and 8 local gloo workers against the cost model, fitted to part of the measurements.
+
+Only the exchange is timed, no backward pass. The fit sees 1, 2 and 8 workers and three of the four sizes; the rows are
+what it has not seen: 4 workers, and the other size. What was found is in the rows' reference, in the form that
+``concord scaling --cost`` takes. More workers than cores take turns on them: the model says that they take as many
+times longer.
+"""
+
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from concord.aggregation import AggregatorName, aggregator
+from concord.benchmark import Row
+from concord.gradients.exchange import SliceExchange
+from concord.gradients.exchange_model import Traffic, exchange_traffic, fitted_cost
+from concord.training.process import tune_process
+
+WORKERS = (1, 2, 4, 8)
+COMPONENTS = (10_000, 100_000, 1_000_000, 5_000_000)
+HELD_OUT_WORKERS, HELD_OUT_COMPONENTS = 4, 100_000
+ROUNDS, REPEATS, WARMUP = 3, 5, 1
+
+Case = tuple[AggregatorName, int, int]
+"""What is measured: rule, environments a worker, components."""
+RULES: tuple[tuple[AggregatorName, int], ...] = (("mean", 1), ("and-mask", 1), ("and-mask", 4))
+CASES: tuple[Case, ...] = tuple((*rule, components) for rule in RULES for components in COMPONENTS)
+
+
+def _step(case: Case) -> Callable[[], object]:
+    name, environments, components = case
+    gradient, out = torch.randn(components), torch.empty(components)
+    rule, mapped = aggregator(name, 0.5), environments > 1
+    names = [[f"{rank}.{index}" for index in range(environments)] for rank in range(dist.get_world_size())]
+    exchange = SliceExchange(
+        rule,
+        [components],
+        torch.float32,
+        torch.float32,
+        gradient.device,
+        None,
+        names,
+        mapped=mapped,
+        rescale=False,
+        nonfinite="raise",
+    )
+    sums = rule.map(gradient) if mapped else {"gradient": gradient}
+
+    def step() -> None:
+        exchange.send(sums, torch.ones(environments))
+        exchange.finish(out)
+        exchange.receive(out, 0)
+
+    return step
+
+
+def _measure(rank: int, workers: int, port: int, result: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    tune_process(threads=1)
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    steps = [_step(case) for case in CASES]
+    seconds: list[list[float]] = [[] for _ in CASES]
+    # In turn, so that what else the machine does meets all of them alike.
+    for _ in range(WARMUP + REPEATS):
+        for step, times in zip(steps, seconds, strict=True):
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            dist.barrier()
+            times.append(time.perf_counter() - start)
+    if rank == 0:
+        torch.save(torch.tensor([times[WARMUP:] for times in seconds]), result)
+    dist.destroy_process_group()
+
+
+def _times(workers: int) -> dict[Case, list[float]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        result = str(Path(folder) / "measured.pt")
+        spawn(_measure, (workers, port, result), nprocs=workers)
+        return dict(zip(CASES, torch.load(result, weights_only=True).tolist(), strict=True))
+
+
+def _traffic(case: Case, workers: int) -> Traffic:
+    name, environments, components = case
+    counts = [environments] * workers
+    return exchange_traffic(aggregator(name), [components], counts, torch.float32, mapped=environments > 1)
+
+
+def rows() -> list[Row]:
+    """A row for each measurement that the fit did not see."""
+    times: dict[tuple[Case, int], list[float]] = {(case, workers): [] for workers in WORKERS for case in CASES}
+    for _ in range(ROUNDS):  # what else the machine does comes and goes within minutes
+        for workers in WORKERS:
+            for case, seconds_of_round in _times(workers).items():
+                times[case, workers] += seconds_of_round
+    measured = {point: statistics.median(each) for point, each in times.items()}
+    held_out = [
+        (case, workers) for case, workers in measured if workers == HELD_OUT_WORKERS or case[-1] == HELD_OUT_COMPONENTS
+    ]
+    seen = [point for point in measured if point not in held_out]
+    cores = os.cpu_count() or 1
+    cost = fitted_cost([_traffic(*point) for point in seen], [measured[point] for point in seen], cores)
+    result = []
+    for case, workers in held_out:
+        (rule, environments, components), seconds = case, measured[case, workers]
+        modelled = cost.seconds(_traffic(case, workers), cores)
+        name = f"exchange, {rule}, {workers} x {environments} environments, {components / 1e6:g} M components"
+        found = f"the model, --cost {' '.join(f'{part:.2e}' for part in cost)}"
+        result.append(Row(name, seconds, found, modelled, seconds / modelled, "1"))
+    return result
