@@ -334,7 +334,7 @@ def _watched(assignment: Assignment, job: str, config: TrainConfig, place: Place
     if assignment.run_id is None:  # one of a study's many trials
         yield so_far
         return
-    labels = {"run": str(config.name), "job": job, "method": config.method, "rank": str(place.rank)}
+    labels = {"run": str(config.name), "concord_job": job, "method": config.method, "rank": str(place.rank)}
     with Published(RUN_METRICS, labels, RunSamples(so_far, first=place.rank == 0)):
         yield so_far
 

@@ -8,6 +8,7 @@ thread of their own, also while the loop evaluates or waits.
 
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,10 +170,13 @@ class Published:
             )
             for metric in self._metrics
         }
-        while True:
+        over = False
+        while not over:
             over = self._over.wait(_EVERY_SECONDS)
-            for sample in self._samples():
-                gauge, tags = gauges[sample.name]
-                gauge.set(sample.value, dict(zip(tags, sample.tags, strict=True)))
-            if over:
+            try:
+                for sample in self._samples():
+                    gauge, tags = gauges[sample.name]
+                    gauge.set(sample.value, dict(zip(tags, sample.tags, strict=True)))
+            except Exception as error:  # whoever looks on must not disturb what is looked at
+                warnings.warn(f"no more metrics for Prometheus: {type(error).__name__}: {error}", RuntimeWarning, 1)
                 return

@@ -311,9 +311,9 @@ class _Run:
         so_far, clock = self.so_far, self.so_far.clock
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
+            clock.switch("gradients")
             _seed_step(self.config.seed, self.place.rank, step)
             self._step = step
-            clock.switch("gradients")
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(*self.batches.batch(step), step)

@@ -250,7 +250,7 @@ class _Study:
         for task, result in ended:
             progress.earlier(task, result)
         source = _Source(self, propose, learn, progress)
-        labels = {"study": plan.name, "job": plan.job.name, "method": plan.method}
+        labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
         with Published(STUDY_METRICS, labels, progress.samples):
             self._run(source, plan.stop_rule, stopping, interruption, progress)
         self.say(progress.line())
