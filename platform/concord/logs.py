@@ -33,15 +33,15 @@ class Context(NamedTuple):
 
 
 def as_json() -> bool:
-    """Whether lines are to be JSON.
+    """Whether lines are to be JSON."""
+    return os.environ.get(VARIABLE) == "json"
 
-    Raises:
-        InputError: CONCORD_LOG has a value that means nothing.
-    """
+
+def check() -> None:
+    """Refuse a value of CONCORD_LOG that means nothing (InputError)."""
     value = os.environ.get(VARIABLE, "text")
     if value not in {"json", "text"}:
         raise InputError(f"{VARIABLE}={value}: must be json or text")
-    return value == "json"
 
 
 def use_json() -> None:

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
     """The exit status of a command and what --json shows; what went wrong is said here."""
     try:
+        structured_logs.check()
         if structured_logs.as_json():
             structured_logs.use_json()
         if not words:
