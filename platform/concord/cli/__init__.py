@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import concord
+from concord import logs as structured_logs
 from concord.cli.bench import bench
 from concord.cli.cluster import logs, stop, submissions, submit
-from concord.cli.output import without_passwords
+from concord.cli.output import complain, without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
 from concord.cli.scaling import scaling
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
     """The exit status of a command and what --json shows; what went wrong is said here."""
     try:
+        structured_logs.check()
+        if structured_logs.as_json():
+            structured_logs.use_json()
         if not words:
             raise InputError(f"no command given; there are {', '.join(COMMANDS)}; concord --help says more")
         if words[0] in {"-h", "--help"}:
@@ -76,9 +80,9 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
         status, problem = 1, f"{type(error).__name__}: {error}"
-        print(without_passwords(traceback.format_exc()), file=sys.stderr)
+        complain(without_passwords(traceback.format_exc()))
     problem = without_passwords(problem)
-    print(f"concord: {problem}", file=sys.stderr, flush=True)
+    complain(f"concord: {problem}")
     return status, {"error": problem}
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from concord import logs as structured_logs
 from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError, RunFailedError
@@ -139,6 +140,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         own += ["--name", name]
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
+    if structured_logs.as_json():
+        environment[structured_logs.VARIABLE] = "json"
     with packed(folder, options.size_limit, needed) as package:
         from concord.submission.cluster import Cluster  # imports Ray, which takes a second
 

@@ -1,13 +1,27 @@
 """What commands print: lines of progress, tables, and never a password."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from concord import logs
+
 
 def say(line: str) -> None:
     """A line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    if logs.as_json():
+        logs.write(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def complain(line: str) -> None:
+    """What went wrong."""
+    if logs.as_json():
+        logs.write(line, logging.ERROR)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -14,6 +14,7 @@ from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.per_example import Finished, PerExample, per_example
 from concord.gradients.stacked import StackedGradients
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.step_clock import StepClock
 
 __all__ = [
     "AggregationHook",
@@ -26,6 +27,7 @@ __all__ = [
     "PerExample",
     "PerExampleGradients",
     "StackedGradients",
+    "StepClock",
     "aggregation_hook",
     "per_example",
     "register_aggregation_hook",

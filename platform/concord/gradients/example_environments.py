@@ -13,6 +13,7 @@ from concord.gradients.nonfinite import NonFinite
 from concord.gradients.per_example import PerExample
 from concord.gradients.stacked import Loss, random_state, set_random_state
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.step_clock import StepClock
 
 ExampleGradient = Literal["contribution", "loss"]
 """What the gradient of one example is, where the examples of a batch meet in batch norm.
@@ -49,6 +50,7 @@ class PerExampleGradients:
             statistics too.
         group: other processes of this group have other examples; all have to call with the same frequency.
         memory_limit: bytes of per-example gradients that may exist at once.
+        clock: is told what part of a step time goes to.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -66,6 +68,7 @@ class PerExampleGradients:
         nonfinite: NonFinite = "raise",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 28,
+        clock: StepClock | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -81,6 +84,7 @@ class PerExampleGradients:
             nonfinite=nonfinite,
             group=group,
             memory_limit=memory_limit,
+            clock=clock,
         )
         self._parameters = list(self._collected.sums.parameters.values())
         self._device = self._collected.sums.device

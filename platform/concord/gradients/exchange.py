@@ -39,6 +39,7 @@ from torch import Tensor
 from concord.aggregation import Aggregator, Statistics, rescaling_factor, sum_over_environments
 from concord.errors import InputError
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.step_clock import StepClock
 
 # Components of a slice that are summed and finished at once on a CPU, so that they stay in its cache.
 _BLOCK = 1 << 15
@@ -106,6 +107,7 @@ class SliceExchange:
             they send sums of statistics.
         rescale: divide each layer by its kept fraction.
         nonfinite: what to do about an environment that :meth:`send` marks as not finite.
+        clock: is told when time goes to the exchange, and when to the update.
 
     Raises:
         InputError: a process has no environment (in every process).
@@ -124,6 +126,7 @@ class SliceExchange:
         mapped: bool,
         rescale: bool,
         nonfinite: NonFinite,
+        clock: StepClock | None = None,
     ) -> None:
         for rank, names in enumerate(environments):
             if not names:
@@ -135,6 +138,7 @@ class SliceExchange:
         self.mapped = mapped
         self.rescale = rescale
         self.accumulation = accumulation
+        self._clock = clock or StepClock()
         if device.type == "cpu":
             _let_threads_finish_at_exit()
         world = dist.get_world_size(group)
@@ -166,6 +170,7 @@ class SliceExchange:
             present: ``(local environments,)`` float32: 1 for an environment that is in the contributions, -1 for
                 one whose gradient is not finite.
         """
+        before = self._clock.switch("exchange")
         self._report.zero_()
         self._report[len(self._layers) : len(self._layers) + len(present)] = present
         for name, wire in self._wire.items():
@@ -185,6 +190,7 @@ class SliceExchange:
             )
         if self.nonfinite == "skip":  # who takes part has to be known before the sums are finished
             self._share_reports()
+        self._clock.switch(before)
 
     def finish(self, out: Tensor) -> None:
         """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
@@ -192,7 +198,9 @@ class SliceExchange:
         Args:
             out: flat, of all components, dtype as sent; it may be the very memory that was sent.
         """
+        before = self._clock.switch("exchange")
         self._wait()
+        self._clock.switch("optimizer")
         rows: slice | Tensor = slice(None)
         environments = self.total
         if self.nonfinite == "skip":
@@ -202,12 +210,14 @@ class SliceExchange:
             if bool((present == 0).any()):
                 rows = present.nonzero().flatten()
         self._finish_slice(out[self._slices[self.rank]], rows, environments)
+        self._clock.switch("exchange")
         self._share_reports()
         self._works += [
             dist.broadcast(out[part], group=self.group, group_src=rank, async_op=True)
             for rank, part in enumerate(self._slices)
             if self._sizes[rank] > 0
         ]
+        self._clock.switch(before)
 
     def receive(self, out: Tensor, step: int) -> tuple[Tensor, tuple[str, ...]]:
         """Wait for the second phase.
@@ -222,6 +232,7 @@ class SliceExchange:
         Raises:
             NonFiniteGradientError: an environment of any process was marked as not finite (in every process).
         """
+        before = self._clock.switch("exchange")
         self._wait()
         flags = self._reports[:, len(self._layers) :].tolist()
         bad = tuple(
@@ -232,6 +243,7 @@ class SliceExchange:
         )
         if bad and self.nonfinite == "raise":
             raise NonFiniteGradientError(bad, step)
+        self._clock.switch("optimizer")
         kept_fraction = self._reports[:, : len(self._layers)].sum(0) / self._layers
         if self.rescale:
             # Where nothing was kept the factor is 1e10, which float16 would round to infinity, and 0 · ∞ to nan.
@@ -239,6 +251,7 @@ class SliceExchange:
             factors = rescaling_factor(kept_fraction).to(out.dtype).clamp(max=largest).unbind()
             for layer, factor in zip(self._layer_slices, factors, strict=True):
                 out[layer].mul_(factor)
+        self._clock.switch(before)
         return kept_fraction, bad
 
     def _share_reports(self) -> None:

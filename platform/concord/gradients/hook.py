@@ -26,6 +26,7 @@ from concord.gradients.exchange import SliceExchange
 from concord.gradients.layout import trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.step_clock import StepClock
 
 
 @dataclass
@@ -51,6 +52,7 @@ class AggregationHook:
             overlaps with backward any more.
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
+        clock: is told what part of a step time goes to.
 
     Attributes:
         step: how many backward passes were aggregated.
@@ -66,7 +68,9 @@ class AggregationHook:
         nonfinite: NonFinite = "raise",
         environment: str | None = None,
         group: dist.ProcessGroup | None = None,
+        clock: StepClock | None = None,
     ) -> None:
+        self._clock = clock
         self.rule = rule
         self.rescale = rescale
         self.nonfinite = nonfinite
@@ -109,6 +113,7 @@ class AggregationHook:
                 mapped=False,
                 rescale=self.rescale,
                 nonfinite=self.nonfinite,
+                clock=self._clock,
             )
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
         self._waiting.append(_Bucket(self._exchanges[key], buffer, parameters, future))
@@ -163,13 +168,19 @@ def register_aggregation_hook(
     rescale: bool = False,
     nonfinite: NonFinite = "raise",
     environment: str | None = None,
+    clock: StepClock | None = None,
 ) -> AggregationHook:
     """Aggregate the gradients of a DDP model with ``rule``, every process being one environment.
 
     Call it in every process, before the first backward pass. Arguments as for :class:`AggregationHook`.
     """
     hook = AggregationHook(
-        rule, rescale=rescale, nonfinite=nonfinite, environment=environment, group=model.process_group
+        rule,
+        rescale=rescale,
+        nonfinite=nonfinite,
+        environment=environment,
+        group=model.process_group,
+        clock=clock,
     )
     model.register_comm_hook(hook, aggregation_hook)
     return hook
@@ -184,7 +195,7 @@ class HookedGradients:
     Args:
         model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled.
         loss: maps outputs and targets to a scalar, the mean over the batch.
-        rule, rescale, nonfinite, environment: as for :class:`AggregationHook`.
+        rule, rescale, nonfinite, environment, clock: as for :class:`AggregationHook`.
         find_unused_parameters: as for DDP: the loss does not depend on all parameters.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
     """
@@ -200,6 +211,7 @@ class HookedGradients:
         environment: str | None = None,
         find_unused_parameters: bool = False,
         autocast: torch.dtype | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self._autocast = autocast
         self._parameters = list(trainable(model).values())
@@ -212,7 +224,7 @@ class HookedGradients:
         )
         self._loss = loss
         self.hook = register_aggregation_hook(
-            self._model, rule, rescale=rescale, nonfinite=nonfinite, environment=environment
+            self._model, rule, rescale=rescale, nonfinite=nonfinite, environment=environment, clock=clock
         )
 
     def __call__(self, inputs: Tensor, targets: Tensor, step: int) -> EnvironmentStep:

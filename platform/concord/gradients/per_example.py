@@ -26,6 +26,7 @@ from concord.errors import InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.nonfinite import NonFinite
+from concord.gradients.step_clock import StepClock
 from concord.gradients.sums import Sums
 
 # Exchanges are kept for the latest numbers of examples; their buffers are as large as the model.
@@ -74,6 +75,7 @@ class PerExample:
         group: other processes of this group have other examples; the rule is applied to all of them together, and
             :meth:`finish` has to be called in all. The model is not to be wrapped in DDP, which would average.
         memory_limit: bytes of per-example gradients that may exist at once.
+        clock: is told what part of a step time goes to.
 
     Attributes:
         sums: of this process's examples; their ``gradient`` comes from ``parameter.grad`` in the end.
@@ -94,13 +96,15 @@ class PerExample:
         nonfinite: NonFinite = "raise",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 28,
+        clock: StepClock | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise InputError(f"reduction {reduction!r}: expected 'mean' or 'sum'")
         self.rule = rule
         self.group = group
         self.steps = 0
-        self.sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite)
+        self._clock = clock or StepClock()
+        self.sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite, clock=self._clock)
         self._hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
         self._exchanges: dict[tuple[int, ...], SliceExchange] = {}
 
@@ -210,9 +214,12 @@ class PerExample:
     def _counts(self, examples: int) -> tuple[int, ...]:
         if self.group is None:
             return (examples,)
+        before = self._clock.switch("exchange")
         counts = [torch.zeros(1, dtype=torch.int64, device=self.sums.device) for _ in range(self.group.size())]
         dist.all_gather(counts, torch.tensor([examples], device=self.sums.device), group=self.group)
-        return tuple(int(count) for count in counts)
+        known = tuple(int(count) for count in counts)
+        self._clock.switch(before)
+        return known
 
     def _exchange(self, counts: tuple[int, ...]) -> SliceExchange:
         assert self.group is not None

@@ -17,6 +17,7 @@ from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.step_clock import StepClock
 from concord.gradients.sums import Sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -60,6 +61,7 @@ class StackedGradients:
             models and losses that do the same at every step: what Python decides in them (a schedule, a counter,
             ``random``) would stay as it was when it was recorded. Dropout draws anew; a model with buffers in
             training mode, such as batch norm's, is not recorded.
+        clock: is told what part of a step time goes to.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, or ``group`` came without ``names``.
@@ -79,8 +81,9 @@ class StackedGradients:
         vectorize: bool | None = None,
         autocast: torch.dtype | None = None,
         trace: bool = False,
+        clock: StepClock | None = None,
     ) -> None:
-        self._sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite)
+        self._sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite, clock=clock)
         if group is not None and names is None:
             raise InputError("names: needed with a process group, to know how many environments each process has")
         self.model = model

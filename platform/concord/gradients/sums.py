@@ -12,6 +12,7 @@ from concord.errors import InputError
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
+from concord.gradients.step_clock import StepClock
 
 
 class Sums:
@@ -22,6 +23,7 @@ class Sums:
         rule: the rule.
         rescale: divide each parameter tensor's update by its kept fraction.
         nonfinite: what to do about environments whose gradient is not finite.
+        clock: is told what part of a step time goes to.
 
     Attributes:
         parameters: the trainable ones, by name.
@@ -32,13 +34,22 @@ class Sums:
         InputError: the model has no parameter that requires a gradient.
     """
 
-    def __init__(self, model: nn.Module, rule: Aggregator, *, rescale: bool, nonfinite: NonFinite) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Aggregator,
+        *,
+        rescale: bool,
+        nonfinite: NonFinite,
+        clock: StepClock | None = None,
+    ) -> None:
         self.parameters = trainable(model)
         if not self.parameters:
             raise InputError("model: none of its parameters requires a gradient")
         self.rule = rule
         self.rescale = rescale
         self.nonfinite = nonfinite
+        self._clock = clock or StepClock()
         self.layout = Layout.of(self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.flat = new_statistics(rule, (self.layout.components,), self.layout.dtype, self.device)
@@ -66,6 +77,7 @@ class Sums:
             mapped=any(len(local) != 1 for local in environments),
             rescale=self.rescale,
             nonfinite=self.nonfinite,
+            clock=self._clock,
         )
 
     def finish(
@@ -86,6 +98,7 @@ class Sums:
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
         """
+        before = self._clock.switch("optimizer")
         update, kept, skipped = (
             self._finished(finite, names, step) if exchange is None else self._exchanged(finite, step, exchange)
         )
@@ -93,6 +106,7 @@ class Sums:
             update = update.clone()  # a rule may give back a sum as it is; the sums are zeroed for the next step
         for index, parameter in enumerate(self.parameters.values()):
             parameter.grad = self.layout.part(update, index).to(parameter.dtype)
+        self._clock.switch(before)
         return kept, skipped
 
     def _exchanged(self, finite: Tensor, step: int, exchange: SliceExchange) -> tuple[Tensor, Tensor, tuple[str, ...]]:

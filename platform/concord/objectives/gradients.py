@@ -10,6 +10,7 @@ from concord.errors import InputError
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import EnvironmentStep
+from concord.gradients.step_clock import StepClock
 from concord.objectives.objective import Objective
 
 
@@ -26,14 +27,21 @@ class ObjectiveGradients:
         objective: what is minimized.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
+        clock: is told what part of a step time goes to.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, names: Sequence[str], group: dist.ProcessGroup | None = None
+        self,
+        model: nn.Module,
+        objective: Objective,
+        names: Sequence[str],
+        group: dist.ProcessGroup | None = None,
+        clock: StepClock | None = None,
     ) -> None:
+        self._clock = clock or StepClock()
         self.model = model
         self.objective = objective
         self.group = group
@@ -71,7 +79,9 @@ class ObjectiveGradients:
         gradients = torch.autograd.grad(value, self._parameters, materialize_grads=True)
         flat = torch.cat([gradient.reshape(-1).to(self._layout.dtype) for gradient in gradients])
         if self.group is not None:
+            before = self._clock.switch("exchange")
             dist.all_reduce(flat, group=self.group)
+            self._clock.switch(before)
         if not bool(torch.isfinite(flat.sum())):
             self._refuse(everyones.detach(), each, step)
         for index, parameter in enumerate(self._parameters):
@@ -81,12 +91,14 @@ class ObjectiveGradients:
 
     def _everyones(self, batches: Tensor) -> Tensor:
         """The batches of all environments, in the order of the processes."""
+        before = self._clock.switch("exchange")
         shape = batches.shape[1:]
         parts = [batches.new_empty((count, *shape)) for count in self._counts]
         for rank, part in enumerate(parts):
             if rank == self._rank:
                 part.copy_(batches)
             dist.broadcast(part, group=self.group, group_src=rank)
+        self._clock.switch(before)
         return torch.cat(parts)
 
     def _with_others(self, terms: Tensor, each: int) -> Tensor:
@@ -95,7 +107,9 @@ class ObjectiveGradients:
         padded = torch.zeros(most, dtype=terms.dtype, device=terms.device)
         padded[: len(terms)] = terms.detach()
         parts = [torch.empty_like(padded) for _ in self._counts]
+        before = self._clock.switch("exchange")
         dist.all_gather(parts, padded, group=self.group)
+        self._clock.switch(before)
         known = [part[: count * each] for part, count in zip(parts, self._counts, strict=True)]
         known[self._rank] = terms
         return torch.cat(known)

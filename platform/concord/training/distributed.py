@@ -18,12 +18,14 @@ from typing import Any, cast
 
 import torch
 
+from concord import logs
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
+from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
 from concord.training.loop import Place, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
@@ -54,6 +56,7 @@ class Assignment:
         journal: where the first worker keeps metrics before they are sent.
         tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
         left_out: a training environment that is not to be trained on.
+        log_context: how it logs.
     """
 
     path: str
@@ -64,6 +67,7 @@ class Assignment:
     tracking_uri: str | None = field(repr=False)
     run_id: str | None
     left_out: str | None = None
+    log_context: logs.Context = field(default_factory=logs.context)
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,18 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     if address == "local":  # nothing preempts this machine, and the watcher warns of itself
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
+    structured: dict[str, Any] = (
+        {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
+    )
     try:
-        context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True)
+        context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
+    if structured:
+        logs.use_json()  # what Ray has set up for this process would write each line once more
+        logs.know(job_id=ray.get_runtime_context().get_job_id())
+        logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         check_resources(config)
         if tracked_by_workers:
@@ -290,12 +301,14 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     import ray.train.collective
     import ray.train.torch
 
-    _quiet_ray_train()
     assignment: Assignment = loop_config["assignment"]
     context = ray.train.get_context()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     tune_process(threads=max(1, cores // context.get_local_world_size()))
     place = Place(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    here = ray.get_runtime_context()
+    logs.take_over(assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id())
+    _quiet_ray_train()
     failed = ray.train.collective.broadcast_from_rank_zero(_recorded_error(assignment.journal.parent))
     if failed:
         return {"error": failed}
@@ -303,11 +316,13 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     log = MetricLog(assignment.journal, assignment.tracking_uri, assignment.run_id) if place.rank == 0 else None
     reporter = _RayReporter(place.rank, log)
     try:
-        job = job_from_source(assignment.path, assignment.source).job
+        file = job_from_source(assignment.path, assignment.source)
+        job, name = file.job, file.name
         with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
             config = job.config(**assignment.options)
             load = functools.partial(prepare, job, config, place, assignment.left_out)
-            outcome = train(job, config, place, reporter, Path(folder) if folder else None, load)
+            with _watched(assignment, name, config, place) as so_far:
+                outcome = train(job, config, place, reporter, Path(folder) if folder else None, load, so_far)
     except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker
@@ -328,6 +343,18 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         "steps": outcome.steps,
         "unsent": unsent,
     }
+
+
+@contextlib.contextmanager
+def _watched(assignment: Assignment, job: str, config: TrainConfig, place: Place) -> Iterator[StepsSoFar]:
+    """Show what the worker does as it does it."""
+    so_far = StepsSoFar()
+    if assignment.run_id is None:  # one of a study's many trials
+        yield so_far
+        return
+    labels = {"run": str(config.name), "concord_job": job, "method": config.method, "rank": str(place.rank)}
+    with Published(RUN_METRICS, labels, RunSamples(so_far, first=place.rank == 0)):
+        yield so_far
 
 
 def _quiet_ray_train() -> None:

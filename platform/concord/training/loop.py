@@ -24,6 +24,7 @@ from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import EvaluatedPart, check_targets, default_measures, evaluate
 from concord.training.job import Job
+from concord.training.live_metrics import StepsSoFar
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation, Outcome
 
@@ -127,6 +128,7 @@ def train(
     reporter: Reporter,
     resume_from: Path | None = None,
     load: Callable[[], Prepared] | None = None,
+    so_far: StepsSoFar | None = None,
 ) -> Outcome:
     """Train; with several processes, in the default process group.
 
@@ -137,12 +139,13 @@ def train(
         reporter: takes metrics and checkpoints.
         resume_from: a checkpoint's folder to go on from; the end is the one of an undisturbed run.
         load: gives the data of this process; None calls :func:`prepare`.
+        so_far: is kept up to date at every step, for those who look on from another thread.
 
     Raises:
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.nonfinite``; raised in every process.
     """
-    evaluations = training(job, config, place, reporter, resume_from, load)
+    evaluations = training(job, config, place, reporter, resume_from, load, so_far)
     while True:
         try:
             next(evaluations)
@@ -158,10 +161,11 @@ def training(
     reporter: Reporter,
     resume_from: Path | None = None,
     load: Callable[[], Prepared] | None = None,
+    so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
     """What :func:`train` does, in pieces: gives every evaluation as it comes, and waits there to be asked on."""
     prepared = _together(load or (lambda: prepare(job, config, place)), place)
-    run = _Run(job, config, place, prepared)
+    run = _Run(job, config, place, prepared, so_far or StepsSoFar())
     progress = (
         _together(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
         if resume_from
@@ -198,6 +202,7 @@ def training(
             if last and job.final_measures is not None and place.rank == 0:
                 metrics |= _final_measures(job, config, run.model.eval())
             progress.history.append(Evaluation(progress.epoch, step, metrics))
+            run.so_far.evaluated(metrics)
         if place.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
                 if at % every == 0 or at == step == config.epochs * run.steps_per_epoch:
@@ -222,9 +227,12 @@ class _EpochSteps:
 class _Run:
     """The parts of a run in one process, put together."""
 
-    def __init__(self, job: Job[Any], config: TrainConfig, place: Place, prepared: Prepared) -> None:
+    def __init__(
+        self, job: Job[Any], config: TrainConfig, place: Place, prepared: Prepared, so_far: StepsSoFar
+    ) -> None:
         self.place = place
         self.config = config
+        self.so_far = so_far
         self.environments = prepared.environments
         self.model = build_model(job, config).to(place.device)
         self.job = job
@@ -247,6 +255,7 @@ class _Run:
         )
         rule = config.rule()
         options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
+        options["clock"] = so_far.clock
         options["autocast"] = torch.bfloat16 if config.precision == "bfloat16" else None
         objective = config.objective_of(job.loss, config.epochs * self.steps_per_epoch, options["autocast"])
         self._step = 0
@@ -260,7 +269,7 @@ class _Run:
         self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
         group = dist.group.WORLD if place.world > 1 else None
         if not isinstance(objective, Separable):
-            self.gradients = ObjectiveGradients(self.model, objective, names, group)
+            self.gradients = ObjectiveGradients(self.model, objective, names, group, so_far.clock)
         elif config.per_example:
             self.gradients = PerExampleGradients(
                 self.model,
@@ -288,6 +297,7 @@ class _Run:
         self.measures = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
+        so_far.sizes, so_far.epochs = self._sizes, config.epochs
 
     def _some_parameter_is_unused(self) -> bool:
         """Whether the loss leaves a parameter without a gradient, in any process; DDP has to be told."""
@@ -300,18 +310,23 @@ class _Run:
         """All steps of one epoch."""
         self.model.train()
         losses, kept, rates, skipped = [], [], [], 0
+        so_far, clock = self.so_far, self.so_far.clock
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
+            clock.switch("gradients")
             _seed_step(self.config.seed, self.place.rank, step)
             self._step = step
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(*self.batches.batch(step), step)
             rates.append(self.optimization.lr)
+            clock.switch("optimizer")
             self.optimization.step()
             losses.append(torch.stack([result.losses.sum() * self._weight, result.losses.max()]))
             kept.append(result.kept_fraction)
             skipped += len(result.skipped)
+            so_far.steps, so_far.epoch, so_far.latest = so_far.steps + 1, (step + 1) / self.steps_per_epoch, result
+            clock.switch(None)
         seconds = time.perf_counter() - started
         sums, worst = torch.stack(losses).float().unbind(1)
         if self.place.world > 1:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from concord import logs
 from concord.errors import RunFailedError
 from concord.tracking import Store
 
@@ -21,7 +22,7 @@ _SHOWN = ("train_accuracy", "ood_accuracy", "train_loss", "ood_loss", "kept_frac
 def watched(store: Store, run_id: str, epochs: int, say: Callable[[str], None]) -> Iterator[None]:
     """While the body runs, show how far the run is: a bar on a terminal, a line every ten seconds elsewhere."""
     done = threading.Event()
-    show = _bar if sys.stderr.isatty() else _lines
+    show = _bar if sys.stderr.isatty() and not logs.as_json() else _lines
     watcher = threading.Thread(target=show, args=(store, run_id, epochs, say, done), daemon=True)
     watcher.start()
     try:

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 import torch
 
 import concord
+from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.tracking import Store, redact
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
@@ -88,6 +89,7 @@ def open_run(
     """
     name = config.name
     assert name is not None
+    logs.know(run=name, job=job)
     folder = config.output / "runs" / name
     record = _resumed(job, config, folder, placement) if config.resume else None
     if record is None and folder.exists():

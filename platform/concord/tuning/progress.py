@@ -8,11 +8,19 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from concord import logs
+from concord.training.live_metrics import Metric, Sample
 from concord.tuning.journal import Ended, Task
 from concord.tuning.selection import Criterion
 
 _SAY_EVERY_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 0.5
+
+STUDY_METRICS = (
+    Metric("concord_trials", "Trials of the study by how they stand: running, finished, failed", ("state",)),
+    Metric("concord_trials_wanted", "Trials that the study is to have"),
+    Metric("concord_best_trial", "The criterion's value in the best trial so far", ("metric",)),
+)
 
 
 class StudyProgress:
@@ -73,7 +81,8 @@ class StudyProgress:
                     self._best = (score, task.trial, value)
 
     def __enter__(self) -> "StudyProgress":
-        self._shower = threading.Thread(target=self._bar if sys.stderr.isatty() else self._lines, daemon=True)
+        bar = sys.stderr.isatty() and not logs.as_json()
+        self._shower = threading.Thread(target=self._bar if bar else self._lines, daemon=True)
         self._shower.start()
         return self
 
@@ -94,6 +103,18 @@ class StudyProgress:
         if left is not None:
             parts.append(f"{_duration(left)} left")
         return ", ".join(parts)
+
+    def samples(self) -> list[Sample]:
+        """The same as gauges: sums over the trials, which may be thousands."""
+        with self._lock:
+            states = {
+                "running": len(self._running), "finished": self._done - self._failed, "failed": self._failed
+            }  # fmt: skip
+            samples = [Sample("concord_trials", float(count), (state,)) for state, count in states.items()]
+            samples.append(Sample("concord_trials_wanted", float(self._total)))
+            if self._best is not None and self._criterion is not None:
+                samples.append(Sample("concord_best_trial", self._best[2], (self._criterion.metric,)))
+        return samples
 
     def _left(self) -> float | None:
         if self._here == 0:

@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.space import shown
 from concord.tracking import ChildRuns, Store, redact
 from concord.training.distributed import ray_session
 from concord.training.job import built_in_jobs
+from concord.training.live_metrics import Published
 from concord.training.run import Say, run
 from concord.training.run_folder import RECORD, Lineage, run_tags
 from concord.tuning import journal as journals
 from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
 from concord.tuning.plan import Plan
-from concord.tuning.progress import StudyProgress
+from concord.tuning.progress import STUDY_METRICS, StudyProgress
 from concord.tuning.results import StudyResult, judged, write_results
 from concord.tuning.selection import LOOKED_AT
 from concord.tuning.shared_data import SharedData, share_data
@@ -43,6 +45,7 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
     """
     started = time.perf_counter()
     base, folder = plan.base, plan.folder
+    logs.know(study=plan.name, job=plan.job.name)
     if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
         room(plan.options, base, there)
     store = Store.open(base.output, base.tracking_uri)
@@ -247,7 +250,9 @@ class _Study:
         for task, result in ended:
             progress.earlier(task, result)
         source = _Source(self, propose, learn, progress)
-        self._run(source, plan.stop_rule, stopping, interruption, progress)
+        labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
+        with Published(STUDY_METRICS, labels, progress.samples):
+            self._run(source, plan.stop_rule, stopping, interruption, progress)
         self.say(progress.line())
         if interruption.out_of_time:
             self.say(f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching")

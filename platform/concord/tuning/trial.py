@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from ray.tune import Trainable
 
+from concord import logs
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.training import Evaluation, Place, TrainConfig
@@ -40,6 +42,7 @@ class Assignment:
         shared: the data; None where each trial loads its own.
         threads: of a trial.
         folder: for what a distributed trial leaves while it runs.
+        log_context: how trials log.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Assignment:
     shared: SharedData | None
     threads: int
     folder: Path
+    log_context: logs.Context = field(default_factory=logs.context)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class TrialProcess(Trainable):
         self._assignment = assignment
         self._prepared: Prepared | None = None
         tune_process(assignment.threads)
+        here = ray.get_runtime_context()
+        logs.take_over(assignment.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
         self._job: JobFile | None = None
         self._reports: Generator[Report, None, None] = self._training(config)
 

@@ -1,0 +1,96 @@
+"""Lines of progress and log records as one JSON object a line, for those who collect logs: ``CONCORD_LOG=json``.
+
+The fields have the names of Ray's own JSON logs (``ray.LoggingConfig(encoding="JSON")``): ``asctime``, ``levelname``,
+``message``, ``filename``, ``lineno``, ``process``, ``timestamp_ns``, ``job_id``, and in workers ``worker_id`` and
+``node_id``. Beside them stands what Concord knows: ``run`` or ``study``, ``job``, ``submission``, ``rank``.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from concord.errors import InputError
+
+VARIABLE = "CONCORD_LOG"
+_OWN = "concord"
+
+_known: dict[str, Any] = {}
+
+
+class Context(NamedTuple):
+    """What a process hands to those that work for it.
+
+    Attributes:
+        as_json: whether lines are JSON.
+        known: the fields of all records.
+    """
+
+    as_json: bool
+    known: Mapping[str, Any]
+
+
+def as_json() -> bool:
+    """Whether lines are to be JSON."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def check() -> None:
+    """Refuse a value of CONCORD_LOG that means nothing (InputError)."""
+    value = os.environ.get(VARIABLE, "text")
+    if value not in {"json", "text"}:
+        raise InputError(f"{VARIABLE}={value}: must be json or text")
+
+
+def use_json() -> None:
+    """Write everything that this process logs or warns of to standard error as JSON, in place of what was set up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    ray = logging.getLogger("ray")
+    ray.handlers[:], ray.propagate = [], True
+    logging.captureWarnings(True)
+    if "CONCORD_SUBMISSION" in os.environ:
+        know(submission=os.environ["CONCORD_SUBMISSION"])
+
+
+def know(**fields: Any) -> None:
+    """Add fields to every later line of this process, whoever logs it."""
+    _known.update(fields)
+
+
+def context() -> Context:
+    """What workers are to :func:`take_over`."""
+    return Context(as_json(), dict(_known))
+
+
+def take_over(given: Context, **fields: Any) -> None:
+    """Log as the process does that this one works for, with more fields."""
+    if given.as_json:
+        use_json()
+    know(**given.known, **fields)
+
+
+def write(line: str, level: int = logging.INFO) -> None:
+    """Log a line of Concord's own."""
+    logging.getLogger(_OWN).log(level, line, stacklevel=3)  # as said by who called the one who calls this
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "asctime": self.formatTime(record),
+            "levelname": record.levelname,
+            "message": record.getMessage(),
+            "filename": record.filename,
+            "lineno": record.lineno,
+            "process": record.process,
+            "timestamp_ns": int(record.created * 1e9),
+        }
+        if record.exc_info:
+            fields["exc_text"] = self.formatException(record.exc_info)
+        return json.dumps(fields | _known, default=str)

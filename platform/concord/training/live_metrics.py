@@ -1,0 +1,182 @@
+"""What a run is doing now, as gauges that Ray exports to Prometheus beside its own.
+
+Gauges, and no counters: Ray's node exports a counter for as long as the node lives, for every process that ever
+counted, while it forgets a gauge that was not set for two of its report intervals (20 s). So what is shown here ends
+with the run, and where a killed process is concerned soon after. It is also why gauges are set again every second by a
+thread of their own, also while the loop evaluates or waits.
+"""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from concord.gradients import EnvironmentStep, StepClock
+from concord.gradients.step_clock import PARTS, Part
+
+_EVERY_SECONDS = 1.0
+# Rates are means over so long: as long as Ray waits between two reports, so that none of the time is left out.
+_WINDOW_SECONDS = 10.0
+
+
+class Metric(NamedTuple):
+    """A gauge.
+
+    Attributes:
+        name: as Concord calls it; Ray exports it as ``ray_`` and the name.
+        description: one line.
+        tags: that tell its values apart, beside the labels that all gauges of a run have.
+    """
+
+    name: str
+    description: str
+    tags: tuple[str, ...] = ()
+
+
+class Sample(NamedTuple):
+    """One value of a gauge now."""
+
+    name: str
+    value: float
+    tags: tuple[str, ...] = ()
+
+
+RUN_METRICS = (
+    Metric("concord_steps_per_second", "Steps of this worker a second, evaluations included (mean of 10 s)"),
+    Metric("concord_step_seconds", "Seconds of a step in one of its parts (mean of the steps of 10 s)", ("part",)),
+    Metric("concord_step_loss", "Mean loss of this worker's environments at its latest step"),
+    Metric("concord_kept_fraction", "Part of all weights' components that the aggregator let through at the last step"),
+    Metric("concord_epoch", "Epochs done, with the part of the present one"),
+    Metric("concord_epochs", "Epochs of the whole run"),
+    Metric("concord_loss", "Mean loss at the latest evaluation", ("split",)),
+)
+
+
+@dataclass
+class StepsSoFar:
+    """What a training loop has done, for those who look on from another thread.
+
+    Attributes:
+        clock: of the parts of its steps.
+        steps: done by this process.
+        epoch: epochs done, with the part of the present one.
+        epochs: of the whole run.
+        latest: what the latest step gave.
+        sizes: ``(parameters,)`` float32, the components of each.
+        losses: of the latest evaluation, by split.
+    """
+
+    clock: StepClock = field(default_factory=StepClock)
+    steps: int = 0
+    epoch: float = 0.0
+    epochs: int = 0
+    latest: EnvironmentStep | None = None
+    sizes: torch.Tensor | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Take the losses of the splits from an evaluation's metrics."""
+        ends = "_loss"
+        self.losses = {
+            name.removesuffix(ends): value
+            for name, value in metrics.items()
+            if name.endswith(ends) and "/" not in name and not name.startswith(("worst_", "step"))
+        }
+
+
+class _Moment(NamedTuple):
+    at: float
+    steps: int
+    seconds: dict[Part, float]
+
+
+class RunSamples:
+    """The samples of a worker, each time they are asked for.
+
+    Args:
+        so_far: what its loop has done.
+        first: whether it is the first worker, which alone gives what is the same in all.
+    """
+
+    def __init__(self, so_far: StepsSoFar, first: bool) -> None:
+        self._so_far = so_far
+        self._first = first
+        self._window: deque[_Moment] = deque(maxlen=round(_WINDOW_SECONDS / _EVERY_SECONDS) + 1)
+
+    def __call__(self) -> list[Sample]:
+        """What to show now."""
+        now = self._so_far
+        self._window.append(_Moment(time.perf_counter(), now.steps, dict(now.clock.seconds)))
+        oldest, newest = self._window[0], self._window[-1]
+        samples: list[Sample] = []
+        if newest.at > oldest.at:
+            rate = (newest.steps - oldest.steps) / (newest.at - oldest.at)
+            samples.append(Sample("concord_steps_per_second", rate))
+        if steps := newest.steps - oldest.steps:
+            each = {part: (newest.seconds[part] - oldest.seconds[part]) / steps for part in PARTS}
+            samples += [Sample("concord_step_seconds", seconds, (part,)) for part, seconds in each.items()]
+        if (step := now.latest) is not None:
+            samples.append(Sample("concord_step_loss", float(step.losses.mean())))
+            if self._first and now.sizes is not None:
+                kept = float((step.kept_fraction.float().cpu() * now.sizes).sum() / now.sizes.sum())
+                samples.append(Sample("concord_kept_fraction", kept))
+        if self._first:
+            samples += [Sample("concord_epoch", now.epoch), Sample("concord_epochs", float(now.epochs))]
+            samples += [Sample("concord_loss", loss, (split,)) for split, loss in now.losses.items()]
+        return samples
+
+
+class Published:
+    """Sets gauges of this process's Ray every second while its body runs; a context manager.
+
+    Args:
+        metrics: the gauges there are.
+        labels: what all of them are labelled with. Few values: each combination is kept by Prometheus.
+        samples: gives their values; called in a thread of its own.
+    """
+
+    def __init__(
+        self, metrics: Sequence[Metric], labels: Mapping[str, str], samples: Callable[[], Iterable[Sample]]
+    ) -> None:
+        self._metrics = metrics
+        self._labels = dict(labels)
+        self._samples = samples
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._publish, name="concord-metrics", daemon=True)
+
+    def __enter__(self) -> "Published":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=5)
+
+    def _publish(self) -> None:
+        from ray.util.metrics import Gauge
+
+        gauges: dict[str, tuple[Any, tuple[str, ...]]] = {
+            metric.name: (
+                Gauge(metric.name, metric.description, (*self._labels, *metric.tags)).set_default_tags(self._labels),
+                metric.tags,
+            )
+            for metric in self._metrics
+        }
+        over = False
+        while not over:
+            over = self._over.wait(_EVERY_SECONDS)
+            try:
+                for sample in self._samples():
+                    gauge, tags = gauges[sample.name]
+                    gauge.set(sample.value, dict(zip(tags, sample.tags, strict=True)))
+            except Exception as error:  # whoever looks on must not disturb what is looked at
+                warnings.warn(f"no more metrics for Prometheus: {type(error).__name__}: {error}", RuntimeWarning, 1)
+                return
