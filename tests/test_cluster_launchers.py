@@ -115,7 +115,7 @@ def test_the_commands_name_the_place_and_project_of_the_cluster(cluster: dict[st
 
 SECRET = re.compile(
     r"\b[0-9a-fA-F]{32,}\b|AKIA[0-9A-Z]{16}|-----BEGIN|://[^/\s:]+:[^/\s@$]+@"  # keys, and addresses with passwords
-    r"|(?i:password|token|secret)\w*\s*[=:]\s*[\"']?(?!required\b)[\w+/-]{8,}"  # values that are written out
+    r"|(?i:password|token|secret)\w*\s*[=:]\s*[\"']?(?=[\w+/-]*\d)[\w+/-]{8,}"  # values that are written out, with a digit
 )
 
 

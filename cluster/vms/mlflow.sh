@@ -1,11 +1,12 @@
 #!/bin/bash
 # An MLflow server that asks for a password, with PostgreSQL behind it, as this user and without systemd:
 #
-#   mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]]    FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder
+#   mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]]
 #   mlflow.sh stop FOLDER
 #
-# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the account that is made at the first start. HOST is 127.0.0.1
-# if none is given. PostgreSQL listens on a socket in FOLDER only and knows this user by its name: it has no password.
+# FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder.
+# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the account that is made at the first start. HOST is
+# 127.0.0.1 if none is given. PostgreSQL listens on a socket in FOLDER only and knows this user by its name: it has no password.
 set -eu
 umask 077
 
@@ -14,7 +15,7 @@ fail() {
     exit "${2:-1}"
 }
 
-# The status that the server gives to a request for its experiments, with (yes) or without (no) the password; 000 if none.
+# The status that the server gives to a request, with (yes) or without (no) the password; 000 if it gives none.
 answer() {
     "$python" - "$1" "http://$reached:$port/api/2.0/mlflow/experiments/search?max_results=1" <<'PYTHON'
 import base64, os, sys, urllib.error, urllib.request
@@ -41,7 +42,8 @@ start() {
         fail "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD: not set; without them nobody could be told apart" 2
     mkdir -p "$folder/socket"
     if [ ! -e "$folder/postgresql/PG_VERSION" ]; then
-        "$postgresql/initdb" --pgdata "$folder/postgresql" --encoding UTF8 --auth-local peer --auth-host reject >"$folder/initdb.log"
+        "$postgresql/initdb" --pgdata "$folder/postgresql" --encoding UTF8 --auth-local peer --auth-host reject \
+            >"$folder/initdb.log"
     fi
     if ! "$postgresql/pg_ctl" --pgdata "$folder/postgresql" status >/dev/null; then
         "$postgresql/pg_ctl" --pgdata "$folder/postgresql" --log "$folder/postgresql.log" --wait start >/dev/null \

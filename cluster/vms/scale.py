@@ -1,6 +1,7 @@
 """Asks the autoscaler for CPUs and GPUs, and waits for them: Concord counts what a cluster has when a run starts.
 
-``ray exec cluster/vms/aws.yaml 'python ~/concord/cluster/vms/scale.py --cpus 32 --gpus 4'``; ``--cpus 0`` lets idle nodes go.
+``ray exec cluster/vms/aws.yaml 'python ~/concord/cluster/vms/scale.py --cpus 32 --gpus 4'``; ``--cpus 0`` lets idle
+nodes go.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a new node needs, once: setup.sh head|worker PACKAGE... makes ~/venv with the Python and the versions that Concord is
-# tested with, and PACKAGEs for the cloud beside it. Meant for Ubuntu; a second call finds everything there.
+# What a new node needs, once: setup.sh head|worker PACKAGE... makes ~/venv with the Python and the versions that Concord
+# is tested with, and PACKAGEs for the cloud beside it. Meant for Ubuntu; a second call finds everything there.
 set -eu
 
 python=3.11
@@ -26,7 +26,8 @@ $install install $packages
 # Ubuntu's Python is another one, and what is submitted from one version of Python is not run by another.
 [ -x ~/uv/bin/uv ] || { python3 -m venv ~/uv && ~/uv/bin/pip install --quiet "uv==$uv"; }
 [ -x ~/venv/bin/python ] || ~/uv/bin/uv venv --quiet --python "$python" ~/venv
-~/uv/bin/uv pip install --quiet --python ~/venv/bin/python --constraint ~/concord/constraints.txt "$HOME/concord$extras" "$@"
+~/uv/bin/uv pip install --quiet --python ~/venv/bin/python --constraint ~/concord/constraints.txt \
+    "$HOME/concord$extras" "$@"
 
 line='. ~/concord/cluster/vms/node.sh'
 grep -qxF "$line" ~/.bashrc || echo "$line" >>~/.bashrc
