@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -115,7 +116,7 @@ def test_the_commands_name_the_place_and_project_of_the_cluster(cluster: dict[st
 
 SECRET = re.compile(
     r"\b[0-9a-fA-F]{32,}\b|AKIA[0-9A-Z]{16}|-----BEGIN|://[^/\s:]+:[^/\s@$]+@"  # keys, and addresses with passwords
-    r"|(?i:password|token|secret)\w*\s*[=:]\s*[\"']?(?=[\w+/-]*\d)[\w+/-]{8,}"  # values that are written out, with a digit
+    r"|(?i:password|token|secret)\w*\s*[=:]\s*[\"']?(?=[\w+/-]*\d)[\w+/-]{8,}"  # values, with a digit
 )
 
 
@@ -139,6 +140,23 @@ def test_a_server_without_an_account_is_not_started(tmp_path: Path) -> None:
     started = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert started.returncode == 2
     assert not (tmp_path / "mlflow").exists()
+
+
+@pytest.mark.slow
+def test_nodes_are_asked_for_until_they_are_there(ray_cluster: None) -> None:
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    cpus = int(ray.cluster_resources()["CPU"])
+
+    def scale(*words: str) -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, str(ROOT / "cluster" / "vms" / "scale.py"), *words)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    there = scale("--cpus", str(cpus))
+    assert there.returncode == 0
+    assert there.stdout.startswith(f"there are {cpus} CPUs")
+    missing = scale("--cpus", str(cpus + 1), "--minutes", "0")
+    assert missing.returncode == 1
+    assert f"only {cpus} CPUs" in missing.stderr
 
 
 def bash_function(name: str, call: str) -> str:
