@@ -1,0 +1,117 @@
+#!/bin/bash
+# An MLflow server that asks for a password, with PostgreSQL behind it, as this user and without systemd:
+#
+#   mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]]
+#   mlflow.sh stop FOLDER
+#
+# FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder.
+# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the account that is made at the first start. HOST is
+# 127.0.0.1 if none is given. PostgreSQL listens on a socket in FOLDER only and knows this user by its name: it has no password.
+set -eu
+umask 077
+
+fail() {
+    echo "mlflow.sh: $1" >&2
+    exit "${2:-1}"
+}
+
+# The status that the server gives to a request, with (yes) or without (no) the password; 000 if it gives none.
+answer() {
+    "$python" - "$1" "http://$reached:$port/api/2.0/mlflow/experiments/search?max_results=1" <<'PYTHON'
+import base64, os, sys, urllib.error, urllib.request
+
+request = urllib.request.Request(sys.argv[2])
+if sys.argv[1] == "yes":
+    account = f"{os.environ['MLFLOW_TRACKING_USERNAME']}:{os.environ['MLFLOW_TRACKING_PASSWORD']}"
+    request.add_header("Authorization", "Basic " + base64.b64encode(account.encode()).decode())
+try:
+    print(urllib.request.urlopen(request, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+except OSError:
+    print("000")
+PYTHON
+}
+
+running() {
+    [ -s "$folder/server.pid" ] && kill -0 "$(cat "$folder/server.pid")" 2>/dev/null
+}
+
+start() {
+    [ -n "${MLFLOW_TRACKING_USERNAME:-}" ] && [ -n "${MLFLOW_TRACKING_PASSWORD:-}" ] ||
+        fail "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD: not set; without them nobody could be told apart" 2
+    mkdir -p "$folder/socket"
+    if [ ! -e "$folder/postgresql/PG_VERSION" ]; then
+        "$postgresql/initdb" --pgdata "$folder/postgresql" --encoding UTF8 --auth-local peer --auth-host reject \
+            >"$folder/initdb.log"
+    fi
+    if ! "$postgresql/pg_ctl" --pgdata "$folder/postgresql" status >/dev/null; then
+        "$postgresql/pg_ctl" --pgdata "$folder/postgresql" --log "$folder/postgresql.log" --wait start >/dev/null \
+            --options "-c listen_addresses='' -c unix_socket_directories='$folder/socket' -c unix_socket_permissions=0700"
+    fi
+    for database in mlflow mlflow_auth; do
+        "$postgresql/psql" --host "$folder/socket" --dbname postgres --quiet --tuples-only \
+            --command "SELECT 1 FROM pg_database WHERE datname = '$database'" | grep -q 1 ||
+            "$postgresql/createdb" --host "$folder/socket" "$database"
+    done
+    cat >"$folder/basic_auth.ini" <<INI
+[mlflow]
+default_permission = NO_PERMISSIONS
+database_uri = postgresql+psycopg2:///mlflow_auth?host=$folder/socket
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+INI
+    if ! running; then
+        MLFLOW_AUTH_CONFIG_PATH=$folder/basic_auth.ini \
+            MLFLOW_AUTH_ADMIN_USERNAME=$MLFLOW_TRACKING_USERNAME MLFLOW_AUTH_ADMIN_PASSWORD=$MLFLOW_TRACKING_PASSWORD \
+            MLFLOW_FLASK_SERVER_SECRET_KEY=$("$python" -c 'import secrets; print(secrets.token_hex(32))') \
+            MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
+            nohup setsid "$python" -m mlflow server --app-name basic-auth --workers 2 --host "$host" --port "$port" \
+            --allowed-hosts "$allowed" --backend-store-uri "postgresql+psycopg2:///mlflow?host=$folder/socket" \
+            --artifacts-destination "$artifacts" >>"$folder/server.log" 2>&1 </dev/null &
+        echo $! >"$folder/server.pid"
+    fi
+    for _ in $(seq 240); do
+        running || fail "the server ended: $(tail -n 3 "$folder/server.log")"
+        [ "$(answer no)" = 000 ] || break
+        sleep 0.5
+    done
+    local status
+    status=$(answer no)
+    if [ "$status" != 401 ]; then # whatever that is, it must not go on without asking for a password
+        stop
+        fail "the server said $status, not 401, to a request without a password; it was stopped"
+    fi
+    [ "$(answer yes)" = 200 ] || fail "the account was made with another password; README.md says how to change it"
+    echo "MLflow: http://$reached:$port"
+}
+
+stop() {
+    if running; then
+        kill -TERM -- "-$(cat "$folder/server.pid")" || true
+        while running; do sleep 0.2; done
+    fi
+    rm -f "$folder/server.pid"
+    if "$postgresql/pg_ctl" --pgdata "$folder/postgresql" status >/dev/null; then
+        "$postgresql/pg_ctl" --pgdata "$folder/postgresql" --mode fast --wait stop >/dev/null
+    fi
+}
+
+[ $# -ge 2 ] || fail "usage: mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]], or mlflow.sh stop FOLDER" 2
+python=${CONCORD_PYTHON:-python}
+folder=$(realpath --canonicalize-missing "$2") artifacts=${3:-} host=${4:-127.0.0.1} port=${5:-5000}
+postgresql=$(find /usr/lib/postgresql -path '*/bin/initdb' 2>/dev/null | sort --version-sort | tail -n 1)
+[ -n "$postgresql" ] || fail "PostgreSQL: not below /usr/lib/postgresql; apt-get install postgresql" 2
+postgresql=$(dirname "$postgresql")
+# Asked for all addresses, it is reached by this machine's own; the names that it may be called by are listed either way.
+reached=$host
+[ "$host" != 0.0.0.0 ] || reached=$(hostname --all-ip-addresses | cut -d ' ' -f 1)
+allowed=$reached:$port,localhost:$port,127.0.0.1:$port
+
+case $1 in
+start)
+    [ -n "$artifacts" ] || fail "start: no ARTIFACTS given" 2
+    start
+    ;;
+stop) stop ;;
+*) fail "$1: is neither start nor stop" 2 ;;
+esac
