@@ -1,5 +1,6 @@
 """The cluster of cluster/local: hosts with addresses of their own, which are killed and cut off while they train."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -94,10 +95,11 @@ class Cluster:
         return status, shown
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def started(name: str, *sizes: str) -> Iterator[Cluster]:
+    """A cluster of its own, ended and forgotten afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
-    options = ("--name", "ctest", "--subnet", "10.79.0", "--folder", str(folder / "c"))
+    options = ("--name", name, "--folder", str(folder / "c"), *sizes)
     folder.chmod(0o711)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "CONCORD_"))}
     running = Cluster(options, folder / "c", clean | {"HOME": str(folder), "MLFLOW_DISABLE_TELEMETRY": "true"})
@@ -111,6 +113,12 @@ def cluster() -> Iterator[Cluster]:
     finally:
         running.do("down")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with started("ctest", "--subnet", "10.79.0") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -286,3 +294,29 @@ def test_down_leaves_no_process_and_no_network_behind(cluster: Cluster) -> None:
     assert not left
     cluster.do("up")
     assert all(host["answers"] for host in json.loads(cluster.do("status"))["hosts"].values())
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_fifty_runs_submitted_at_once_all_end() -> None:
+    with started("cmany", "--subnet", "10.80.0", "--nodes", "2", "--cpus", "2") as cluster:
+        # One process submits them all, as a script of a user's would, rather than fifty that each import PyTorch.
+        script = (
+            "import sys; from concord.cli import main\n"
+            "words = ['submit', 'train', 'shared_rule.py', '--epochs', '2', '--batch-size', '16', '--checkpoints', '1']\n"
+            "sys.exit(any(main([*words, '--name', f'run-{number}', '--json']) for number in range(50)))"
+        )
+        submitted = subprocess.run(
+            [sys.executable, "-c", script], cwd=JOBS, env=cluster.environment, capture_output=True, text=True
+        )
+        assert submitted.returncode == 0, submitted.stderr
+        took = sorted(json.loads(line)["seconds"] for line in submitted.stdout.splitlines() if line.startswith("{"))
+        print(f"a submission took {took[25]:.3f} s, at most {took[-1]:.3f} s")
+
+        def states() -> list[str]:
+            return [each["status"] for each in cluster.concord("submissions")[1]["submissions"]]
+
+        began = time.monotonic()
+        cluster.wait(lambda: not {"pending", "running"} & set(states()), seconds=3600)
+        print(f"all had ended after {time.monotonic() - began:.0f} s")
+        assert states() == ["succeeded"] * 50
