@@ -303,7 +303,7 @@ def test_fifty_runs_submitted_at_once_all_end() -> None:
         # One process submits them all, as a script of a user's would, rather than fifty that each import PyTorch.
         script = (
             "import sys; from concord.cli import main\n"
-            "words = ['submit', 'train', 'shared_rule.py', '--epochs', '2', '--batch-size', '16', '--checkpoints', '1']\n"
+            "words = ['submit', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']\n"
             "sys.exit(any(main([*words, '--name', f'run-{number}', '--json']) for number in range(50)))"
         )
         submitted = subprocess.run(
