@@ -40,7 +40,10 @@ def _metrics(store: Store, run_id: str) -> dict[str, float]:
 
 
 def _described(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {metrics[name]:.3f}" for name in _SHOWN if name in metrics)
+    shown = [f"{name} {metrics[name]:.3f}" for name in _SHOWN if name in metrics]
+    if "workers" in metrics:  # where their number may change
+        shown.append(f"workers {metrics['workers']:.0f}")
+    return "  ".join(shown)
 
 
 def _lines(store: Store, run_id: str, epochs: int, say: Callable[[str], None], done: threading.Event) -> None:
