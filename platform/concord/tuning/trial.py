@@ -6,11 +6,9 @@ a new trial costs its training and little else.
 
 import functools
 import json
-import shutil
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from ray.tune import Trainable
 
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
+from concord.storage import Folder, access, granted
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
 from concord.training.job import JobFile, job_from_source, reason
@@ -40,6 +39,7 @@ class Assignment:
         shared: the data; None where each trial loads its own.
         threads: of a trial.
         folder: for what a distributed trial leaves while it runs.
+        access: to the storages of the output and the data, see :func:`concord.storage.access`.
     """
 
     path: str
@@ -49,7 +49,8 @@ class Assignment:
     stop_rule: StopRule
     shared: SharedData | None
     threads: int
-    folder: Path
+    folder: Folder
+    access: dict[str, str] = field(default_factory=access, repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class TrialProcess(Trainable):
     def setup(self, config: dict[str, Any], assignment: Assignment) -> None:  # type: ignore[override]
         """Once in the life of the process."""
         self._assignment = assignment
+        granted(assignment.access)
         self._prepared: Prepared | None = None
         tune_process(assignment.threads)
         self._job: JobFile | None = None
@@ -151,7 +153,7 @@ class TrialProcess(Trainable):
             try:
                 yield from distributed_evaluations(self._job, config, folder, left_out)
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.delete()
             return
         device = torch.device("cuda" if config.use_gpu else "cpu")
         place = Place(device=device)
