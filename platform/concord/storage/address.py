@@ -5,8 +5,8 @@ from pathlib import Path
 
 from concord.errors import InputError
 
-# Path makes one slash of two: of s3://bucket/runs there is left s3:/bucket/runs.
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+# Path makes one slash of several, and none of those at the end: s3:/bucket/runs is left of s3://bucket/runs, s3: of s3://.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/+(.*))?", re.DOTALL)
 # What PyArrow itself reaches; all other schemes are fsspec's.
 NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _FILE = "file"
@@ -23,7 +23,7 @@ def parts(path: Path) -> tuple[str, str]:
     found = _ADDRESS.fullmatch(str(path))
     if found is None:
         raise ValueError(f"{path} is no address of a storage")
-    return found[1], found[2]
+    return found[1], found[2] or ""
 
 
 def shown(path: Path) -> str:
@@ -42,7 +42,7 @@ def settled(path: Path) -> Path:
     if is_remote(path):
         return path
     found = _ADDRESS.fullmatch(str(path))
-    return Path("/", found[2]) if found else path.absolute()
+    return Path("/", found[2] or "") if found else path.absolute()
 
 
 def check_address(option: str, path: Path) -> None:

@@ -123,7 +123,8 @@ def _fetch(found: Any, about: Any, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
         try:
-            with found.open_input_stream(about.path) as content:
+            # As it is: PyArrow would unpack what is called .gz.
+            with found.open_input_stream(about.path, compression=None) as content:
                 shutil.copyfileobj(content, draft, _CHUNK)
             size = draft.tell()
             if about.size is not None and size != about.size:

@@ -209,7 +209,7 @@ class Folder:
     def _get(self, name: str) -> bytes | None:
         with self._storage(name) as (files, path):
             try:
-                with files.open_input_stream(path) as content:
+                with files.open_input_stream(path, compression=None) as content:
                     return bytes(content.read())
             except FileNotFoundError:
                 return None
@@ -218,7 +218,7 @@ class Folder:
         with self._storage(name) as (files, path):
             if not _has_no_folders(files):
                 files.create_dir(path.rpartition("/")[0])
-            with files.open_output_stream(path) as target:
+            with files.open_output_stream(path, compression=None) as target:
                 target.write(content)
 
 
