@@ -423,7 +423,8 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
 def command(words: list[str], home: Path, storage: s3_server.Server) -> subprocess.Popen[str]:
     """A command of concord on a machine of its own, as far as its disk goes."""
     home.mkdir()
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("CONCORD_", "XDG_", "MLFLOW_", "RAY_", "AWS_"))}
+    others = ("CONCORD_", "XDG_", "MLFLOW_", "RAY_ADDRESS", "AWS_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     environment = {**kept, **storage.environment, "HOME": str(home), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", "from concord.cli import entry; entry()", *words, "--json"]
     return subprocess.Popen(

@@ -62,7 +62,7 @@ def _output(words: Sequence[str]) -> Path:
     """The output folder, before the options are read."""
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     check_address("output", output)
-    return settled(output) if is_remote(settled(output)) else output
+    return settled(output) if ":/" in str(output) else output
 
 
 def _print_report(report: Any) -> None:

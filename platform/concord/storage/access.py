@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping
 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_PLACE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+_PLACE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "STORAGE_EMULATOR_HOST")
 
 
 def access() -> dict[str, str]:
-    """The environment variables by which this process reaches S3: keys, endpoint, region.
+    """The environment variables by which this process reaches storages: keys, endpoint, region.
 
     What is in files, or what a machine's role gives, stays there: every node finds its own.
     """

@@ -67,7 +67,11 @@ def _filesystem(scheme: str, place: str, given: tuple[tuple[str, str], ...]) -> 
             allow_delayed_open=True,  # a small file is one request, not three
         )
     if scheme in ("gs", "gcs"):
-        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_GCS_SECONDS))
+        limit = {"retry_time_limit": timedelta(seconds=_GCS_SECONDS)}
+        if emulator := variables.get("STORAGE_EMULATOR_HOST"):
+            protocol, _, host = emulator.rpartition("://")
+            return fs.GcsFileSystem(anonymous=True, scheme=protocol or "http", endpoint_override=host, **limit)
+        return fs.GcsFileSystem(**limit)
     if scheme in NATIVE:
         return fs.FileSystem.from_uri(f"{scheme}://{place}")[0]
     from fsspec.core import url_to_fs
@@ -108,7 +112,7 @@ def reason(error: BaseException) -> str:
     """What is wrong, in a line without credentials."""
     text = " ".join(_USER_INFO.sub("://***@", str(error)).split())
     if "NETWORK_CONNECTION" in text or "curlCode" in text or "CURL error" in text:
-        said = re.search(r"(?:curlCode: \d+, |CURL error \[\d+\]=)([\w ']+)", text)
+        said = re.search(r"(?:curlCode: \d+, |CURL error \[\d+\]=)([\w ']+?)(?: error_info)?(?=[^\w ']|$)", text)
         return f"no storage answers{_at()}" + (f" ({said[1].strip()})" if said else "")
     if "NO_SUCH_BUCKET" in text:
         return f"there is no such bucket{_at()}"

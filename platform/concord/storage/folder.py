@@ -160,7 +160,7 @@ class Folder:
         else:
             path.unlink(missing_ok=True)
         if self.remote:
-            with self._storage(name) as (files, root):
+            with contextlib.suppress(FileNotFoundError), self._storage(name) as (files, root):
                 kind = files.get_file_info(root).type.name
                 if kind == "Directory":
                     files.delete_dir(root)
@@ -171,7 +171,7 @@ class Folder:
         """Remove all of it; what cannot be removed stays."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.remote:
-            with contextlib.suppress(StorageError), self._storage() as (files, root):
+            with contextlib.suppress(StorageError, FileNotFoundError), self._storage() as (files, root):
                 files.delete_dir(root)
 
     def place_for_ray(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
-from concord.storage import is_remote, shown
+from concord.storage import is_remote, settled, shown
 from concord.tracking.client import (
     connect,
     error_code,
@@ -80,7 +80,8 @@ class Store:
         Tables and folders that are missing are created. Raises InputError, within a few seconds, with one line
         that names the option, the value without its password, and what would be right.
         """
-        elsewhere, output = is_remote(output), output.absolute() if not is_remote(output) else output
+        output = settled(output)
+        elsewhere = is_remote(output)
         option, given = "--tracking-uri", tracking_uri
         if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
             option = "--tracking-uri (from MLFLOW_TRACKING_URI)"

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +19,7 @@ import torch
 
 import concord
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.storage import Folder, StorageError, shown
+from concord.storage import Folder, StorageError, is_remote, shown
 from concord.tracking import Store, redact
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
 
@@ -78,6 +79,8 @@ def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
     """A name that no run in the output folder has, from the job, what kind of run it is, and the time."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
+    if is_remote(config.output):  # which may be out of this machine's reach, and not of the one that will run it
+        return f"{name}-{secrets.token_hex(3)}"
     taken = run_folder(config.output, name).exists()
     return f"{name}-{os.getpid()}" if taken else name
 
