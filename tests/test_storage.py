@@ -511,7 +511,8 @@ def test_a_lost_machines_study_is_continued_elsewhere_with_what_was_missing_alon
     after = kept()
     assert list(after.ended.items())[: len(before.ended)] == list(before.ended.items())
     assert {key: after.tasks[key] for key in before.tasks} == before.tasks
-    assert len(witness.read_text().splitlines()) == trained + 6 - len(before.ended)
+    checked = 1  # before anything starts, the model is made once
+    assert len(witness.read_text().splitlines()) == trained + checked + 6 - len(before.ended)
     for task, ended in after.results("trial"):
         options = {name: value for name, value in task.point.items() if name != "penalty"}
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
@@ -551,3 +552,34 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
     assert comparable(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     points = in_mlflow(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged})
     assert points == sorted((name, step, value) for (name, step), value in logged.items())
+
+
+@pytest.mark.slow
+def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
+    ray_cluster: None, storage: s3_server.Server, server: Server, elsewhere: Callable[[], None]
+) -> None:
+    job, lines = load_job("coinrun-expert"), list[str]()
+    options: dict[str, Any] = {
+        "output": ADDRESS / "experts", "name": "agent", "environments": 4, "rollout": 16, "epochs": 1, "minibatches": 2,
+        "steps": 256, "evaluations": 1, "final_episodes": 2, "checkpoints": 4, "levels": 50, "game": "bigfish",
+        "tracking_uri": server.uri,
+    }  # fmt: skip
+    finished = job.job.run(job, job.job.config(**options), lines.append)
+    assert finished.as_json()["artifacts"] == f"s3://{BUCKET}/experts/runs/agent"
+    folder = Folder(ADDRESS / "experts" / "runs" / "agent")
+    assert folder.names("checkpoints") == [f"checkpoint_{steps:012d}.safetensors" for steps in (192, 256)]
+    assert {"expert.safetensors", "metrics.json", "figures"} <= set(folder.names())
+    # As it was when the machine was lost after the last checkpoint but one.
+    folder.remove("checkpoints/checkpoint_000000000256.safetensors")
+    folder.fetch("run.json")
+    record = json.loads((folder.path / "run.json").read_text())
+    record.pop("report")
+    (folder.path / "run.json").write_text(json.dumps(record))
+    folder.keep("run.json")
+    elsewhere()
+    again = job.job.run(job, job.job.config(**options, resume=True), lines.append)
+    assert "going on from 192 steps, with new episodes" in lines
+    assert again.metrics["steps"] == 256
+    elsewhere()
+    done = job.job.run(job, job.job.config(**options, resume=True), lines.append)
+    assert done.model == again.model
