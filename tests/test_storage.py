@@ -518,7 +518,7 @@ def test_a_lost_machines_study_is_continued_elsewhere_with_what_was_missing_alon
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
         assert comparable(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)
-    children = store.runs("tiny_study-studies", finished_only=False)
+    children = store.runs("tiny-study-studies", finished_only=False)
     keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
     assert sorted(keys) == sorted(after.tasks)
     assert {each.status for each in children} == {"FINISHED"}
