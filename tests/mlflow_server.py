@@ -34,12 +34,13 @@ class Server:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        for _ in range(400):
+        for _ in range(1200):
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 return
             except OSError:
                 time.sleep(0.1)
+        self.kill()
         raise TimeoutError("the MLflow server did not start")
 
     def kill(self) -> None:

@@ -17,6 +17,7 @@ from concord import logs as structured_logs
 from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError, RunFailedError
+from concord.storage import is_remote
 
 SUBMITTED = ("train", "tune")
 # Ray asks a job to end, kills it three seconds later, and then ends its workers.
@@ -298,7 +299,7 @@ def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[st
 def _require_absolute(words: Sequence[str]) -> None:
     """Refuse what would lie in the folder of the submission, which goes with it."""
     value = _value(words, "--output")
-    if value is not None and not value.startswith("/"):
+    if value is not None and not value.startswith("/") and not is_remote(Path(value)):
         raise InputError(f"--output {value}: give the whole path, from / on, as the cluster's nodes see it")
 
 

@@ -15,6 +15,7 @@ from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
+from concord.storage import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def _store(output: Path, tracking_uri: str | None) -> Any:
 
     local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
     if local and not (output / "mlflow.db").exists():
-        raise InputError(f"--output {output}: there is no MLflow store; a run of concord train makes one there")
+        raise InputError(f"--output {shown(output)}: there is no MLflow store; a run of concord train makes one there")
     return Store.open(output, tracking_uri)
 
 

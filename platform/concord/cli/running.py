@@ -13,6 +13,8 @@ from concord.cli.output import say, shown, table, without_passwords
 from concord.cli.parsing import job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.storage import check_address, is_remote, settled
+from concord.storage import shown as shown_path
 
 
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -47,21 +49,27 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_options(job: Any, words: Sequence[str]) -> Any:
     """With --resume, the options the run was started with: they need not be given again."""
-    from concord.training.run_folder import read_record, restored_config
+    from concord.training.run_folder import kept_record, restored_config, run_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None
-    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
-    recorded = read_record(output / "runs" / words[words.index("--name") + 1])["config"]
+    recorded = kept_record(run_folder(_output(words), words[words.index("--name") + 1]))["config"]
     return restored_config(job.job.config, recorded)
+
+
+def _output(words: Sequence[str]) -> Path:
+    """The output folder, before the options are read."""
+    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    check_address("output", output)
+    return settled(output) if ":/" in str(output) else output
 
 
 def _print_report(report: Any) -> None:
     shown = {name: value for name, value in report.metrics.items() if not name.startswith(("worst_", "step"))}
     table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(shown.items())])
     print(f"run       {report.name}  (MLflow run {report.run_id})")
-    print(f"artifacts {report.folder}")
+    print(f"artifacts {report.kept.shown}")
     if report.model:
         print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
     print(f"seconds   {report.seconds:.1f}")
@@ -98,18 +106,15 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
 def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
     """The options that the study of this --name was started with, which need not be given again, and their names."""
     from concord.training.run_folder import restored_config
-    from concord.tuning.journal import STUDY, read_study
-    from concord.tuning.plan import studies_folder
+    from concord.tuning.plan import kept_study, study_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None, set()
     name = words[words.index("--name") + 1]
-    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
-    folder = studies_folder(output) / name
-    if "/" in name or not (folder / STUDY).exists():
+    record = None if "/" in name else kept_study(study_folder(_output(words), name))
+    if record is None:
         return None, set()
-    record = read_study(folder)
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
     return restored_config(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
@@ -130,7 +135,7 @@ def _print_study(result: Any) -> None:
         print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
     if result.record.get("model"):
         print(f"model     {result.record['model']}")
-    print(f"figures   {result.folder / 'figures'}")
+    print(f"figures   {(result.kept / 'figures').shown}")
     if result.seconds:
         print(f"seconds   {result.seconds:.1f}")
 
@@ -218,10 +223,18 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     data = getattr(job.job, "data", None)
     if data is None:
         raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
-    result: Mapping[str, Any] = data.make(parse(data.options, rest, f"concord data {words[0]}"), say)
+    options = parse(data.options, rest, f"concord data {words[0]}")
+    for option in ("output", "data_dir"):
+        _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
+    result: Mapping[str, Any] = data.make(options, say)
     if not as_json:
         table(["data", ""], [[str(key), shown(value)] for key, value in result.items()])
     return {"job": job.name, **result}
+
+
+def _require_disk(option: str, path: Path | None, why: str) -> None:
+    if path is not None and is_remote(path):
+        raise InputError(f"--{option.replace('_', '-')} {shown_path(path)}: {why}")
 
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -232,6 +245,7 @@ def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "report")
     kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
     options = parse(kind, rest, f"concord report {words[0]}")
+    _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
     if job.job.report is not None and not options.only_studies:
         result |= job.job.report.make(options, say)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concord.errors import InputError
+from concord.storage import local
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,13 @@ class RemoteFile:
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """The first of these files that is there, looking for all names in a folder before the next folder."""
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+    """The first of these files that is there, looking for all names in a folder before the next folder.
+
+    Raises:
+        InputError: a folder is at an address, and the storage does not answer.
+    """
+    paths = (local(folder / name) for folder in folders for name in names)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def download(file: RemoteFile, dataset: str) -> Path:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from concord.environments.collection import Array, Environments, require_names
 from concord.errors import InputError
+from concord.storage import listing, local, shown
 
 
 def from_folder(
@@ -22,7 +23,8 @@ def from_folder(
     """Environments from files, one each; the file's name without its ending is the environment's.
 
     Args:
-        folder: where the files are, readable by every worker under the same path. None, as ``config.data_dir`` is
+        folder: where the files are, readable by every worker under the same path, or their address: then a worker
+            fetches those of its own environments. None, as ``config.data_dir`` is
             where the user gave no folder, is refused.
         inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
             several columns, which become the features of an example in this order. The default for parquet, if
@@ -37,21 +39,24 @@ def from_folder(
     if folder is None:
         raise InputError("--data-dir: needed; the folder with one .npz or .parquet file for each environment")
     folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"--data-dir {folder}: there is no such folder")
+    names = listing(folder)
+    if names is None:
+        raise InputError(f"--data-dir {shown(folder)}: there is no such folder")
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in (folder / name for name in names):
         if path.suffix in {".npz", ".parquet"}:
             if path.stem in files:
-                raise InputError(f"--data-dir {folder}: both {files[path.stem].name} and {path.name}; one file each")
+                raise InputError(
+                    f"--data-dir {shown(folder)}: both {files[path.stem].name} and {path.name}; one file each"
+                )
             files[path.stem] = path
     if not files:
-        raise InputError(f"--data-dir {folder}: no .npz or .parquet file; expected one for each environment")
+        raise InputError(f"--data-dir {shown(folder)}: no .npz or .parquet file; expected one for each environment")
     require_names([*validation, *test], files)
     train = [name for name in files if name not in {*validation, *test}]
 
     def load(name: str) -> tuple[Array, Array]:
-        path = files[name]
+        path = local(files[name])
         try:
             if path.suffix == ".npz":
                 return _npz(path, inputs, targets)

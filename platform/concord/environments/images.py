@@ -18,6 +18,7 @@ from torch import Tensor
 from concord.environments.collection import generator_for
 from concord.environments.files import RemoteFile, check_sha256, download, find
 from concord.errors import InputError
+from concord.storage import check_address, is_remote, local, shown
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -109,7 +110,7 @@ def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
         return _mnist(folders)
     if data == "cifar10":
         return _cifar10(folders)
-    return _image_folder(Path(data))
+    return _image_folder(_own_folder(Path(data)))
 
 
 def shuffle_labels(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -140,7 +141,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
         path = find([name, f"{name}.gz"], folders)
         if path is None and folders:
             raise InputError(
-                f"--data-dir {folders[-1]}: neither {name} nor {name}.gz is there, nor in its folder mnist"
+                f"--data-dir {shown(folders[-1])}: neither {name} nor {name}.gz is there, nor in its folder mnist"
             )
         if path is None:
             urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
@@ -184,7 +185,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
         return ImageDataset.of("--data cifar10", _parquet(train), _parquet(test), _CLASSES)
     if archive is None and folders:
         raise InputError(
-            f"--data-dir {folders[-1]}: neither {_CIFAR10.name} nor train.parquet and test.parquet are there, "
+            f"--data-dir {shown(folders[-1])}: neither {_CIFAR10.name} nor train.parquet and test.parquet are there, "
             "nor in its folder cifar10"
         )
     if archive is None:
@@ -245,6 +246,14 @@ def _parquet(path: Path) -> LabelledImages:
         )
     images = _decoded([(f"{path} row {row}", io.BytesIO(file)) for row, file in enumerate(files)])
     return _labelled(str(path), images, np.asarray(table["label"]), _CLASSES)
+
+
+def _own_folder(folder: Path) -> Path:
+    check_address("data", folder)
+    here = local(folder)
+    if is_remote(folder) and not here.is_dir():
+        raise InputError(f"--data {shown(folder)}: there is no such folder")
+    return here
 
 
 def _image_folder(folder: Path) -> ImageDataset:

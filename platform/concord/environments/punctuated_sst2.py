@@ -12,6 +12,7 @@ from torch import Tensor
 from concord.environments.collection import Environments, generator_for
 from concord.environments.misleading import misled, require_probabilities
 from concord.errors import InputError
+from concord.storage import local, shown
 
 PADDING, UNKNOWN = 0, 1
 _MARKS = ("!", ".")
@@ -55,14 +56,14 @@ class SST2:
                 f"--data-dir: needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
                 f"for example from {_HOME}"
             )
-        folder = next((each for each in (data_dir / "sst2", data_dir) if (each / _FILES[0]).is_file()), None)
-        missing = [name for name in _FILES if folder is None or not (folder / name).is_file()]
+        folder = next((each for each in (data_dir / "sst2", data_dir) if local(each / _FILES[0]).is_file()), None)
+        missing = [name for name in _FILES if folder is None or not local(folder / name).is_file()]
         if folder is None or missing:
             raise InputError(
-                f"--data-dir {data_dir}: {', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example "
-                f"at {_HOME}"
+                f"--data-dir {shown(data_dir)}: {', '.join(missing)} not there, nor in its folder sst2; SST-2 is for "
+                f"example at {_HOME}"
             )
-        return SST2(*(_read(folder / name) for name in _FILES))
+        return SST2(*(_read(local(folder / name)) for name in _FILES))
 
 
 def _read(path: Path) -> Sentences:

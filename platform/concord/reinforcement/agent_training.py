@@ -35,8 +35,8 @@ from concord.tracking import MetricLog, log_model, redact, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
-from concord.training.run import FinishedRun, Say, already_finished
-from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, read_record, run_tags, write_record
+from concord.training.run import FinishedRun, Say, already_finished, settled_paths
+from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, run_tags
 
 EXPERT = "expert.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -203,9 +203,9 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     """
     started = time.perf_counter()
     config.check()
-    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
+    config = dataclasses.replace(config, **settled_paths(config))
     name = config.name or new_name(job.name, config, config.game)
-    config = dataclasses.replace(config, **absolute, name=name)
+    config = dataclasses.replace(config, name=name)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
     opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
     if opened.report is not None:
@@ -232,7 +232,7 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
         report = _keep(job, config, opened, network, progress, say)
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:  # otherwise --resume has still to keep it
-        write_record(opened.folder, read_record(opened.folder) | {"report": report.as_json()})
+        opened.record(report=report.as_json())
     return report
 
 
@@ -266,10 +266,13 @@ class _Agent:
         # RLlib takes seconds to import.
         from concord.reinforcement.policy_optimization import Placement, algorithm_config
 
-        self._config, self._folder, self._say = config, opened.folder, say
+        self._config, self._folder, self._say = config, opened.kept, say
+        self._folder.fetch_all(_CHECKPOINTS)
         self._kept = _last_checkpoint(opened.folder, say)
         self.unsent = 0
-        self._log = MetricLog(opened.folder / METRICS, opened.store.uri, opened.run_id)
+        lines = opened.kept.lines(METRICS)
+        lines.fetch()
+        self._log = MetricLog(lines.file, opened.store.uri, opened.run_id, lines.keeper)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._settings = algorithm_config(
             environments=config.environments,
@@ -361,7 +364,8 @@ class _Agent:
 
     def _checkpoint(self) -> None:
         """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
-        folder = self._folder / _CHECKPOINTS
+        self._log.keep()  # who goes on from this checkpoint logs no step before it again
+        folder = self._folder.path / _CHECKPOINTS
         folder.mkdir(exist_ok=True)
         arrays, counts = self._algorithm.training_state()
         described = {
@@ -376,8 +380,9 @@ class _Agent:
             {"run": json.dumps(described)},
         )
         new.replace(path)
+        self._folder.keep(f"{_CHECKPOINTS}/{path.name}")
         for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
-            old.unlink()
+            self._folder.remove(f"{_CHECKPOINTS}/{old.name}")
 
 
 @dataclass(frozen=True)
@@ -489,6 +494,7 @@ def _keep(
         video = write_video(policy_of(network), environment, folder / "figures" / "episode.gif")
     finally:
         environment.close()
+    opened.kept.keep(EXPERT, "metrics.json", "figures")
     registered = None
     try:
         store.log_metrics(run_id, metrics, progress.steps)
@@ -509,7 +515,7 @@ def _keep(
         seconds=0.0,
         model=f"models:/{registered.name}/{registered.version}" if registered else None,
         registered=registered,
-        folder=folder,
+        kept=opened.kept,
         figures=figures,
         metrics=metrics,
         tracking_uri=store.uri,

@@ -35,6 +35,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
+from concord.storage import listing, local, shown
 from concord.training.config import RunConfig
 from concord.training.distributed import ray_session
 from concord.training.process import tune_process
@@ -511,7 +512,7 @@ class CloningData:
     """Data for behavioural cloning as they lie in a folder; files are read, and checked, when they are asked for.
 
     Args:
-        folder: where they are.
+        folder: where they are, or their address.
 
     Attributes:
         manifest: what is written of them.
@@ -524,21 +525,26 @@ class CloningData:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not (folder / MANIFEST).is_file():
-            unfinished = ", only the beginning of some" if (folder / _PLAN).exists() else ""
-            raise InputError(f"--data-dir {folder}: no cloning data{unfinished}; concord data coinrun-clone makes them")
-        self.manifest = _read_json(folder / MANIFEST)
+        names = set(listing(folder, recursive=True) or ())
+        if MANIFEST not in names:
+            unfinished = ", only the beginning of some" if _PLAN in names else ""
+            raise InputError(
+                f"--data-dir {shown(folder)}: no cloning data{unfinished}; concord data coinrun-clone makes them"
+            )
+        self.manifest = _read_json(local(folder / MANIFEST))
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
-            raise InputError(f"--data-dir {folder}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
+            raise InputError(
+                f"--data-dir {shown(folder)}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}"
+            )
         missing = _missing(self.manifest)
         if missing:
-            raise InputError(f"--data-dir {folder}: its {MANIFEST} is not complete ({missing} is missing)")
+            raise InputError(f"--data-dir {shown(folder)}: its {MANIFEST} is not complete ({missing} is missing)")
         self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
         _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
-            if not (folder / file).is_file():
-                raise InputError(f"--data-dir {folder}: {file} is missing; concord data coinrun-clone makes it")
+            if file not in names:
+                raise InputError(f"--data-dir {shown(folder)}: {file} is missing; concord data coinrun-clone makes it")
         self.version = _checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
@@ -561,7 +567,9 @@ class CloningData:
         return torch.from_numpy(frames), torch.from_numpy(np.concatenate([part.policy for part in parts]))
 
     def _checked(self, file: str) -> States:
-        path = self.folder / file
+        path = local(self.folder / file)
         if _checksum(path.read_bytes()) != self._shards[file]["sha256"]:
-            raise InputError(f"--data-dir {self.folder}: {file} is corrupt; remove it, and concord data makes it anew")
+            raise InputError(
+                f"--data-dir {shown(self.folder)}: {file} is corrupt; remove it, and concord data makes it anew"
+            )
         return _read(path)

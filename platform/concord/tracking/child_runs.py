@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,12 +45,16 @@ class ChildRuns:
         parent: the parent's run id.
         record: file that says which child is which, in the study's own folder.
         known: whether the parent may have children from before.
+        kept: called after each line of the file, to keep it where it outlives this machine.
     """
 
-    def __init__(self, store: Store, parent: str, record: Path, known: bool) -> None:
+    def __init__(
+        self, store: Store, parent: str, record: Path, known: bool, kept: Callable[[], None] | None = None
+    ) -> None:
         self._store = store
         self._parent = parent
         self._record = record
+        self._keep = kept
         self._known = known
         self._ids: dict[str, str] = {}
         self._done: set[str] = set()
@@ -231,3 +235,5 @@ class ChildRuns:
     def _append(self, text: str) -> None:
         with self._record.open("a") as lines:
             lines.write(text)
+        if self._keep is not None:
+            self._keep()

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,14 +36,19 @@ class MetricLog:
 
     `journal` should be in the run's own folder and survive a restart: the same journal opened again continues
     where the last one stopped. `uri` is complete (`Store.uri`); without it and a run the journal is all there is.
+    `kept` keeps the journal up to a byte where it outlives this machine; nothing is sent that is not kept, so that
+    whoever goes on with the journal elsewhere logs nothing a second time.
     Usable as a context manager, which closes it and waits up to 10 s. Raises OSError if the journal cannot be opened.
     """
 
-    def __init__(self, journal: Path, uri: str | None, run_id: str | None) -> None:
+    def __init__(
+        self, journal: Path, uri: str | None, run_id: str | None, kept: Callable[[int], None] | None = None
+    ) -> None:
         self._uri = uri or ""
         self._run_id = run_id or ""
         self._journal = Journal(journal)
         self._sent = Sent(journal, self._run_id)
+        self._keep_to = kept
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._lost = 0  # could not be written to the journal
@@ -51,7 +56,7 @@ class MetricLog:
         self._deadline: float | None = None  # set by close, on the monotonic clock
         self._client: Any = None
         self._sender = threading.Thread(target=self._send_for_ever, name="concord-tracking", daemon=True)
-        if self._uri:
+        if self._uri or kept is not None:
             self._sender.start()
 
     def __enter__(self) -> Self:
@@ -79,6 +84,11 @@ class MetricLog:
                     _logger.warning("metrics are being lost: %s (%s)", self._journal.file, error)
                 self._lost += len(values)
 
+    def keep(self) -> None:
+        """Keep all that was logged, now. Raises what `kept` does."""
+        if self._keep_to is not None:
+            self._keep_to(self._journal.file.stat().st_size)
+
     def close(self, timeout: float) -> int:
         """Send what is left for at most `timeout` seconds; return the number of metrics that were not sent.
 
@@ -88,10 +98,11 @@ class MetricLog:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout
                 self._journal.close()
+        if self._sender.is_alive():
+            self._wake.set()
+            self._sender.join(timeout)
         if not self._uri:
             return self._lost
-        self._wake.set()
-        self._sender.join(timeout)
         return self._lost + sum(len(entry.metrics) for entry in entries(self._journal.file, self._sent.offset))
 
     def _name(self, name: str) -> str:
@@ -109,6 +120,8 @@ class MetricLog:
             closing = self._deadline is not None  # read before sending: then all that was logged is in the journal
             try:
                 for batch, end in _batches(self._journal.file, self._sent.offset):
+                    if self._keep_to is not None:
+                        self._keep_to(end)
                     self._send(batch)
                     self._sent.advance(end)
                     if down:
@@ -140,6 +153,8 @@ class MetricLog:
         return redact(self._uri)
 
     def _send(self, batch: Batch) -> None:
+        if not self._uri:
+            return
         if self._uri.startswith(("http://", "https://")):
             points = [
                 # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
+from concord.storage import is_remote, settled, shown
 from concord.tracking.client import (
     connect,
     error_code,
@@ -79,11 +80,17 @@ class Store:
         Tables and folders that are missing are created. Raises InputError, within a few seconds, with one line
         that names the option, the value without its password, and what would be right.
         """
-        output = output.absolute()
+        output = settled(output)
+        elsewhere = is_remote(output)
         option, given = "--tracking-uri", tracking_uri
         if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
             option = "--tracking-uri (from MLFLOW_TRACKING_URI)"
         right = _RIGHT
+        if elsewhere and (not given or given.split("+")[0].split(":")[0] in _DATABASES):
+            raise InputError(
+                f"--output {shown(output)}: MLflow cannot keep its store there; give --tracking-uri (or "
+                "MLFLOW_TRACKING_URI), http(s)://HOST:PORT of an MLflow server"
+            )
         if not given:
             option, given = "--output", f"sqlite:///{output / 'mlflow.db'}"
             right = "give a folder that can be written"

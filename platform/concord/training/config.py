@@ -15,6 +15,7 @@ from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, objective
 from concord.objectives.objective import Loss
+from concord.storage import check_address
 
 AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
 OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
@@ -34,7 +35,7 @@ class RunConfig:
     address: str | None = None
     """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
     output: Path = DEFAULT_OUTPUT
-    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store; or s3://BUCKET/FOLDER, gs://…"""
     name: str | None = None
     """Name of the run; made up from job and time if not given."""
     resume: bool = False
@@ -51,7 +52,7 @@ class RunConfig:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
         self.require("seed", self.seed >= 0, "must not be negative")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
-        self.require("output", "://" not in str(self.output) and ":/" not in str(self.output), "must be a folder")
+        check_address("output", self.output)
         if self.resume and self.name is None:
             raise InputError("--resume: needs --name, to know which run to continue")
         if self.name is not None:
@@ -180,7 +181,7 @@ class TrainConfig(RunConfig):
     """How many checkpoints are written during the run (at the end in any case)."""
 
     data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
-    """Folder with the job's data, if it reads any (or CONCORD_DATA)."""
+    """Folder with the job's data, if it reads any, or s3://BUCKET/FOLDER, gs://… (or CONCORD_DATA)."""
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -235,6 +236,8 @@ class TrainConfig(RunConfig):
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); a job may add its own checks."""
         super().check()
+        if self.data_dir is not None:
+            check_address("data-dir", self.data_dir)
         if self.chosen_aggregator not in AGGREGATORS:
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):

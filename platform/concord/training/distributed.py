@@ -21,6 +21,7 @@ import torch
 from concord import logs
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
+from concord.storage import Folder, TakenOverError, access, granted
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
 from concord.training.config import RunConfig, TrainConfig
@@ -53,21 +54,23 @@ class Assignment:
     Attributes:
         path, source: the job's file.
         options: the configuration's values; its class is the job's, which the worker makes from the source.
-        journal: where the first worker keeps metrics before they are sent.
+        folder: of the run, where the first worker keeps metrics before they are sent.
         tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
         left_out: a training environment that is not to be trained on.
         log_context: how it logs.
+        access: to the storages of the output and the data, see :func:`concord.storage.access`.
     """
 
     path: str
     # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
     source: str = field(repr=False)
     options: dict[str, Any] = field(repr=False)
-    journal: Path
+    folder: Folder
     tracking_uri: str | None = field(repr=False)
     run_id: str | None
     left_out: str | None = None
     log_context: logs.Context = field(default_factory=logs.context)
+    access: dict[str, str] = field(default_factory=access, repr=False)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _check_shared_storage(config: RunConfig) -> None:
 def train_on_ray(
     job: JobFile,
     config: TrainConfig,
-    run_folder: Path,
+    run_folder: Folder,
     tracking_uri: str | None,
     run_id: str | None,
     left_out: str | None = None,
@@ -190,7 +193,7 @@ def train_on_ray(
         cast(Any, _work),
         train_loop_config={
             "assignment": Assignment(
-                job.path, job.source, dict(vars(config)), run_folder / METRICS, tracking_uri, run_id, left_out
+                job.path, job.source, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
             )
         },
         scaling_config=scaling_config(
@@ -206,18 +209,19 @@ def train_on_ray(
         ),
         run_config=run_config(
             name="checkpoints",
-            storage_path=str(run_folder.resolve()),
+            **run_folder.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
-    (run_folder / ERROR).unlink(missing_ok=True)
+    run_folder.remove(ERROR)
     try:
         with _interruptible():
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        raise RunFailedError(f"training failed: {_recorded_error(run_folder) or _cause(error)}") from error
+        why = run_folder.problem() or _recorded_error(run_folder) or _cause(error)
+        raise RunFailedError(f"training failed: {why}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
         raise InputError(said["input_error"])
@@ -225,7 +229,10 @@ def train_on_ray(
         raise RunFailedError(said["error"])
     assert result.checkpoint is not None
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
-    return Trained(Outcome(history, said["seconds"], said["steps"]), Path(result.checkpoint.path), said["unsent"])
+    checkpoint = Path(result.checkpoint.path)
+    if run_folder.remote:
+        checkpoint = Path(result.checkpoint.to_directory(run_folder.path / "checkpoint"))
+    return Trained(Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"])
 
 
 @contextlib.contextmanager
@@ -244,7 +251,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def distributed_evaluations(
-    job: JobFile, config: TrainConfig, folder: Path, left_out: str | None = None
+    job: JobFile, config: TrainConfig, folder: Folder, left_out: str | None = None
 ) -> Iterator[Evaluation]:
     """Train as :func:`train_on_ray` does, and give every evaluation as it comes; to be called inside a Ray cluster.
 
@@ -255,19 +262,22 @@ def distributed_evaluations(
     """
     import ray
 
-    folder.mkdir(parents=True)
+    folder.path.mkdir(parents=True)
+    # The first worker may be on another node, or write to the very file on this one.
+    lines, journal = folder.lines(METRICS), folder.path / (f"{METRICS}.seen" if folder.remote else METRICS)
     config = dataclasses.replace(config, checkpoints=1)
     # In a process of its own, so that it can be interrupted. Should it be killed instead, Ray Train looks for its
     # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
     cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
-    trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out)
+    trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out, access())
     try:
         seen, finished = 0, False
         while not finished:
             finished = bool(ray.wait([trained], timeout=0.5)[0])
-            if (folder / METRICS).exists():
-                for entry in entries(folder / METRICS, seen):
+            lines.fetch(into=journal)
+            if journal.exists():
+                for entry in entries(journal, seen):
                     seen = entry.end
                     if "train_loss" in entry.metrics and entry.metrics["epoch"] < config.epochs:
                         yield Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
@@ -283,9 +293,10 @@ def distributed_evaluations(
 
 
 def _last_evaluation(
-    path: str, source: str, options: dict[str, Any], folder: Path, left_out: str | None
+    path: str, source: str, options: dict[str, Any], folder: Folder, left_out: str | None, given: dict[str, str]
 ) -> Evaluation | Exception:
     """Train; gives the last evaluation, or what went wrong."""
+    granted(given)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     job = job_from_source(path, source)
     try:
@@ -302,6 +313,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     import ray.train.torch
 
     assignment: Assignment = loop_config["assignment"]
+    granted(assignment.access)
     context = ray.train.get_context()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     tune_process(threads=max(1, cores // context.get_local_world_size()))
@@ -309,12 +321,12 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     here = ray.get_runtime_context()
     logs.take_over(assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id())
     _quiet_ray_train()
-    failed = ray.train.collective.broadcast_from_rank_zero(_recorded_error(assignment.journal.parent))
+    failed = ray.train.collective.broadcast_from_rank_zero(_reason_to_end(assignment.folder))
     if failed:
         return {"error": failed}
     checkpoint = ray.train.get_checkpoint()
-    log = MetricLog(assignment.journal, assignment.tracking_uri, assignment.run_id) if place.rank == 0 else None
-    reporter = _RayReporter(place.rank, log)
+    log = _metric_log(assignment) if place.rank == 0 else None
+    reporter = _RayReporter(place.rank, log, assignment.folder)
     try:
         file = job_from_source(assignment.path, assignment.source)
         job, name = file.job, file.name
@@ -333,7 +345,8 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         if not _is_communication(error):
             with contextlib.suppress(OSError):  # a folder that is not on this node must not hide the mistake
                 text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-                (assignment.journal.parent / ERROR).write_text(text)
+                (assignment.folder.path / ERROR).write_text(text)
+                assignment.folder.keep(ERROR)
         raise
     finally:
         unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
@@ -363,12 +376,19 @@ def _quiet_ray_train() -> None:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.ERROR)
 
 
+def _metric_log(assignment: Assignment) -> MetricLog:
+    lines = assignment.folder.lines(METRICS)
+    lines.fetch()
+    return MetricLog(lines.file, assignment.tracking_uri, assignment.run_id, lines.keeper)
+
+
 class _RayReporter:
     """Metrics to the log, checkpoints through Ray Train."""
 
-    def __init__(self, rank: int, log: MetricLog | None) -> None:
+    def __init__(self, rank: int, log: MetricLog | None, folder: Folder) -> None:
         self._rank = rank
         self._log = log
+        self._folder = folder
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         if self._log is not None:
@@ -380,14 +400,27 @@ class _RayReporter:
         if self._rank != 0:
             ray.train.report({})
             return
+        if self._log is not None:
+            self._log.keep()  # who goes on from this checkpoint logs no step before it again
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder))
             short = {name: value for name, value in metrics.items() if "/" not in name}
-            ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
+            with self._folder.in_one_line():
+                ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
-def _recorded_error(folder: Path) -> str | None:
-    path = folder / ERROR
+def _reason_to_end(folder: Folder) -> str | None:
+    """Why workers need not begin (again)."""
+    try:
+        folder.check_claim()
+    except TakenOverError as error:
+        return str(error)
+    return _recorded_error(folder)
+
+
+def _recorded_error(folder: Folder) -> str | None:
+    folder.fetch(ERROR)
+    path = folder.path / ERROR
     return path.read_text() if path.exists() else None
 
 

@@ -15,9 +15,10 @@ import torch
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
+from concord.storage import Folder, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
-from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
+from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, check_targets, default_measures
 from concord.training.job import Job, JobFile, reason
@@ -29,9 +30,7 @@ from concord.training.run_folder import (
     kept_honest,
     new_name,
     open_run,
-    read_record,
     run_tags,
-    write_record,
 )
 
 # How long a resumed run that is finished tries to send what was left of its metrics.
@@ -50,7 +49,7 @@ class FinishedRun:
         seconds: from the first check to the registered model.
         model: the registered version as ``models:/name/version``; None if the model could not be kept.
         registered: what became of the champion.
-        folder: with the figures, the configuration and the checkpoints.
+        kept: with the figures, the configuration and the checkpoints.
         figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
         tracking_uri: where MLflow keeps it.
@@ -62,10 +61,15 @@ class FinishedRun:
     seconds: float
     model: str | None
     registered: Registered | None
-    folder: Path
+    kept: Folder
     figures: tuple[Path, ...]
     metrics: dict[str, float]
     tracking_uri: str
+
+    @property
+    def folder(self) -> Path:
+        """The same on this machine."""
+        return self.kept.path
 
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord train --json``."""
@@ -76,7 +80,7 @@ class FinishedRun:
             "seconds": round(self.seconds, 3),
             "model": self.model,
             "champion": self.registered.champion if self.registered else False,
-            "artifacts": str(self.folder),
+            "artifacts": self.kept.shown,
             "metrics": self.metrics,
         }
 
@@ -97,8 +101,8 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     started = time.perf_counter()
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(config).items() if isinstance(value, Path)}
-    config = dataclasses.replace(config, **absolute, name=config.name or new_name(job.name, config, config.method))
+    config = dataclasses.replace(config, **settled_paths(config))
+    config = dataclasses.replace(config, name=config.name or new_name(job.name, config, config.method))
     checked = preflight(job, config)
     environments, example = checked.environments, checked.example
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
@@ -109,7 +113,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     opened = open_run(job.name, config, tags, experiment=experiment, placement=placement)
     if opened.report is not None:
         return already_finished(opened, job.name, say)
-    name, store, run_id, folder = opened.name, opened.store, opened.run_id, opened.folder
+    name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
     with kept_honest(opened, job.name, config):
         if not opened.resumed:
@@ -117,10 +121,10 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
         with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
             if dashboard:
                 say(f"Ray dashboard {dashboard}")
-            trained = train_on_ray(job, config, folder, store.uri, run_id)
+            trained = train_on_ray(job, config, kept, store.uri, run_id)
         if trained.unsent:
             say(
-                f"tracking did not answer: {trained.unsent} metrics are kept in {folder / METRICS} "
+                f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
                 f"and sent by --name {name} --resume"
             )
         end = trained.outcome.metrics
@@ -129,17 +133,31 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
                 f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
-        report = _finished(job, config, store, run_id, name, folder, trained, example, say, lineage)
+        report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
         with _said_if_failing(say, "status"):
             store.finish_run(run_id, "FINISHED")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:
-        write_record(folder, read_record(folder) | {"report": report.as_json()})
+        opened.record(report=report.as_json())
     return report
+
+
+def settled_paths(config: RunConfig) -> dict[str, Any]:
+    """The options that are paths, as they are the same for all processes; storages that do not answer are refused.
+
+    Raises:
+        InputError: the storage of --output or --data-dir cannot be reached.
+    """
+    paths = {key: settled(value) for key, value in vars(config).items() if isinstance(value, Path)}
+    for option in ("output", "data_dir"):
+        if option in paths:
+            require_reachable(option.replace("_", "-"), paths[option])
+    return paths
 
 
 def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
+    run.kept.lines(METRICS).fetch()
     unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
     said = run.report
@@ -151,7 +169,7 @@ def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
         seconds=said["seconds"],
         model=said["model"],
         registered=None,
-        folder=run.folder,
+        kept=run.kept,
         figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
@@ -287,7 +305,7 @@ def _finished(
     store: Store,
     run_id: str,
     name: str,
-    folder: Path,
+    kept: Folder,
     trained: Trained,
     example: torch.Tensor,
     say: Say,
@@ -297,8 +315,9 @@ def _finished(
     model = build_model(job.job, config)
     read_weights(trained.checkpoint, model)
     model.eval()
-    (folder / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
-    figures = _draw(job, config, trained, model, folder, say)
+    (kept.path / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
+    figures = _draw(job, config, trained, model, kept.path, say)
+    kept.keep("metrics.json", "figures")
     registered = None
     with _said_if_failing(say, "model"):
         criterion, mode = criterion_of(job.job, metrics)
@@ -313,7 +332,7 @@ def _finished(
         seconds=0.0,
         model=f"models:/{registered.name}/{registered.version}" if registered else None,
         registered=registered,
-        folder=folder,
+        kept=kept,
         figures=figures,
         metrics=metrics,
         tracking_uri=store.uri,

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
@@ -19,6 +20,7 @@ import torch
 import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.storage import Folder, StorageError, is_remote, shown
 from concord.tracking import Store, redact
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
 
@@ -44,7 +46,7 @@ class RunFolder:
 
     Attributes:
         name: the run's name.
-        folder: where its files are.
+        kept: where its files are kept.
         store: MLflow's.
         run_id: in MLflow.
         resumed: whether it was there before.
@@ -52,18 +54,35 @@ class RunFolder:
     """
 
     name: str
-    folder: Path
+    kept: Folder
     store: Store
     run_id: str
     resumed: bool
     report: dict[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are on this machine."""
+        return self.kept.path
+
+    def record(self, **more: Any) -> None:
+        """Add to what is recorded of the run; other files that are to last are kept before."""
+        write_record(self.folder, (read_record(self.folder) if (self.folder / RECORD).exists() else {}) | more)
+        self.kept.keep(RECORD)
+
+
+def run_folder(output: Path, name: str) -> Folder:
+    """Where a run of this name is kept."""
+    return Folder(output) / "runs" / name
 
 
 def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
     """A name that no run in the output folder has, from the job, what kind of run it is, and the time."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
-    taken = (config.output / "runs" / name).exists()
+    if is_remote(config.output):  # which may be out of this machine's reach, and not of the one that will run it
+        return f"{name}-{secrets.token_hex(3)}"
+    taken = run_folder(config.output, name).exists()
     return f"{name}-{os.getpid()}" if taken else name
 
 
@@ -90,53 +109,65 @@ def open_run(
     name = config.name
     assert name is not None
     logs.know(run=name, job=job)
-    folder = config.output / "runs" / name
-    record = _resumed(job, config, folder, placement) if config.resume else None
-    if record is None and folder.exists():
-        raise InputError(f"--name {name}: there is a run of this name in {config.output}; add --resume to continue it")
+    kept = run_folder(config.output, name)
+    record = _resumed(job, config, kept, placement) if config.resume else None
+    if record is None and kept.exists():
+        shown_output = shown(config.output)
+        raise InputError(f"--name {name}: there is a run of this name in {shown_output}; add --resume to continue it")
     store = Store.open(config.output, config.tracking_uri)
     if record is not None:
         run_id: str = record["run_id"]
         if "report" in record:
-            return RunFolder(name, folder, store, run_id, True, record["report"])
+            return RunFolder(name, kept, store, run_id, True, record["report"])
         if record.get("store", redact(store.uri)) != redact(store.uri):
             raise InputError(
                 f"--tracking-uri {redact(store.uri)}: the run {name} was started with {record['store']}; "
                 "a resumed run goes on there"
             )
+        kept = kept.claimed()
         store.resume_run(run_id)
-        return RunFolder(name, folder, store, run_id, True)
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
+        return RunFolder(name, kept, store, run_id, True)
+    kept = _begun(kept, config)
     recorded = recorded_config(config)
     try:
         parameters = {key: value for key, value in recorded.items() if value is not None}
         run_id = store.start_run(experiment or job, name, parameters, tags)
     except BaseException:
-        folder.rmdir()
+        kept.delete()
         raise
-    return RunFolder(name, folder, store, run_id, False)
+    return RunFolder(name, kept, store, run_id, False)
+
+
+def _begun(kept: Folder, config: RunConfig) -> Folder:
+    if kept.remote:
+        shutil.rmtree(kept.path, ignore_errors=True)  # of a run of this name that was removed from the storage
+        return kept.claimed()
+    try:
+        kept.path.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
+    return kept
 
 
 @contextlib.contextmanager
 def kept_honest(run: RunFolder, job: str, config: RunConfig) -> Iterator[None]:
     """Record how the run was begun, see that MLflow says how it ended, and that wrong input leaves nothing behind."""
-    store, folder, run_id = run.store, run.folder, run.run_id
+    store, run_id = run.store, run.run_id
     try:
         if not run.resumed:
             recorded = recorded_config(config)
-            write_record(folder, {"job": job, "run_id": run_id, "store": redact(store.uri), "config": recorded})
+            run.record(job=job, run_id=run_id, store=redact(store.uri), config=recorded)
             store.log_json(run_id, recorded, "config.json")
         yield
     except InputError:
-        if any(folder.glob("checkpoints/checkpoint_*")):  # work was done: that is kept, whatever is wrong now
+        if any(
+            name.startswith("checkpoint_") for name in run.kept.names("checkpoints")
+        ):  # work was done: that is kept, whatever is wrong now
             with contextlib.suppress(RunFailedError):
                 store.finish_run(run_id, "FAILED")
         else:
             store.delete_run(run_id)
-            shutil.rmtree(folder, ignore_errors=True)
+            run.kept.delete()
         raise
     except KeyboardInterrupt:
         with contextlib.suppress(RunFailedError):
@@ -148,8 +179,8 @@ def kept_honest(run: RunFolder, job: str, config: RunConfig) -> Iterator[None]:
         raise
 
 
-def _resumed(job: str, config: RunConfig, folder: Path, placement: Collection[str]) -> dict[str, Any]:
-    record = read_record(folder)
+def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[str]) -> dict[str, Any]:
+    record = kept_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
     ours = recorded_config(config)
@@ -163,6 +194,25 @@ def _resumed(job: str, config: RunConfig, folder: Path, placement: Collection[st
                 f"{theirs[option]}; a resumed run keeps its options"
             )
     return record
+
+
+def kept_record(kept: Folder) -> dict[str, Any]:
+    """What :func:`read_record` gives, of a run that may have been begun on another machine.
+
+    Raises:
+        InputError: there is no run there, or the storage does not answer.
+    """
+    try:
+        kept.fetch(RECORD)
+    except StorageError as error:
+        raise InputError(f"--output {error}") from error
+    try:
+        return read_record(kept.path)
+    except InputError:
+        if kept.remote and not (kept.path / RECORD).exists():
+            output = shown(kept.place.parent.parent)
+            raise InputError(f"--name {kept.place.name}: there is no such run in {output}") from None
+        raise
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -193,7 +243,7 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
     """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    return {key: shown(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
 def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:

@@ -4,14 +4,12 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -21,6 +19,7 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneCo
 from ray.tune.search import Searcher
 
 from concord.errors import InputError
+from concord.storage import Folder
 from concord.training import TrainConfig
 from concord.tuning.journal import Ended, Task
 from concord.tuning.options import StudyOptions
@@ -156,7 +155,7 @@ def execute(
     where: Room,
     scheduler: Any,
     interruption: Interruption,
-    folder: Path,
+    folder: Folder,
     max_failures: int,
 ) -> None:
     """Run all tasks of the source; returns when there are no more, or when interrupted. Raises what the source does.
@@ -174,7 +173,7 @@ def execute(
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     searcher = _Tasks(source, interruption, max_failures)
-    storage = folder / f"tune-{os.getpid()}-{time.time_ns()}"
+    storage = f"tune-{os.getpid()}-{time.time_ns()}"
     resources = tune.PlacementGroupFactory(
         # Ray Tune asks for something; a process that only looks on must take no CPU, or its workers find too few.
         [{"CPU": where.cpus, **({"GPU": where.gpus} if where.gpus else {})}] if where.cpus else [{"memory": 1}]
@@ -191,7 +190,7 @@ def execute(
         ),
         run_config=RunConfig(
             name="tune",
-            storage_path=str(storage),
+            **(folder / storage).place_for_ray(),
             stop=_Interrupted(interruption),
             failure_config=FailureConfig(max_failures=0),  # a task begins again as a new trial of Ray Tune's
             checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
@@ -202,7 +201,7 @@ def execute(
         with interruption.watching():
             tuner.fit()
     finally:
-        shutil.rmtree(storage, ignore_errors=True)
+        (folder / storage).delete()
     if interruption.problem is not None:
         raise interruption.problem
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
 from concord.space import Point, frozen
+from concord.storage import Folder, Lines
 
 STUDY, TRIALS, _LOCK = "study.json", "trials.jsonl", ".lock"
 Kind = Literal["trial", "left-out", "seed"]
@@ -76,12 +77,15 @@ class Journal:
         folder: of the study.
         tasks: every task that began, by key, in the order in which they did.
         ended: those that ended, in the order in which they did.
+        kept: where it is kept, if it is open: claimed by this process.
     """
 
     folder: Path
     tasks: dict[str, Task] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
+    kept: Folder = field(init=False, repr=False, compare=False)
     _lines: int | None = None
+    _sent: Lines | None = None
 
     def begin(self, task: Task) -> None:
         """Keep that a task began; again is no news."""
@@ -125,6 +129,8 @@ class Journal:
             os.fsync(self._lines)
         except OSError as error:
             raise RunFailedError(f"{self.folder / TRIALS} cannot be written ({error.strerror})") from error
+        if self._sent is not None:
+            self._sent.keep()
 
 
 def read(folder: Path) -> Journal:
@@ -138,23 +144,32 @@ def read(folder: Path) -> Journal:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[Journal]:
+def opened(folder: Path | Folder) -> Iterator[Journal]:
     """The journal of a study, to go on with it.
+
+    Args:
+        folder: of the study; where it is kept elsewhere, what is kept there is what counts.
 
     Raises:
         InputError: another process has it open.
     """
+    kept = folder if isinstance(folder, Folder) else Folder(folder)
+    folder = kept.path
     with (folder / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(f"--name {folder.name}: another process is at work on this study") from error
         path = folder / TRIALS
+        kept = kept.claimed()
+        sent = kept.lines(TRIALS)
+        sent.fetch()
         if path.exists():
             text = path.read_bytes()
             if whole := len(text) - (text.rfind(b"\n") + 1):
                 os.truncate(path, len(text) - whole)
         journal = read(folder)
+        journal.kept, journal._sent = kept, sent
         journal._lines = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             yield journal

@@ -13,9 +13,10 @@ import numpy as np
 
 from concord.errors import InputError
 from concord.space import Point, Space
+from concord.storage import Folder, StorageError
 from concord.training import JobFile, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
-from concord.training.run import Checked, preflight
+from concord.training.run import Checked, preflight, settled_paths
 from concord.training.run_folder import recorded_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.options import StudyOptions, config_part, study_part
@@ -69,9 +70,14 @@ class Plan:
     checked: Checked
 
     @property
-    def folder(self) -> Path:
+    def kept(self) -> Folder:
         """Where it is kept."""
-        return studies_folder(self.base.output) / self.name
+        return study_folder(self.base.output, self.name)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is on this machine."""
+        return self.kept.path
 
     @property
     def looks_at_test(self) -> str | None:
@@ -122,6 +128,24 @@ def studies_folder(output: Path) -> Path:
     return output / "studies"
 
 
+def study_folder(output: Path, name: str) -> Folder:
+    """Where a study of this name is kept."""
+    return Folder(studies_folder(output) / name)
+
+
+def kept_study(kept: Folder) -> dict[str, Any] | None:
+    """What the study that is kept in this folder is, begun on this machine or on another; None if there is none.
+
+    Raises:
+        InputError: it cannot be read, or the storage does not answer.
+    """
+    try:
+        kept.fetch(STUDY)
+    except StorageError as error:
+        raise InputError(f"--output {error}") from error
+    return read_study(kept.path) if (kept.path / STUDY).exists() else None
+
+
 def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     """Check everything that can be checked without a cluster or a store.
 
@@ -138,13 +162,13 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     base.check()
     if base.resume:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
-    absolute: dict[str, Any] = {key: value.absolute() for key, value in vars(base).items() if isinstance(value, Path)}
+    base = dataclasses.replace(base, **settled_paths(base))
     method, study = chosen_study(job.job.studies, study_options, base)
     if "selection" not in given:
         study_options = dataclasses.replace(study_options, selection=study.selection)
         study_options.check_study()
     name = base.name or _new_name(job, method, base.output)
-    base = dataclasses.replace(base, **absolute, name=None)
+    base = dataclasses.replace(base, name=None)
     fields = {field.name for field in dataclasses.fields(base)}
     space = study_space(study.space, study_options, given & fields, base)
     checked = preflight(job, base)
@@ -184,8 +208,8 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     size = plan.search().size
     if size is not None and ("trials" not in given or study_options.trials > size):
         plan = dataclasses.replace(plan, trials=size)
-    if (plan.folder / STUDY).exists():
-        _check_same(plan, read_study(plan.folder))
+    if (record := kept_study(plan.kept)) is not None:
+        _check_same(plan, record)
     return plan
 
 
@@ -224,7 +248,7 @@ def _new_name(job: JobFile, method: str, output: Path) -> str:
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{job.name}-{method}").strip("-._") or "study"
     name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
     number = 2
-    while (studies_folder(output) / name).exists():
+    while study_folder(output, name).exists():
         name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{number}"
         number += 1
     return name

@@ -19,6 +19,7 @@ from concord.analysis.study_figures import (
 )
 from concord.errors import RunFailedError
 from concord.space import Choice, LogUniform, Space
+from concord.storage import Folder
 from concord.tracking import Store
 from concord.tuning import journal as journals
 from concord.tuning.journal import Ended, Task
@@ -50,7 +51,7 @@ class StudyResult:
     """A study as its folder has it.
 
     Attributes:
-        folder: of the study.
+        kept: where the study is kept.
         record: what the study is, see :meth:`concord.tuning.plan.Plan.record`.
         finished: the trials that did, best first.
         failed: those that failed.
@@ -60,7 +61,7 @@ class StudyResult:
         seconds: that this call took; 0 if it was only read.
     """
 
-    folder: Path
+    kept: Folder
     record: Mapping[str, Any]
     finished: Sequence[tuple[Task, Ended]]
     failed: Sequence[tuple[Task, Ended]]
@@ -74,6 +75,11 @@ class StudyResult:
     def __post_init__(self) -> None:
         object.__setattr__(self, "criterion", Criterion(**self.record["criterion"]))
         object.__setattr__(self, "space", Space.from_json(self.record["identity"]["space"]))
+
+    @property
+    def folder(self) -> Path:
+        """Where it is on this machine."""
+        return self.kept.path
 
     @property
     def best(self) -> tuple[Task, Ended]:
@@ -146,7 +152,7 @@ class StudyResult:
             "reruns": [{"seed": seed, "metrics": dict(metrics)} for seed, metrics in self.reruns.items()],
             "run_id": self.record.get("run_id"),
             "model": self.record.get("model"),
-            "artifacts": str(self.folder),
+            "artifacts": self.kept.shown,
         }
 
 
@@ -156,16 +162,16 @@ def read_result(folder: Path) -> StudyResult:
     Raises:
         InputError: there is none.
     """
-    return judged(journals.read_study(folder), journals.read(folder))
+    return judged(journals.read_study(folder), journals.read(folder), Folder(folder))
 
 
-def judged(record: Mapping[str, Any], journal: journals.Journal) -> StudyResult:
+def judged(record: Mapping[str, Any], journal: journals.Journal, kept: Folder) -> StudyResult:
     """What the journal of a study says."""
     trials = journal.finished("trial")
     ranked = Criterion(**record["criterion"]).ranked(trials)
     best = ranked[0][0].trial if ranked else None
     return StudyResult(
-        folder=journal.folder,
+        kept=kept,
         record=record,
         finished=[*ranked, *(pair for pair in trials if pair not in ranked)],
         failed=[pair for pair in journal.results("trial") if pair[1].failure is not None],

@@ -2,9 +2,8 @@
 
 import contextlib
 import dataclasses
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +11,20 @@ from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.space import shown
+from concord.storage import Folder, settled
+from concord.storage import shown as shown_path
 from concord.tracking import ChildRuns, Store, redact
 from concord.training.distributed import ray_session
 from concord.training.job import built_in_jobs
 from concord.training.live_metrics import Published
 from concord.training.run import Say, run
-from concord.training.run_folder import RECORD, Lineage, run_tags
+from concord.training.run_folder import RECORD, Lineage, run_folder, run_tags
 from concord.tuning import journal as journals
 from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
-from concord.tuning.plan import Plan
+from concord.tuning.plan import Plan, kept_study
 from concord.tuning.progress import STUDY_METRICS, StudyProgress
-from concord.tuning.results import StudyResult, judged, write_results
+from concord.tuning.results import FIGURES, SUMMARY, TABLE, StudyResult, judged, write_results
 from concord.tuning.selection import LOOKED_AT
 from concord.tuning.shared_data import SharedData, share_data
 from concord.tuning.spaces import config_at
@@ -44,30 +45,31 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
         RunFailedError: it was stopped, or every trial failed; what was finished is kept.
     """
     started = time.perf_counter()
-    base, folder = plan.base, plan.folder
+    base = plan.base
     logs.know(study=plan.name, job=plan.job.name)
     if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
         room(plan.options, base, there)
     store = Store.open(base.output, base.tracking_uri)
-    if (folder / journals.STUDY).exists():
-        before = journals.read_study(folder)["store"]
+    if (record := kept_study(plan.kept)) is not None:
+        before = record["store"]
         if before != redact(store.uri):
             raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
     with ray_session(dataclasses.replace(base, workers=1)) as dashboard:
         where = room(plan.options, base, nodes_to_be(base))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            plan.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--output {base.output}: not a folder to write to ({error.strerror})") from error
-        with journals.opened(folder) as journal:
-            new = not (folder / journals.STUDY).exists()
+        with journals.opened(plan.kept) as journal:
+            kept = journal.kept
+            new = not (kept.path / journals.STUDY).exists()
             if new:
-                _create(plan, store)
-            record = journals.read_study(folder)
-            journals.write_study(folder, {**record, "options": plan.record()["options"]})
+                _create(plan, kept, store)
+            record = journals.read_study(kept.path)
+            _write(kept, {**record, "options": plan.record()["options"]})
             if dashboard:
                 say(f"Ray dashboard {dashboard}")
-            study = _Study(plan, journal, store, record["run_id"], where, new, say)
+            study = _Study(plan, kept, journal, store, record["run_id"], where, new, say)
             with study.kept_honest():
                 study.run()
             result = study.result()
@@ -79,7 +81,12 @@ def experiment(job: str) -> str:
     return f"{job}-studies"
 
 
-def _create(plan: Plan, store: Store) -> None:
+def _write(kept: Folder, study: Mapping[str, Any]) -> None:
+    journals.write_study(kept.path, study)
+    kept.keep(journals.STUDY)
+
+
+def _create(plan: Plan, kept: Folder, store: Store) -> None:
     environments = plan.checked.environments
     tags = run_tags(plan.job.name, plan.job.path, len(environments.train), environments.version) | {
         "concord.study": plan.name,
@@ -96,17 +103,17 @@ def _create(plan: Plan, store: Store) -> None:
     run_id = None
     try:
         run_id = store.start_run(experiment(plan.job.name), plan.name, parameters, tags)
-        journals.write_study(plan.folder, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
+        _write(kept, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
         store.log_json(run_id, plan.space.as_json(), "space.json")
         store.log_json(run_id, plan.record()["config"], "config.json")
     except BaseException:
-        _forget(plan, store, run_id)
+        _forget(kept, store, run_id)
         raise
 
 
-def _forget(plan: Plan, store: Store, run_id: str | None) -> None:
+def _forget(kept: Folder, store: Store, run_id: str | None) -> None:
     """Leave nothing of a study that cannot begin."""
-    shutil.rmtree(plan.folder, ignore_errors=True)
+    kept.delete()
     if run_id is not None:
         with contextlib.suppress(RunFailedError):
             store.delete_run(run_id)
@@ -116,16 +123,27 @@ class _Study:
     """A study at work."""
 
     def __init__(
-        self, plan: Plan, journal: Journal, store: Store, run_id: str, where: Room, new: bool, say: Say
+        self,
+        plan: Plan,
+        kept: Folder,
+        journal: Journal,
+        store: Store,
+        run_id: str,
+        where: Room,
+        new: bool,
+        say: Say,
     ) -> None:
         self.plan = plan
+        self.kept = kept
         self.journal = journal
         self.store = store
         self.run_id = run_id
         self.where = where
         self.say = say
         self.new = new
-        self.children = ChildRuns(store, run_id, plan.folder / _CHILDREN, known=not new)
+        lines = kept.lines(_CHILDREN)
+        lines.fetch()
+        self.children = ChildRuns(store, run_id, lines.file, known=not new, kept=lines.keeper)
         self.shared: SharedData | None = None
 
     @contextlib.contextmanager
@@ -146,7 +164,7 @@ class _Study:
             if unsent:
                 self.say(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
             if status is None:
-                _forget(self.plan, self.store, self.run_id)
+                _forget(self.kept, self.store, self.run_id)
             else:
                 with contextlib.suppress(RunFailedError):
                     self.store.finish_run(self.run_id, status)
@@ -155,15 +173,15 @@ class _Study:
         plan = self.plan
         done = len(self.journal.results("trial"))
         job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-        output = "" if plan.base.output == DEFAULT_OUTPUT.absolute() else f" --output {plan.base.output}"
+        output = "" if plan.base.output == settled(DEFAULT_OUTPUT) else f" --output {shown_path(plan.base.output)}"
         return StoppedError(
             f"stopped after {done} of {plan.trials} trials; continue with concord tune {job} --name {plan.name}{output}"
         )
 
     def _continue(self) -> None:
         """Clear up what a process that was killed left, and send what it had not sent."""
-        for stale in (*self.plan.folder.glob("tune-*"), self.plan.folder / _DISTRIBUTED):
-            shutil.rmtree(stale, ignore_errors=True)
+        for stale in (*(name for name in self.kept.names() if name.startswith("tune-")), _DISTRIBUTED):
+            self.kept.remove(stale)
         self.store.resume_run(self.run_id)
         for key, task in self.journal.tasks.items():
             if (ended := self.journal.ended.get(key)) is not None:
@@ -206,10 +224,11 @@ class _Study:
         if plan.options.register:
             self._register(winner)
         write_results(self.result(), self.store, self.run_id, self.say)
+        self.kept.keep(FIGURES, TABLE, SUMMARY)
 
     def result(self) -> StudyResult:
         """What there is so far."""
-        return judged(journals.read_study(self.plan.folder), self.journal)
+        return judged(journals.read_study(self.kept.path), self.journal, self.kept)
 
     def _search(self) -> None:
         plan, journal = self.plan, self.journal
@@ -293,20 +312,20 @@ class _Study:
             stop_rule,
             self.shared,
             self.where.threads,
-            plan.folder / _DISTRIBUTED,
+            self.kept / _DISTRIBUTED,
         )
         with progress:
-            execute(source, assignment, self.where, stopping, interruption, plan.folder, plan.base.max_failures)
+            execute(source, assignment, self.where, stopping, interruption, self.kept, plan.base.max_failures)
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
     def _register(self, winner: Task) -> None:
         plan = self.plan
         name = f"{plan.name}-winner-{winner.trial}"
-        folder = plan.base.output / "runs" / name
-        begun = (folder / RECORD).exists()
+        folder = run_folder(plan.base.output, name)
+        begun = RECORD in folder.names()
         if not begun:
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed just then
+            folder.delete()  # of a process that was killed just then
         config = dataclasses.replace(config_at(plan.base, plan.space, winner.point), name=name, resume=begun)
         looked_at = plan.options.selection + (" (oracle)" if plan.looks_at_test else "")
         lineage = Lineage(
@@ -322,7 +341,7 @@ class _Study:
         )
         self.say(f"the winner, trial {winner.trial}, is trained once more: {shown(winner.point)}")
         model = run(plan.job, config, self.say, lineage).model
-        journals.write_study(plan.folder, {**journals.read_study(plan.folder), "model": model})
+        _write(self.kept, {**journals.read_study(self.kept.path), "model": model})
 
     def options_of(self, task: Task) -> dict[str, Any]:
         """In what the task's configuration differs from the one that all start from."""

@@ -6,11 +6,9 @@ a new trial costs its training and little else.
 
 import functools
 import json
-import shutil
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,6 +18,7 @@ from ray.tune import Trainable
 from concord import logs
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
+from concord.storage import Folder, access, granted
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
 from concord.training.job import JobFile, job_from_source, reason
@@ -43,6 +42,7 @@ class Assignment:
         threads: of a trial.
         folder: for what a distributed trial leaves while it runs.
         log_context: how trials log.
+        access: to the storages of the output and the data, see :func:`concord.storage.access`.
     """
 
     path: str
@@ -52,8 +52,9 @@ class Assignment:
     stop_rule: StopRule
     shared: SharedData | None
     threads: int
-    folder: Path
+    folder: Folder
     log_context: logs.Context = field(default_factory=logs.context)
+    access: dict[str, str] = field(default_factory=access, repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class TrialProcess(Trainable):
     def setup(self, config: dict[str, Any], assignment: Assignment) -> None:  # type: ignore[override]
         """Once in the life of the process."""
         self._assignment = assignment
+        granted(assignment.access)
         self._prepared: Prepared | None = None
         tune_process(assignment.threads)
         here = ray.get_runtime_context()
@@ -157,7 +159,7 @@ class TrialProcess(Trainable):
             try:
                 yield from distributed_evaluations(self._job, config, folder, left_out)
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.delete()
             return
         device = torch.device("cuda" if config.use_gpu else "cpu")
         place = Place(device=device)

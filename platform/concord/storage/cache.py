@@ -1,0 +1,151 @@
+"""This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from concord.errors import InputError
+from concord.storage.access import endpoint
+from concord.storage.address import is_remote, parts, shown
+from concord.storage.filesystem import filesystem, reason
+
+_AT_ONCE = 16
+_CHUNK = 8 << 20
+# A file that was replaced within the second in which it was fetched looks the same afterwards: it is not trusted.
+_SETTLED_SECONDS = 2.0
+
+
+def cached(path: Path, kind: str) -> Path:
+    """Where this machine has what is at an address: below CONCORD_CACHE, or in the system's place for caches.
+
+    Args:
+        path: the address.
+        kind: what for; what is read and what is written are kept apart.
+    """
+    scheme, rest = parts(path)
+    server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
+    return _root() / kind / f"{scheme}-{server}" / rest
+
+
+def local(path: Path) -> Path:
+    """The file or folder at an address, on this machine's disk; a path on the disk is given back.
+
+    Only what is not there yet, or has another size or time of change than in the storage, is fetched. Several processes
+    may ask at once. What is not in the storage is not at the path that is returned either.
+
+    Raises:
+        InputError: the storage does not answer, or what came is cut short.
+    """
+    if not is_remote(path):
+        return path
+    target = cached(path, "data")
+    try:
+        found, root = filesystem(path)
+        about = found.get_file_info(root)
+        if about.is_file:
+            _fetch_all(found, [(about, target)])
+            return target
+        below = _below(found, root, recursive=True)
+        wanted = {target / name: each for name, each in below.items()}
+        for stale in [each for each in target.rglob("*") if each.is_file() and each not in wanted]:
+            stale.unlink(missing_ok=True)
+        if target.is_file():
+            target.unlink(missing_ok=True)
+        _fetch_all(found, [(each, file) for file, each in wanted.items()])
+    except InputError:
+        raise
+    except Exception as error:  # of the network, the credentials, this machine's disk: each has its own
+        raise InputError(f"{shown(path)}: cannot be fetched; {reason(error)}") from error
+    return target
+
+
+def listing(path: Path, recursive: bool = False) -> list[str] | None:
+    """The names of the files in a folder, on the disk or at an address, in order; None if there is no such folder.
+
+    Raises:
+        InputError: the storage does not answer.
+    """
+    if not is_remote(path):
+        if not path.is_dir():
+            return None
+        files = (each for each in (path.rglob("*") if recursive else path.iterdir()) if each.is_file())
+        return sorted(str(each.relative_to(path)) for each in files)
+    try:
+        found, root = filesystem(path)
+        below = _below(found, root, recursive)
+        there = bool(below) or found.get_file_info(root).type.name == "Directory"
+    except Exception as error:  # as above
+        raise InputError(f"{shown(path)}: cannot be read; {reason(error)}") from error
+    return sorted(below) if there else None
+
+
+def replace(target: Path, content: bytes) -> None:
+    """Write a file of the cache at once and as a whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
+        draft.write(content)
+    os.replace(draft.name, target)
+
+
+def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
+    """The files below a folder of a storage, by their names relative to it."""
+    from pyarrow import fs
+
+    listed = found.get_file_info(fs.FileSelector(root, recursive=recursive, allow_not_found=True))
+    prefix = root.rstrip("/") + "/"
+    return {each.path.removeprefix(prefix): each for each in listed if each.is_file}
+
+
+def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
+    missing = [(each, target) for each, target in files if not _is_there(each, target)]
+    if len(missing) == 1:
+        _fetch(found, *missing[0])
+    elif missing:
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            list(threads.map(lambda pair: _fetch(found, *pair), missing))
+
+
+def _is_there(about: Any, target: Path) -> bool:
+    try:
+        kept = target.stat()
+    except OSError:
+        return False
+    return bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
+
+
+def _fetch(found: Any, about: Any, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
+        try:
+            # As it is: PyArrow would unpack what is called .gz.
+            with found.open_input_stream(about.path, compression=None) as content:
+                shutil.copyfileobj(content, draft, _CHUNK)
+            size = draft.tell()
+            if about.size is not None and size != about.size:
+                raise InputError(f"{about.path}: {size} bytes came, expected {about.size}; it changed in the meantime")
+        except BaseException:
+            os.unlink(draft.name)
+            raise
+    changed = about.mtime_ns or 0
+    young = changed and abs(time.time_ns() - changed) < _SETTLED_SECONDS * 1e9
+    os.utime(draft.name, ns=(changed, 1 if young else changed))
+    os.replace(draft.name, target)
+
+
+def _root() -> Path:
+    import pooch
+
+    return Path(os.environ.get("CONCORD_CACHE") or pooch.os_cache("concord")).absolute()
+
+
+def _drafts() -> Path:
+    """A folder for what is being written, on the same disk, where no listing of a fetched folder finds it."""
+    drafts = _root() / "drafts"
+    drafts.mkdir(parents=True, exist_ok=True)
+    return drafts

@@ -1,0 +1,302 @@
+"""The folder of a run or a study: on this machine's disk, or worked on here and kept at an address.
+
+What is kept is kept in the order in which it is sent, each file at once and as a whole, so that whoever finds a record
+finds what it names. A file that grows line by line is kept in pieces of whole lines (``NAME.000000``, ``NAME.000001``,
+…), of which only the last is ever sent again.
+
+Two machines must not go on with the same folder. Nothing tells a machine that died from one that is slow, so the one
+that claims the folder last has it, and the other is refused the next time it keeps something.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.errors import InputError, RunFailedError
+from concord.storage.address import is_remote, shown
+from concord.storage.cache import cached, replace
+from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
+
+OWNER = "owner.json"
+_PIECE = 256 << 10  # bytes after which a new piece is begun
+
+
+class TakenOverError(RunFailedError):
+    """Another process went on with this folder."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that lasts. On a disk all of it is that folder, and what fetches and keeps does nothing.
+
+    May be pickled, and used on any node: each has its own copy at :attr:`path`.
+
+    Every method raises StorageError, with one line, when the storage refuses or does not answer.
+
+    Attributes:
+        place: the folder, or its address.
+        claim: what says that it is this process's.
+    """
+
+    place: Path
+    claim: str | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is at an address."""
+        return is_remote(self.place)
+
+    @property
+    def path(self) -> Path:
+        """Where its files are on this machine."""
+        return cached(self.place, "work") if self.remote else self.place
+
+    @property
+    def shown(self) -> str:
+        """Its address, or its path."""
+        return shown(self.place)
+
+    def __truediv__(self, name: str) -> "Folder":
+        return Folder(self.place / name)
+
+    def exists(self) -> bool:
+        """Whether there is anything of it where it is kept."""
+        if not self.remote:
+            return self.place.exists()
+        with self._storage() as (files, root):
+            return bool(files.get_file_info(root).type.name != "NotFound")
+
+    def claimed(self) -> "Folder":
+        """The same folder, made if it is missing, as this process's own from now on.
+
+        Raises:
+            InputError: it cannot be written to.
+        """
+        if not self.remote:
+            return self
+        claim = secrets.token_hex(8)
+        about = {"claim": claim, "host": platform.node(), "process": os.getpid(), "since": round(time.time())}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._put(OWNER, json.dumps(about).encode())
+        except StorageError as error:
+            raise InputError(f"--output {error}") from error
+        except OSError as error:
+            raise InputError(
+                f"--output {self.shown}: {self.path} cannot be written to ({error.strerror}); "
+                "CONCORD_CACHE names another folder for what is under way"
+            ) from error
+        return dataclasses.replace(self, claim=claim)
+
+    def check_claim(self) -> None:
+        """Raise TakenOverError if another process claimed the folder since this one did."""
+        if self.claim is None:
+            return
+        owner = json.loads(self._get(OWNER) or b"{}")
+        if owner.get("claim") != self.claim:
+            by = f"process {owner['process']} on {owner['host']} went on with it" if owner else "it was deleted"
+            raise TakenOverError(f"{self.shown}: {by} in the meantime; this one ends")
+
+    def fetch(self, *names: str) -> None:
+        """Bring these files; those that are not kept are removed here."""
+        for name in names if self.remote else ():
+            content = self._get(name)
+            if content is None:
+                (self.path / name).unlink(missing_ok=True)
+            else:
+                replace(self.path / name, content)
+
+    def fetch_all(self, below: str) -> None:
+        """Bring all files that are in its folder ``below`` itself; others are removed here."""
+        if self.remote:
+            shutil.rmtree(self.path / below, ignore_errors=True)
+            self.fetch(*(f"{below}/{name}" for name in self.names(below)))
+
+    def keep(self, *names: str) -> None:
+        """Send these files, and all files of these folders, in this order.
+
+        Raises:
+            TakenOverError: see :meth:`check_claim`.
+        """
+        if not self.remote:
+            return
+        self.check_claim()
+        for name in names:
+            path = self.path / name
+            for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
+                self._put(str(file.relative_to(self.path)), file.read_bytes())
+
+    def lines(self, name: str) -> "Lines":
+        """A file of this folder that grows line by line."""
+        return Lines(self, name)
+
+    def names(self, below: str = "") -> list[str]:
+        """The names of the files and folders in it, or in its folder ``below``."""
+        if not self.remote:
+            folder = self.place / below
+            return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        from pyarrow import fs
+
+        with self._storage(below) as (files, root):
+            listed = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
+            return sorted(each.base_name for each in listed)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder of it, here and where it is kept, if it is there."""
+        path = self.path / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if self.remote:
+            with contextlib.suppress(FileNotFoundError), self._storage(name) as (files, root):
+                kind = files.get_file_info(root).type.name
+                if kind == "Directory":
+                    files.delete_dir(root)
+                elif kind == "File":
+                    files.delete_file(root)
+
+    def delete(self) -> None:
+        """Remove all of it; what cannot be removed stays."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.remote:
+            with contextlib.suppress(StorageError, FileNotFoundError), self._storage() as (files, root):
+                files.delete_dir(root)
+
+    def place_for_ray(self) -> dict[str, Any]:
+        """As Ray Train and Ray Tune take it: they write there from whatever node it is."""
+        if not self.remote:
+            return {"storage_path": str(self.place.resolve())}
+        with self._storage() as (files, root):
+            return {"storage_path": root, "storage_filesystem": files}
+
+    @contextlib.contextmanager
+    def in_one_line(self) -> Iterator[None]:
+        """What another writes there in the body fails as what this folder writes does."""
+        if not self.remote:
+            yield
+            return
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"{self.shown}: {reason(error)}") from error
+
+    def problem(self) -> str | None:
+        """What is wrong with the storage now, in a line; None if it answers."""
+        try:
+            self.exists()
+        except StorageError as error:
+            return str(error)
+        return None
+
+    @contextlib.contextmanager
+    def _storage(self, below: str = "") -> Iterator[tuple[Any, str]]:
+        with in_one_line(self.place):
+            files, root = filesystem(self.place)
+            yield files, f"{root}/{below}" if below else root
+
+    def _get(self, name: str) -> bytes | None:
+        with self._storage(name) as (files, path):
+            try:
+                with files.open_input_stream(path, compression=None) as content:
+                    return bytes(content.read())
+            except FileNotFoundError:
+                return None
+
+    def _put(self, name: str, content: bytes) -> None:
+        with self._storage(name) as (files, path):
+            if not _has_no_folders(files):
+                files.create_dir(path.rpartition("/")[0])
+            with files.open_output_stream(path, compression=None) as target:
+                target.write(content)
+
+
+def _has_no_folders(files: Any) -> bool:
+    """Whether a storage knows objects only: then a folder is there when an object in it is."""
+    return files.type_name in ("s3", "gcs", "abfs")
+
+
+class Lines:
+    """A file that grows line by line, kept in pieces.
+
+    Args:
+        folder: its folder.
+        name: the file's name.
+    """
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self.file = folder.path / name
+        self._folder = folder
+        self._name = name
+        self._lock = threading.Lock()
+        self._number = 0  # of the last piece
+        self._start = 0  # where it begins in the file
+        self._kept = 0  # where it ends
+
+    @property
+    def keeper(self) -> Callable[..., None] | None:
+        """:meth:`keep`; None for a file that lasts where it is."""
+        return self.keep if self._folder.remote else None
+
+    def fetch(self, into: Path | None = None) -> None:
+        """Bring all that is kept; what is here is replaced, and is what :meth:`keep` goes on from.
+
+        Args:
+            into: another file for it; None takes the file itself.
+
+        Raises:
+            RunFailedError: a piece is missing.
+        """
+        if not self._folder.remote:
+            return
+        piece = re.compile(re.escape(self._name) + r"\.(\d{6})")
+        numbers = sorted(int(found[1]) for name in self._folder.names() if (found := piece.fullmatch(name)))
+        if numbers != list(range(len(numbers))):
+            raise RunFailedError(f"{self._folder.shown}: a piece of {self._name} is missing; there are {numbers}")
+        contents = [self._folder._get(self._piece(number)) or b"" for number in numbers]
+        target = into or self.file
+        if contents:
+            replace(target, b"".join(contents))
+        else:
+            target.unlink(missing_ok=True)
+        with self._lock:
+            self._kept = sum(map(len, contents))
+            self._number = max(len(numbers) - 1, 0)
+            self._start = self._kept - len(contents[-1]) if contents else 0
+
+    def keep(self, end: int | None = None) -> None:
+        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``.
+
+        Raises:
+            TakenOverError: another process went on with the folder.
+        """
+        if not self._folder.remote:
+            return
+        with self._lock:
+            if end is not None and end <= self._kept:
+                return
+            with self.file.open("rb") as lines:
+                lines.seek(self._start)
+                content = lines.read()
+            content = content[: content.rfind(b"\n") + 1]
+            if self._start + len(content) == self._kept:
+                return
+            self._folder.check_claim()
+            self._folder._put(self._piece(self._number), content)
+            self._kept = self._start + len(content)
+            if len(content) >= _PIECE:
+                self._number, self._start = self._number + 1, self._kept
+
+    def _piece(self, number: int) -> str:
+        return f"{self._name}.{number:06d}"

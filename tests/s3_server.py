@@ -1,0 +1,72 @@
+"""A real S3 server for tests: moto's, on loopback. It can be stopped and started again, and still has what it had."""
+
+import logging
+import socket
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+BUCKET = "concord"
+_KEY, _SECRET = "AKIAOFTESTS", "not-to-be-seen-anywhere"
+
+
+class Server:
+    """An S3 server at an address that stays."""
+
+    secret = _SECRET
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._server: ThreadedMotoServer | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which it is found."""
+        return {
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server.start()
+
+    def stop(self) -> None:
+        """From now on connections are refused."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def make_bucket(self) -> None:
+        self.client().create_bucket(Bucket=BUCKET)
+
+    def client(self) -> Any:
+        """Amazon's own client of it."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=_KEY,
+            aws_secret_access_key=_SECRET,
+        )
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The names of what it holds."""
+        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Let this process find it, and no other storage."""
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+        for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"):
+            patch.delenv(name, raising=False)
