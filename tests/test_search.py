@@ -14,7 +14,8 @@ from test_space import points, spaces
 from concord.aggregation import AGGREGATORS
 from concord.errors import InputError
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.training import Study, TrainConfig
+from concord.training import Study, TrainConfig, load_job
+from concord.training.job import built_in_jobs
 from concord.tuning.options import StudyOptions
 from concord.tuning.search import Search
 from concord.tuning.spaces import chosen_study, config_at, derived, domain_of, first_points, study_space, wide
@@ -472,3 +473,13 @@ def test_the_method_is_the_one_named_or_the_first_of_the_job_or_derived() -> Non
     with pytest.raises(InputError) as refused:
         chosen_study(studies, options(method="best"), BASE)
     assert str(refused.value) == "--method best: there is none; there are mine, other, derived, wide"
+
+
+@pytest.mark.parametrize(
+    ("job", "method"),
+    [(name, method) for name in built_in_jobs() for method in getattr(load_job(name).job, "studies", {})],
+)
+def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> None:
+    study = load_job(job).job.studies[method]
+    base = load_job(job).job.config()
+    assert study_space(study.space, options(), set(), base).varied()

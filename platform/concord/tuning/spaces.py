@@ -176,6 +176,11 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
 def _check_against(space: Space, base: TrainConfig) -> None:
     """Refuse names and values that the job's configuration does not take (InputError)."""
     hints = get_type_hints(type(base))
+    # What is fixed holds in every trial: a value may be right only beside another.
+    fixed = {
+        name: entry for name, entry in space.entries.items() if name in hints and not isinstance(entry, Domain | OneOf)
+    }
+    base = dataclasses.replace(base, **{name: value for name, value in fixed.items() if _fits(value, hints[name])})
     for name, entry in _plain(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
