@@ -28,6 +28,8 @@ from concord.tuning.options import StudyOptions
 
 _MASKS = ("and-mask", "geometric-mean", "sand-mask", "xor-mask")
 
+_VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
+
 Config = TypeVar("Config", bound=TrainConfig)
 
 
@@ -178,9 +180,11 @@ def _check_against(space: Space, base: TrainConfig) -> None:
     hints = get_type_hints(type(base))
     # What is fixed holds in every trial: a value may be right only beside another.
     fixed = {
-        name: entry for name, entry in space.entries.items() if name in hints and not isinstance(entry, Domain | OneOf)
+        name: value
+        for name, value in space.entries.items()
+        if name in hints and not isinstance(value, _VARIED) and _fits(value, hints[name])
     }
-    base = dataclasses.replace(base, **{name: value for name, value in fixed.items() if _fits(value, hints[name])})
+    base = config_at(base, Space(fixed), {})
     for name, entry in _plain(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
