@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -163,6 +164,8 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     status, shown = cluster.ended(submission)
     assert status == 0, shown
     assert workers(cluster, "killed") == [3, 2, 3]
+    assert re.search(r"training goes on from epoch \d+ with 2 workers, \d+ s after it was there", shown)
+    assert re.search(r"training goes on from epoch \d+ with 3 workers, \d+ s after it was there", shown)
     whole = cluster.submit("whole", "--epochs", "48")
     assert cluster.ended(whole)[0] == 0
     assert same(cluster.metrics("killed"), cluster.metrics("whole"))

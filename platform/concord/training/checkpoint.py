@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Progress:
         skipped: how often an environment was left out of a step.
         history: the evaluations so far.
         ended: the run ended before its last epoch, as its options want.
+        written: when it was written down, in seconds since 1970.
     """
 
     epoch: int = 0
@@ -34,6 +36,7 @@ class Progress:
     skipped: int = 0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
+    written: float = 0.0
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:
@@ -43,7 +46,7 @@ def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization,
     save_file(weights, folder / MODEL)
     states = {"optimizer": optimization.optimizer.state_dict(), "schedule": optimization.schedule.state_dict()}
     torch.save(states, folder / OPTIMIZER)
-    (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress)))
+    (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
 
 
 def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) -> Progress:
@@ -57,10 +60,22 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
         states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         optimization.optimizer.load_state_dict(states["optimizer"])
         optimization.schedule.load_state_dict(states["schedule"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
+    return read_progress(folder)
+
+
+def read_progress(folder: Path) -> Progress:
+    """How far the run of a checkpoint had come.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
         progress = json.loads((folder / PROGRESS).read_text())
         history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
         return Progress(**progress, history=history)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
 
 

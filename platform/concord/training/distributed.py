@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import traceback
 import urllib.error
 import urllib.request
@@ -24,12 +25,15 @@ from concord.gradients import NonFiniteGradientError
 from concord.storage import Folder, TakenOverError, access, granted
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
+from concord.training.checkpoint import read_progress
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
 from concord.training.loop import Place, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
+
+_logger = logging.getLogger("concord.training")
 
 # The journal of a run's metrics, in the run's folder.
 METRICS = "metrics.jsonl"
@@ -333,6 +337,8 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
             config = job.config(**assignment.options)
             load = functools.partial(prepare, job, config, place, assignment.left_out)
+            if folder and place.rank == 0:
+                _say_resumed(Path(folder), place)
             with _watched(assignment, name, config, place) as so_far:
                 outcome = train(job, config, place, reporter, Path(folder) if folder else None, load, so_far)
     except InputError as error:  # raised in every worker
@@ -356,6 +362,14 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         "steps": outcome.steps,
         "unsent": unsent,
     }
+
+
+def _say_resumed(checkpoint: Path, place: Place) -> None:
+    """Say from where a group of workers goes on, and what that cost: among all that Ray says, one line that tells."""
+    progress = read_progress(checkpoint)
+    lost = f", {time.time() - progress.written:.0f} s after it was there" if progress.written else ""
+    workers = "one worker" if place.world == 1 else f"{place.world} workers"
+    _logger.warning("training goes on from epoch %d with %s%s", progress.epoch, workers, lost)
 
 
 @contextlib.contextmanager
