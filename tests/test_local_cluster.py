@@ -1,5 +1,6 @@
 """The cluster of cluster/local: hosts with addresses of their own, which are killed and cut off while they train."""
 
+import base64
 import contextlib
 import json
 import os
@@ -284,6 +285,28 @@ def test_every_port_refuses_who_brings_no_token_and_no_password(cluster: Cluster
                 status = answered(f"http://{about['address']}:{port}{path}")
                 assert status in {401, 403, 404, 405} or path in WITHOUT_CREDENTIALS, (host, port, path, status)
     assert reached == {("head", 8265), ("store", 5000)}
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_browser_that_has_the_password_sees_the_runs(cluster: Cluster) -> None:
+    address, user = cluster.environment["MLFLOW_TRACKING_URI"], cluster.environment["MLFLOW_TRACKING_USERNAME"]
+    password = cluster.environment["MLFLOW_TRACKING_PASSWORD"]
+    # A page of the server's own asks as a browser does: with its origin, which the server has to know for its own.
+    asked = urllib.request.Request(
+        f"{address}/ajax-api/2.0/mlflow/runs/search",
+        data=json.dumps({"experiment_ids": ["0"]}).encode(),
+        headers={
+            "Origin": address,
+            "Content-Type": "application/json",
+            "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode(),
+        },
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+    asked.add_header("Origin", "http://elsewhere.example")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(asked, timeout=30)
 
 
 @needs_namespaces

@@ -155,6 +155,7 @@ class LocalCluster:
         server = [
             *(sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth", "--workers", "2"),
             *("--host", self.hosts[STORE], "--port", str(MLFLOW_PORT), "--allowed-hosts", f"{self.hosts[STORE]}:*"),
+            *("--cors-allowed-origins", self.tracking_uri),  # its own pages
             *("--backend-store-uri", address.format("mlflow")),
             *("--artifacts-destination", str(self.folder / "artifacts"), "--serve-artifacts"),
         ]
@@ -165,6 +166,9 @@ class LocalCluster:
         """Gives the address of a database, with ``{}`` for its name."""
         data, sockets, binaries = self.folder / "postgresql", self.temporary / "postgresql", _postgresql()
         owner = self._database_owner
+        # What one that was killed left behind; nothing runs here now.
+        shutil.rmtree(sockets, ignore_errors=True)
+        (data / "postmaster.pid").unlink(missing_ok=True)
         for folder in (data, sockets):
             folder.mkdir(mode=0o700, exist_ok=True)
             os.chown(folder, owner.pw_uid, owner.pw_gid)
@@ -172,7 +176,6 @@ class LocalCluster:
             # Only this user of this machine, through a socket that no other can reach: there is no password to keep.
             make = [str(binaries / "initdb"), "--auth=peer", f"--username={self.user.pw_name}", "-D", str(data)]
             self._run(STORE, make, owner)
-        (data / "postmaster.pid").unlink(missing_ok=True)  # of one that was killed: nothing runs here now
         postgres = [str(binaries / "postgres"), "-D", str(data), "-k", str(sockets), "-c", "listen_addresses="]
         started = self._spawn(STORE, postgres, {}, "postgresql", owner)
 

@@ -40,6 +40,9 @@ _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+# MLflow's interface opens an experiment with the runs of trainings, not with the traces of agents.
+_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -235,7 +238,7 @@ class Store:
         if entry is None:
             location = self.artifacts.as_uri() if self.artifacts else None
             try:
-                return str(self.client.create_experiment(name, artifact_location=location))
+                return str(self.client.create_experiment(name, artifact_location=location, tags=_TRAINING))
             except MlflowException as error:
                 if error_code(error) != "RESOURCE_ALREADY_EXISTS":
                     raise
