@@ -580,6 +580,7 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
         ({"stop_when": ("f1>0",)}, "--stop-when f1: not reported; there are .*"),
         ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
         ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
+        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that lost its workers runs again; leave it out"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
         ({"name": "a/b"}, "--name a/b: letters, digits, .*"),
         ({"concurrent": 3}, "--concurrent 3: 3 trials with a CPU each do not fit; .* enough for 2"),

@@ -316,6 +316,8 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
         ("batch_size", -1, "--batch-size -1"),
         ("lr", 0.0, "--lr 0.0"),
         ("seed", -1, "--seed -1"),
+        ("min_workers", 0, "--min-workers 0: between 1 and --workers 1"),
+        ("min_workers", 2, "--min-workers 2: between 1 and --workers 1"),
         ("workers", 0, "--workers 0"),
         ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
         ("aggregator", "median", "--aggregator median"),

@@ -162,6 +162,8 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     base.check()
     if base.resume:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
+    if base.min_workers is not None:
+        raise InputError(f"--min-workers {base.min_workers}: a trial that lost its workers runs again; leave it out")
     base = dataclasses.replace(base, **settled_paths(base))
     method, study = chosen_study(job.job.studies, study_options, base)
     if "selection" not in given:
