@@ -52,9 +52,9 @@ class _Submit(_Where):
     """Folder that is sent; where the job is a file of your own, the present one. Files that git ignores stay here."""
     size_limit: float = 100.0
     """MiB that may be sent."""
-    driver_memory: float = 1.0
-    """GiB that the command itself (not its workers) takes on the head node; a submission waits there until they are
-    free, so that many at once do not fill the memory."""
+    driver_memory: float = 2.0
+    """GiB that are set aside on the head node for the command and what it starts there; a submission waits until they
+    are free, so that many at once do not fill the node."""
     submission_id: str | None = None
     """Id of the submission; made up from the run's name if not given."""
     tracking_uri: str | None = None

@@ -37,6 +37,8 @@ _AWAY_SECONDS = 180.0
 # What a cluster says that has a dashboard already, and nothing behind it yet; and how long that may be so.
 _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
+# What Ray says of an id that there is already.
+_TAKEN = "already exists"
 # Ray's name for the head node as a resource, and how little of it pins something there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
@@ -98,11 +100,10 @@ class Cluster:
             )
         self.address = address
         self.profile = profile
-        for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):  # Ray lets them override what it is told
-            os.environ.pop(name, None)
         with self._one_line():
             self._check_version(profile.all_headers)
-            self._client = _Client(address, headers=profile.all_headers)
+            with _without_addresses():
+                self._client = _Client(address, headers=profile.all_headers)
         for module in (dashboard_sdk, sdk, packaging):  # they speak at a level of their own
             logging.getLogger(module.__name__).setLevel(logging.ERROR)
 
@@ -168,8 +169,6 @@ class Cluster:
         Raises:
             InputError: there is a submission of this id.
         """
-        if any(each.id == identity for each in self.submissions()):
-            raise InputError(f"--submission-id {identity}: the cluster has one of this id")
         runtime: dict[str, Any] = {
             "py_modules": [str(package.concord)],
             "env_vars": {**environment, "CONCORD_SUBMISSION": identity, "CONCORD_DASHBOARD": self.address},
@@ -190,6 +189,8 @@ class Cluster:
                         metadata={**labels, "concord": concord.__version__},
                     )
             except RunFailedError as error:
+                if _TAKEN in str(error):
+                    raise InputError(f"--submission-id {identity}: the cluster has one of this id") from error
                 if _STARTING not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
@@ -271,6 +272,17 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: was told to stop, and is still {found.status} after {seconds:.0f} s")
+
+
+@contextlib.contextmanager
+def _without_addresses() -> Iterator[None]:
+    """Without the variables that Ray lets override what it is told; they are there again afterwards."""
+    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
 
 
 class _Shown:

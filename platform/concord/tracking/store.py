@@ -36,6 +36,8 @@ from concord.tracking.client import (
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
 _CONNECT_SECONDS = 3.0
+# A server that takes the connection is there; many runs that start at once make it slow.
+_ANSWER_SECONDS = 60.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -260,7 +262,7 @@ def _check_server(uri: str, refuse: _Refuse) -> None:
     if not host:
         refuse("no host in it")
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, 5.0))
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, _ANSWER_SECONDS))
     except Exception as error:  # whatever the network or a proxy answers
         if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
             refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
