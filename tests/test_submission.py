@@ -328,6 +328,9 @@ def test_a_submission_is_stopped_once(
     endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
     status, result = outcome(capsys, "submit", "train", JOB.name, *endless, *where)
     assert (status, result["status"]) == (0, "pending")
+    again = ["--submission-id", result["submission"], *where]
+    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, *again)
+    assert (status, refused["error"]) == (2, f"--submission-id {result['submission']}: the cluster has one of this id")
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
