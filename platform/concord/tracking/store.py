@@ -36,8 +36,8 @@ from concord.tracking.client import (
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
 _CONNECT_SECONDS = 3.0
-# A server that takes the connection is there; many runs that start at once make it slow.
-_ANSWER_SECONDS = 60.0
+# To answer, once it took the connection. Nobody waits before a submitted run, and many that start at once make it slow.
+_ANSWER_SECONDS, _SUBMITTED_ANSWER_SECONDS = 5.0, 60.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -261,8 +261,9 @@ def _check_server(uri: str, refuse: _Refuse) -> None:
         refuse(str(error))
     if not host:
         refuse("no host in it")
+    answer = _SUBMITTED_ANSWER_SECONDS if "CONCORD_SUBMISSION" in os.environ else _ANSWER_SECONDS
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, _ANSWER_SECONDS))
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, answer))
     except Exception as error:  # whatever the network or a proxy answers
         if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
             refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
