@@ -371,6 +371,13 @@ def test_a_file_is_fetched_again_only_when_it_changed_and_is_gone_when_it_was_re
     assert not local(address / "x").exists()
 
 
+def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
+    storage.client().put_object(Bucket=BUCKET, Key="outside/../../../../../evil.txt", Body=b"1")
+    with pytest.raises(InputError, match=r"s3://.*/outside: cannot be fetched; it holds .*evil\.txt"):
+        local(ADDRESS / "outside")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
 def test_processes_that_fetch_the_same_file_at_once_all_read_it_whole(
     storage: s3_server.Server, tmp_path: Path
 ) -> None:

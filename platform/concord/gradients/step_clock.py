@@ -25,7 +25,8 @@ class StepClock:
     that happens once a step, waiting for ``exchange`` includes the end of the backward pass.
 
     Attributes:
-        seconds: by part, since the clock was made; between :meth:`stop` and the next :meth:`switch` nothing is added.
+        seconds: by part, since the clock was made; between ``switch(None)`` and the next :meth:`switch` nothing is
+            added.
     """
 
     def __init__(self) -> None:

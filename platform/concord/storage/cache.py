@@ -94,12 +94,20 @@ def replace(target: Path, content: bytes) -> None:
 
 
 def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
-    """The files below a folder of a storage, by their names relative to it."""
+    """The files below a folder of a storage, by their names relative to it.
+
+    Raises:
+        ValueError: one is called such that it would lie elsewhere on this machine's disk.
+    """
     from pyarrow import fs
 
     listed = found.get_file_info(fs.FileSelector(root, recursive=recursive, allow_not_found=True))
     prefix = root.rstrip("/") + "/"
-    return {each.path.removeprefix(prefix): each for each in listed if each.is_file}
+    below = {each.path.removeprefix(prefix): each for each in listed if each.is_file}
+    for name in below:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"it holds {name}, which is no name of a file below it")
+    return below
 
 
 def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
