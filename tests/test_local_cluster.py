@@ -164,6 +164,7 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     cluster.do("start", "2")
     status, shown = cluster.ended(submission)
     assert status == 0, shown
+    print(*re.findall(r"training goes on from .*", shown), sep="\n")  # what it cost
     assert workers(cluster, "killed") == [3, 2, 3]
     assert re.search(r"training goes on from epoch \d+ with 2 workers, \d+ s after it was there", shown)
     assert re.search(r"training goes on from epoch \d+ with 3 workers, \d+ s after it was there", shown)
