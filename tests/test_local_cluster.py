@@ -152,13 +152,23 @@ def test_what_cannot_be_is_said_in_one_line(words: list[str], said: str) -> None
     assert done.stderr.count("\n") == 1
 
 
+def test_a_python_without_ray_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    done = subprocess.run([python, str(SCRIPT), "up"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"cluster.py: {python}: has no Ray; call it with the environment's, such as .venv/bin/python\n"
+    )
+
+
 @needs_namespaces
 @pytest.mark.slow
 def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     cluster: Cluster, undisturbed: dict[str, float]
 ) -> None:
-    submission = cluster.submit("killed", "--min-workers", "1", "--epochs", "48")
-    cluster.wait(lambda: cluster.epoch("killed") >= 4)
+    submission = cluster.submit("killed", "--min-workers", "1", "--epochs", "96")  # long enough to take the node back
+    cluster.wait(lambda: cluster.epoch("killed") >= 6)  # there is a checkpoint of epoch 4
     cluster.do("kill", "2")
     cluster.wait(lambda: 2 in workers(cluster, "killed"))
     cluster.do("start", "2")
@@ -168,7 +178,7 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     assert workers(cluster, "killed") == [3, 2, 3]
     assert re.search(r"training goes on from epoch \d+ with 2 workers, \d+ s after it was there", shown)
     assert re.search(r"training goes on from epoch \d+ with 3 workers, \d+ s after it was there", shown)
-    whole = cluster.submit("whole", "--epochs", "48")
+    whole = cluster.submit("whole", "--epochs", "96", "--pause", "0")
     assert cluster.ended(whole)[0] == 0
     assert same(cluster.metrics("killed"), cluster.metrics("whole"))
 

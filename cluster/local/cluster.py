@@ -493,6 +493,8 @@ def main() -> int:
             for name, value in cluster.environment().items():
                 print(f"export {name}={shlex.quote(value)}")
             return 0
+        if options.command in {"up", "start"} and not Path(sys.executable).with_name("ray").exists():
+            raise UsageError(f"{sys.executable}: has no Ray; call it with the environment's, such as .venv/bin/python")
         if os.geteuid() != 0:
             raise UsageError(f"{options.command}: making networks needs root, call it through sudo")
         match options.command:

@@ -16,6 +16,8 @@ from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
+# Metrics of a run that went on from a checkpoint.
+RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS = "resumed/epoch", "resumed/workers", "resumed/seconds"
 
 
 @dataclasses.dataclass
@@ -37,6 +39,11 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
+
+    def resumed(self, workers: int) -> dict[str, float]:
+        """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""
+        where = {RESUMED_EPOCH: float(self.epoch), RESUMED_WORKERS: float(workers)}
+        return where | ({RESUMED_SECONDS: time.time() - self.written} if self.written else {})
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:
@@ -62,15 +69,10 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
         optimization.schedule.load_state_dict(states["schedule"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
-    return read_progress(folder)
+    return _read_progress(folder)
 
 
-def read_progress(folder: Path) -> Progress:
-    """How far the run of a checkpoint had come.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+def _read_progress(folder: Path) -> Progress:
     try:
         progress = json.loads((folder / PROGRESS).read_text())
         history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]

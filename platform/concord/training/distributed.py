@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 import traceback
 import urllib.error
 import urllib.request
@@ -25,7 +24,6 @@ from concord.gradients import NonFiniteGradientError
 from concord.storage import Folder, TakenOverError, access, granted
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
-from concord.training.checkpoint import read_progress
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
@@ -47,6 +45,9 @@ _HEALTH_CHECK_SECONDS = "0.5"
 # Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
 # was done since the last checkpoint.
 _RESIZE_SECONDS = 30.0
+# Of such a run too: how long a group of workers is waited for. Ray may ask for as many as before the loss while it
+# still counts the node that died, and then goes by the new count; its own 60 s were most of what a killed node cost.
+_GROUP_SECONDS = "10"
 # How long workers that are interrupted may take to end.
 _INTERRUPTED_SECONDS = 30.0
 
@@ -108,6 +109,8 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows what a job prints twice
+    if getattr(config, "min_workers", None) is not None:
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
     import ray
 
     if ray.is_initialized():
@@ -337,8 +340,6 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
             config = job.config(**assignment.options)
             load = functools.partial(prepare, job, config, place, assignment.left_out)
-            if folder and place.rank == 0:
-                _say_resumed(Path(folder), place)
             with _watched(assignment, name, config, place) as so_far:
                 outcome = train(job, config, place, reporter, Path(folder) if folder else None, load, so_far)
     except InputError as error:  # raised in every worker
@@ -362,14 +363,6 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         "steps": outcome.steps,
         "unsent": unsent,
     }
-
-
-def _say_resumed(checkpoint: Path, place: Place) -> None:
-    """Say from where a group of workers goes on, and what that cost: among all that Ray says, one line that tells."""
-    progress = read_progress(checkpoint)
-    lost = f", {time.time() - progress.written:.0f} s after it was there" if progress.written else ""
-    workers = "one worker" if place.world == 1 else f"{place.world} workers"
-    _logger.warning("training goes on from epoch %d with %s%s", progress.epoch, workers, lost)
 
 
 @contextlib.contextmanager

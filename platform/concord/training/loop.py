@@ -176,6 +176,8 @@ def training(
         stopping = SpreadStopping(config.stop_spread, math.ceil(config.stop_from * config.epochs))
         if resume_from:
             stopping.read(resume_from)
+    if resume_from and place.rank == 0:
+        reporter.log(progress.resumed(place.world), progress.epoch * run.steps_per_epoch)
     every = math.ceil(config.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(config.evaluations, config.epochs)
     checkpoint_after = _spread(config.checkpoints, config.epochs)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from concord import logs
 from concord.errors import RunFailedError
 from concord.tracking import Store
+from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
 _LOOK_EVERY_SECONDS = 1.5
 _SAY_EVERY_SECONDS = 10.0
@@ -46,12 +47,26 @@ def _described(metrics: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
+def _resumed(metrics: dict[str, float]) -> str:
+    """From where workers that were started in place of others, or by ``--resume``, went on, and what that cost."""
+    if RESUMED_SECONDS not in metrics:
+        return ""
+    epoch, count, seconds = (metrics[name] for name in (RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS))
+    workers = "one worker" if count == 1 else f"{count:.0f} workers"
+    return f"training goes on from epoch {epoch:.0f} with {workers}, {seconds:.0f} s after it was there"
+
+
 def _lines(store: Store, run_id: str, epochs: int, say: Callable[[str], None], done: threading.Event) -> None:
-    said, last = time.monotonic(), -1
+    said, last, resumed = time.monotonic(), -1, _resumed(_metrics(store, run_id))
     while not done.wait(_LOOK_EVERY_SECONDS):
         if time.monotonic() - said < _SAY_EVERY_SECONDS:
             continue
         metrics = _metrics(store, run_id)
+        if _resumed(metrics) != resumed:
+            resumed = _resumed(metrics)
+            said, last = time.monotonic(), -1
+            say(resumed)
+            continue
         epoch = int(metrics.get("epoch", 0))
         if epoch > last:
             said, last = time.monotonic(), epoch
@@ -69,7 +84,11 @@ def _bar(store: Store, run_id: str, epochs: int, say: Callable[[str], None], don
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting workers", total=epochs, metrics="")
+        resumed = _resumed(_metrics(store, run_id))
         while not done.wait(_LOOK_EVERY_SECONDS):
             metrics = _metrics(store, run_id)
+            if _resumed(metrics) != resumed:
+                resumed = _resumed(metrics)
+                progress.console.print(resumed)
             if "epoch" in metrics:
                 progress.update(task, description="training", completed=metrics["epoch"], metrics=_described(metrics))
