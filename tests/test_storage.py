@@ -287,6 +287,9 @@ def test_no_metric_reaches_mlflow_before_the_storage_so_none_is_logged_twice_els
     with pytest.raises(StorageError):
         log.keep()
     log.close(0.5)
+    for thread in threading.enumerate():  # with a process that ends, they do
+        if thread.name == "concord-tracking":
+            thread.join(60)
     sent = len(in_mlflow(store, run_id, {"loss"}))
     storage.start()
     elsewhere()

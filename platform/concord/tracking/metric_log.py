@@ -122,6 +122,8 @@ class MetricLog:
                 for batch, end in _batches(self._journal.file, self._sent.offset):
                     if self._keep_to is not None:
                         self._keep_to(end)
+                        if self._deadline is not None and time.monotonic() >= self._deadline:
+                            return  # close has returned, and who opened the journal since may send this
                     self._send(batch)
                     self._sent.advance(end)
                     if down:
