@@ -167,6 +167,7 @@ def test_a_schedule_goes_on_where_it_was() -> None:
     again.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     from concord.reinforcement.policy_optimization import Placement

@@ -168,7 +168,9 @@ def _train_in_group(rank: int, world: int, port: int, folder: str, config: Train
 EXAMPLES_CONFIG = dataclasses.replace(CONFIG, per_example=True, threshold=0.2)
 
 
-@pytest.mark.parametrize(("world", "config"), [(2, CONFIG), (4, CONFIG), (3, EXAMPLES_CONFIG)])
+@pytest.mark.parametrize(
+    ("world", "config"), [(2, CONFIG), pytest.param(4, CONFIG, marks=pytest.mark.slow), (3, EXAMPLES_CONFIG)]
+)
 def test_processes_that_share_the_work_train_what_one_process_trains(
     tmp_path: Path, world: int, config: TrainConfig
 ) -> None:
