@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -150,6 +151,25 @@ def test_what_cannot_be_is_said_in_one_line(words: list[str], said: str) -> None
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_environment_of_a_cluster_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "env", "--folder", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"cluster.py: --folder {tmp_path}: no cluster was started there; start one with up\n"
+
+
+@pytest.mark.parametrize(("caller", "sudo", "whose"), [(0, None, 0), (0, "65534", 65534), (65534, None, 65534)])
+def test_a_cluster_is_of_whoever_calls_sudo_and_of_whoever_calls(
+    monkeypatch: pytest.MonkeyPatch, caller: int, sudo: str | None, whose: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: caller)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    if sudo is not None:
+        monkeypatch.setenv("SUDO_UID", sudo)
+    assert runpy.run_path(str(SCRIPT))["_user"]().pw_uid == whose
 
 
 def test_a_python_without_ray_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ class LocalCluster:
         return f"{self.name}-{host}"
 
     def environment(self) -> dict[str, str]:
-        """What a client of the cluster needs."""
+        """What a client of the cluster needs. Raises UsageError if it was never started."""
+        if not (self.folder / "mlflow-password").exists():
+            raise UsageError(f"--folder {self.folder}: no cluster was started there; start one with up")
         return {
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_AUTH_MODE": "token",
@@ -447,8 +449,8 @@ def _account(*names: str) -> pwd.struct_passwd:
 
 
 def _user() -> pwd.struct_passwd:
-    """Whose processes they are: of whoever called sudo."""
-    return pwd.getpwuid(int(os.environ.get("SUDO_UID", "0")))
+    """Whose processes they are: of whoever called sudo, or calls now."""
+    return pwd.getpwuid(int(os.environ.get("SUDO_UID", "0")) if os.geteuid() == 0 else os.geteuid())
 
 
 def _arguments() -> argparse.Namespace:
