@@ -10,8 +10,10 @@ wrapper such as PyTorch's ``fp16_compress_wrapper`` can be put around :func:`agg
 How the environments' gradients meet is said, with measurements, in :mod:`concord.gradients.exchange`.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,10 @@ from concord.gradients.layout import trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
+
+# DDP's option by which a forward pass leaves buffers alone; PyTorch 2.13 gave it another name.
+_FORWARD_SYNC = inspect.signature(DistributedDataParallel).parameters.keys() & {"forward_sync_buffers"}
+_OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _FORWARD_SYNC else "broadcast_buffers": False}
 
 
 @dataclass
@@ -190,7 +196,7 @@ class HookedGradients:
     """A gradient source for one environment a process: a plain backward pass through a DDP model with the hook.
 
     Dropout and batch norm work as they always do in that process. Batch norm's running statistics follow this
-    process's environment, so ``broadcast_buffers=False``; average them before evaluation.
+    process's environment, so they are not synchronized; average them before evaluation.
 
     Args:
         model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled.
@@ -219,8 +225,8 @@ class HookedGradients:
         self._model = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,
             find_unused_parameters=find_unused_parameters,
+            **_OWN_BUFFERS,
         )
         self._loss = loss
         self.hook = register_aggregation_hook(
