@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -87,6 +88,22 @@ def test_passes_seeds_and_environments_have_orders_of_their_own() -> None:
         assert sorted(orders[one].tolist()) == [10 * index for index in range(100)]
         for another in range(one):
             assert float((orders[one] == orders[another]).float().mean()) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (2, 2), (3,), (4, 1, 2), (16,), (0,)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rows_of_every_width_keep_every_bit(dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> None:
+    width = max(math.prod(shape), 1)
+    memory = torch.randint(0, 255, (8 * (7 * width + 1),), dtype=torch.uint8)
+    memory = memory % 2 if dtype == torch.bool else memory  # any bits: floats that are not numbers, too
+    table = memory.view(dtype)[offset : offset + 6 * math.prod(shape)].view(6, *shape)
+    stream = BatchStream([Environment("a", table, torch.arange(6))], 5, seed=2)
+    inputs, targets = stream.batch(3)
+    expected = table[targets[0]]
+    assert inputs.shape == (1, 5, *shape)
+    assert inputs.dtype == dtype
+    assert inputs.reshape(-1).view(torch.uint8).equal(expected.reshape(-1).view(torch.uint8))
 
 
 def test_drawing_batches_leaves_the_global_generator_alone() -> None:

@@ -1,5 +1,6 @@
 """Batches that depend on the seed, the environment and the step, and on nothing else."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -106,10 +107,16 @@ class BatchStream:
         return self._orders[index, passes]
 
 
+# What is as wide as a row, to gather rows as single numbers: three to ten times as fast.
+_AS_ONE_NUMBER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
 def _rows(table: Tensor, places: Tensor) -> Tensor:
     """These rows of ``(rows, ...)``."""
-    if table.ndim > 1 and table.numel() == len(table):  # one number a row: ten times as fast as rows of one
-        return table.view(-1).index_select(0, places).view(len(places), *table.shape[1:])
+    width = table.element_size() * math.prod(table.shape[1:])
+    if table.ndim > 1 and width in _AS_ONE_NUMBER and table.is_contiguous() and table.data_ptr() % width == 0:
+        numbers = table.view(len(table), -1).view(_AS_ONE_NUMBER[width]).view(-1)
+        return numbers.index_select(0, places).view(len(places), 1).view(table.dtype).view(-1, *table.shape[1:])
     return table.index_select(0, places)
 
 

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.conv import _ConvNd
 
 from concord.aggregation import Aggregator, sum_over_environments
@@ -16,6 +15,7 @@ from concord.errors import InputError
 from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
 from concord.gradients.nonfinite import NonFinite
+from concord.gradients.recorded import recorded
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
 from concord.gradients.sums import Sums
@@ -170,10 +170,7 @@ class StackedGradients:
         if key not in self._recorded:
             random = random_state(self._sums.device)
             # Through a function of its own: make_fx would take vmap's copy of a method's signature for its own.
-            recorded = make_fx(lambda *arguments: self._gradients(*arguments))(*batch)
-            recorded.graph.eliminate_dead_code()  # vmap leaves some
-            recorded.recompile()
-            self._recorded[key] = recorded
+            self._recorded[key] = recorded(lambda *arguments: self._gradients(*arguments), *batch)
             set_random_state(self._sums.device, random)  # recording draws, too: a resumed run must not draw otherwise
         return self._recorded[key]
 
