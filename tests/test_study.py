@@ -414,7 +414,7 @@ def interrupted(words: Sequence[str], when: Callable[[], Any]) -> tuple[int, lis
         _, errors = process.communicate(timeout=60)
     said = [line for line in errors.splitlines() if line.startswith("concord: ")]
     assert len(said) == 1, errors
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors, errors
     assert process.returncode == 1
     found = re.fullmatch(r"concord: stopped after (\d+) of 12 trials; continue with concord (tune .*)", said[0])
     assert found is not None, said

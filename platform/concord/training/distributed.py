@@ -224,7 +224,7 @@ def train_on_ray(
     )
     run_folder.remove(ERROR)
     try:
-        with _interruptible():
+        with _interruptible(), _this_cluster():
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         why = run_folder.problem() or _recorded_error(run_folder) or _cause(error)
@@ -255,6 +255,29 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _this_cluster() -> Iterator[None]:
+    """Tell Ray Train's actors which cluster is theirs: one looks for it, and fails where several Rays run on a machine.
+
+    By the list of what Ray Train passes on, which is not public; without it the run is the same, but for a traceback.
+    """
+    import ray
+
+    before = os.environ.get("RAY_ADDRESS")
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+        ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RAY_ADDRESS"]
+        else:
+            os.environ["RAY_ADDRESS"] = before
 
 
 def distributed_evaluations(
