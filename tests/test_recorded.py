@@ -88,6 +88,15 @@ def test_what_is_drawn_at_random_is_neither_shared_nor_kept() -> None:
     assert not torch.equal(one, again)
 
 
+def test_results_have_memory_of_their_own() -> None:
+    replay = recorded(lambda inputs: (inputs * 2, (inputs * 2).t(), torch.tensor(0.5) * 1), torch.ones(3, 3))
+    for _ in range(2):
+        results = replay(torch.ones(3, 3))
+        for result in results:
+            result.add_(1)
+        assert [float(result.sum()) for result in results] == [27.0, 27.0, 1.5]
+
+
 def test_what_repeats_is_done_once() -> None:
     arguments = torch.randn(4), torch.randn(3, 5, 4)
     operations = [

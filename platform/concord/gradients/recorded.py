@@ -19,7 +19,9 @@ def recorded(function: Callable[..., Any], *arguments: Any) -> fx.GraphModule:
     """
     module = make_fx(function)(*arguments)
     module.graph.eliminate_dead_code()  # vmap leaves some
+    # Who gets a result may write into it, so that is neither shared nor kept.
     written = {_source(argument) for node in module.graph.nodes for argument in _written_by(node)}
+    written |= {_source(result) for result in module.graph.output_node().all_input_nodes}
     _keep_constants(module, written)
     _share_what_repeats(module.graph, written)
     module.recompile()
