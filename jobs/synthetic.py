@@ -5,17 +5,22 @@ spirals hold in the test environment, where shortcuts are random. ``concord trai
 AND-mask, ``--aggregator mean`` gives the baseline, ``concord report synthetic`` the paper's figures.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from matplotlib.figure import Figure
 from torch import nn
 
 from concord.analysis.figures import save
-from concord.analysis.gradient_correlation import gradient_correlations
+from concord.analysis.gradient_correlation import (
+    Correlation,
+    gradient_correlations,
+    summarize,
+    write_correlations,
+)
 from concord.analysis.synthetic_figures import (
     comparison_figure,
     correlation_figure,
@@ -246,22 +251,19 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
         revolutions=options.revolutions,
     ).as_environments()
     batch = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
-    correlations = []
+    correlations: list[Correlation] = []
     for seed in range(options.seeds):
         network = lambda: MLP(batch[0].shape[-1], 2, initialization="default")  # noqa: E731
         correlations += gradient_correlations(network, *batch, MECHANISM_DIMENSIONS, thresholds, seed)
         say(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     result["figures"]["correlation"] = str(save(correlation_figure(correlations), folder / "correlation.png"))
     result["correlation"] = {
-        f"{mask} τ={threshold} {signal}": torch.tensor(
-            [c.rho for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal)]
-        )
-        .nanmean()
-        .item()
-        for mask in ("and-mask", "xor-mask")
-        for threshold in (0.0, 0.5, 1.0)
+        f"{mask} τ={threshold:g} {signal}": _correlation(correlations, mask, threshold, signal)
+        for mask, at in (("and-mask", (0.0, 0.5, 0.7, 0.8, 1.0)), ("xor-mask", (0.5, 1.0)))
+        for threshold in at
         for signal in ("mechanism", "shortcuts")
     }
+    write_correlations(correlations, folder / "correlation.csv")
 
     if histories:
         result["figures"]["curves"] = str(save(comparison_figure(histories), folder / "curves.png"))
@@ -299,6 +301,18 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
         result["figures"]["environments"] = str(save(environments_figure(accuracies), folder / "environments.png"))
         result["environments"] = accuracies
     return result
+
+
+def _correlation(correlations: Sequence[Correlation], mask: str, threshold: float, signal: str) -> str:
+    """ρ in a table's cell, with what it rests on."""
+    found = summarize(c for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal))
+    least, most = found.components[0], found.components[-1]
+    mean = "too few" if math.isnan(found.mean) else f"{found.mean:.2f} ± {found.deviation:.2f}"
+    pooled = "too few" if math.isnan(found.pooled) else f"{found.pooled:.2f}"
+    return (
+        f"{mean} ({found.networks} of {found.of} networks); pooled {pooled} "
+        f"({sum(found.components)} components, {least} to {most} a network)"
+    )
 
 
 job = Job(

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from mlflow_server import Server
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
+settings.register_profile("concord", deadline=None)
+settings.load_profile("concord")
 
 
 @pytest.fixture(scope="session")
