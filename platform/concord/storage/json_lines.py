@@ -21,6 +21,10 @@ class JsonLines:
     Args:
         file: the file; it and its folder are made if they are missing.
 
+    Attributes:
+        descriptor: of the open file.
+        end: how long it is, in bytes.
+
     Raises:
         OSError: it cannot be opened.
     """
@@ -28,9 +32,9 @@ class JsonLines:
     def __init__(self, file: Path) -> None:
         self.file = file
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self.end = _end_of_last_line(self._descriptor)
-        os.ftruncate(self._descriptor, self.end)
+        self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.end = _end_of_last_line(self.descriptor)
+        os.ftruncate(self.descriptor, self.end)
 
     def __enter__(self) -> "JsonLines":
         return self
@@ -46,21 +50,21 @@ class JsonLines:
         """
         line = json_line(value)
         try:
-            if os.write(self._descriptor, line) < len(line):  # a full disk takes what it can
+            if os.write(self.descriptor, line) < len(line):  # a full disk takes what it can
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self.end)
+                os.ftruncate(self.descriptor, self.end)
             raise OSError(error.errno, error.strerror, str(self.file)) from error
         self.end += len(line)
 
     def sync(self) -> None:
         """See that what was written is on the disk, and outlives a machine that loses its power."""
-        os.fsync(self._descriptor)
+        os.fsync(self.descriptor)
 
     def close(self) -> None:
         """Nothing can be appended afterwards."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def json_line(value: object) -> bytes:
