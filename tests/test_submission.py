@@ -1,10 +1,11 @@
 """Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
 
 import json
+import shlex
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import concord
 from concord.cli import main
 from concord.cli.cluster import _checked, _divided, _replaced
 from concord.errors import InputError
-from concord.submission.cluster import _Shown
+from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
 from concord.training import load_job
@@ -318,6 +319,37 @@ def test_a_submitted_run_is_followed_listed_and_ends_as_it_does_here(
     ]
     assert main(["logs", result["submission"], *where]) == 0
     assert "run first: 3 environments" in capfd.readouterr().out
+
+
+def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.submission.cluster._SILENT_SECONDS", 0.2)
+    cluster = Cluster(Profile.find(address=head.address, token_file=head.token_file))
+    looked, read = 0, 0
+    find, tail = cluster.find, cluster._client.tail_job_logs
+
+    def counted_find(identity: str) -> Submission:
+        nonlocal looked
+        looked += 1
+        return find(identity)
+
+    async def counted_tail(identity: str) -> AsyncIterator[str]:
+        nonlocal read
+        async for piece in tail(identity):
+            read += piece.count("\nfirst line\n")
+            yield piece
+
+    monkeypatch.setattr(cluster, "find", counted_find)
+    monkeypatch.setattr(cluster._client, "tail_job_logs", counted_tail)
+    quiet = "echo first line; sleep 4; echo last line"
+    identity = cluster._client.submit_job(entrypoint=f"sh -c {shlex.quote(quiet)}")
+    shown: list[str] = []
+    assert cluster.follow(identity, shown.append).status == "succeeded"
+    assert "".join(shown).endswith("last line\n")
+    assert "".join(shown).count("\nfirst line\n") == 1
+    assert looked > 5
+    assert read <= 2  # the second time after the job has ended
 
 
 def test_a_submission_is_stopped_once(

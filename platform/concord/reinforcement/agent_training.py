@@ -31,11 +31,12 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
+from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, log_model, redact, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
-from concord.training.run import FinishedRun, Say, already_finished, settled_paths
+from concord.training.run import FinishedRun, Say, already_finished, send_unsent, settled_paths
 from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, run_tags
 
 EXPERT = "expert.safetensors"
@@ -211,7 +212,11 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     if opened.report is not None:
         return already_finished(opened, job.name, say)
     say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
-    with kept_honest(opened, job.name, config), ray_session(config, tracked_by_workers=False) as dashboard:
+    with (
+        full_disk_in_one_line(opened.folder),
+        kept_honest(opened, job.name, config),
+        ray_session(config, tracked_by_workers=False) as dashboard,
+    ):
         _check_cpus(config)
         if dashboard:
             say(f"Ray dashboard {dashboard}")
@@ -219,8 +224,6 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
             agent.start(initial.network if initial else None)
             agent.train()
             network, progress = agent.network(), agent.progress
-        if agent.unsent:
-            say(f"{agent.unsent} metrics could not be sent; --name {name} --resume sends them")
         # What is evaluated is what is kept: weights rounded to the file's precision.
         before = initial.provenance if initial else None
         save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
@@ -230,9 +233,14 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
         say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
         save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
         report = _keep(job, config, opened, network, progress, say)
+        # The store may have come back meanwhile: what has taken the model takes the metrics, too.
+        unsent = send_unsent(opened) if agent.unsent and report.model is not None else agent.unsent
+        if unsent:
+            say(f"{unsent} metrics could not be sent; --name {name} --resume sends them")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:  # otherwise --resume has still to keep it
-        opened.record(report=report.as_json())
+        with full_disk_in_one_line(opened.folder):
+            opened.record(report=report.as_json())
     return report
 
 
@@ -270,9 +278,8 @@ class _Agent:
         self._folder.fetch_all(_CHECKPOINTS)
         self._kept = _last_checkpoint(opened.folder, say)
         self.unsent = 0
-        lines = opened.kept.lines(METRICS)
-        lines.fetch()
-        self._log = MetricLog(lines.file, opened.store.uri, opened.run_id, lines.keeper)
+        start = self._kept.journal_length if self._kept else 0
+        self._log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._settings = algorithm_config(
             environments=config.environments,
@@ -364,21 +371,27 @@ class _Agent:
 
     def _checkpoint(self) -> None:
         """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
-        self._log.keep()  # who goes on from this checkpoint logs no step before it again
         folder = self._folder.path / _CHECKPOINTS
         folder.mkdir(exist_ok=True)
         arrays, counts = self._algorithm.training_state()
         described = {
             "progress": dataclasses.asdict(self.progress),
             "counts": counts,
+            # Who goes on from here cuts the journal there, and logs what comes after it anew.
+            "journal_length": self._log.keep(),
         }
         path = folder / f"checkpoint_{self.progress.steps:012d}.safetensors"
         new = path.with_suffix(".new")
-        save_file(
-            {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
-            new,
-            {"run": json.dumps(described)},
-        )
+        require_space(folder, sum(value.nbytes for value in arrays.values()))
+        try:
+            save_file(
+                {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
+                new,
+                {"run": json.dumps(described)},
+            )
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
         new.replace(path)
         self._folder.keep(f"{_CHECKPOINTS}/{path.name}")
         for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
@@ -387,11 +400,12 @@ class _Agent:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A checkpoint: what training goes on from, and how far it was."""
+    """A checkpoint: what training goes on from, how far it was, and how long the journal was, where it says so."""
 
     arrays: dict[str, Any]
     counts: dict[str, Any]
     progress: _Progress
+    journal_length: int | None
 
 
 def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
@@ -409,7 +423,7 @@ def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
                 [Evaluation(**evaluation) for evaluation in said["evaluations"]],
                 said["late"],
             )
-            return _Kept(arrays, described["counts"], progress)
+            return _Kept(arrays, described["counts"], progress, described.get("journal_length"))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             say(f"{path.name} cannot be read ({str(error).splitlines()[0]}); the one before is taken")
     return None
@@ -505,9 +519,12 @@ def _keep(
         uri = log_model(store, run_id, _PolicyAlone(network), example)
         name = f"{job.name}-{config.game}-{config.difficulty}"
         registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
-        store.finish_run(run_id, "FINISHED")
     except (RunFailedError, InputError) as error:
         say(f"the model could not be kept in MLflow, --resume tries again: {error}")
+    try:
+        store.finish_run(run_id, "FINISHED")
+    except RunFailedError as error:
+        say(f"the status could not be kept in MLflow, --resume tries again: {error}")
     return FinishedRun(
         job=job.name,
         name=opened.name,

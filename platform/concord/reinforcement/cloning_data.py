@@ -35,7 +35,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.storage import listing, local, shown
+from concord.storage import append_line, listing, local, read_lines, shown
 from concord.training.config import RunConfig
 from concord.training.distributed import ray_session
 from concord.training.process import tune_process
@@ -191,8 +191,7 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
         with ray_session(RunConfig(address=options.address), tracked_by_workers=False):
             for done, (shard, content) in enumerate(_made(path, missing, options), 1):
                 _write(folder / shard.file, content)
-                with (folder / _MADE).open("a") as made_files:
-                    made_files.write(json.dumps({"file": shard.file, "sha256": _checksum(content)}) + "\n")
+                append_line(folder / _MADE, {"file": shard.file, "sha256": _checksum(content)})
                 if done % 8 == 0 or done == len(missing):
                     say(f"{done}/{len(missing)} files")
     described = [_described(folder, made[shard.file]) for shard in shards]
@@ -440,9 +439,8 @@ def _whole(folder: Path) -> set[str]:
     """The files that are there as they were made."""
     made: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for line in (folder / _MADE).read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
-                entry = json.loads(line)
+        for entry, _ in read_lines(folder / _MADE):
+            with contextlib.suppress(KeyError, TypeError):
                 made[entry["file"]] = entry["sha256"]
     there = {file for file in made if (folder / file).is_file()}
     return {file for file in there if _checksum((folder / file).read_bytes()) == made[file]}

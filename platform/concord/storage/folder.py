@@ -8,8 +8,10 @@ Two machines must not go on with the same folder. Nothing tells a machine that d
 that claims the folder last has it, and the other is refused the next time it keeps something.
 """
 
+import bisect
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -240,9 +242,8 @@ class Lines:
         self._folder = folder
         self._name = name
         self._lock = threading.Lock()
-        self._number = 0  # of the last piece
-        self._start = 0  # where it begins in the file
-        self._kept = 0  # where it ends
+        self._starts = [0]  # where each piece begins in the file
+        self._kept = 0  # where the last one ends
 
     @property
     def keeper(self) -> Callable[..., None] | None:
@@ -271,9 +272,8 @@ class Lines:
         else:
             target.unlink(missing_ok=True)
         with self._lock:
-            self._kept = sum(map(len, contents))
-            self._number = max(len(numbers) - 1, 0)
-            self._start = self._kept - len(contents[-1]) if contents else 0
+            ends = list(itertools.accumulate(map(len, contents), initial=0))
+            self._starts, self._kept = ends[:-1] or [0], ends[-1]
 
     def keep(self, end: int | None = None) -> None:
         """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``.
@@ -287,16 +287,47 @@ class Lines:
             if end is not None and end <= self._kept:
                 return
             with self.file.open("rb") as lines:
-                lines.seek(self._start)
+                lines.seek(self._starts[-1])
                 content = lines.read()
             content = content[: content.rfind(b"\n") + 1]
-            if self._start + len(content) == self._kept:
+            if self._starts[-1] + len(content) == self._kept:
                 return
             self._folder.check_claim()
-            self._folder._put(self._piece(self._number), content)
-            self._kept = self._start + len(content)
-            if len(content) >= _PIECE:
-                self._number, self._start = self._number + 1, self._kept
+            self._put_last(content)
+
+    def cut(self, start: int, line: bytes) -> None:
+        """Replace all from byte ``start`` on by one line, at once, here and where it is kept.
+
+        Raises:
+            TakenOverError: another process went on with the folder.
+            OSError: the disk of this machine is full; nothing is changed.
+        """
+        with self.file.open("rb") as lines:
+            content = lines.read(start) + line
+        new = self.file.with_name(f"{self.file.name}.new")
+        with new.open("wb") as draft:
+            draft.write(content)
+            draft.flush()
+            os.fsync(draft.fileno())
+        if self._folder.remote:
+            with self._lock:
+                self._folder.check_claim()
+                numbers = range(len(self._starts))
+                del self._starts[max(1, bisect.bisect_right(self._starts, start)) :]
+                # First the piece: a process killed before the others are removed has cut where the next one cuts again.
+                before = len(self._starts)
+                self._put_last(content[self._starts[-1] :])
+                for number in reversed(numbers[before:]):
+                    self._folder.remove(self._piece(number))
+        # Renamed, and not cut short: a process that is not dead yet writes to the file that was.
+        new.replace(self.file)
+
+    def _put_last(self, content: bytes) -> None:
+        """Keep the last piece, and begin another after one that is large."""
+        self._folder._put(self._piece(len(self._starts) - 1), content)
+        self._kept = self._starts[-1] + len(content)
+        if len(content) >= _PIECE:
+            self._starts.append(self._kept)
 
     def _piece(self, number: int) -> str:
         return f"{self._name}.{number:06d}"

@@ -139,7 +139,8 @@ def register(
     Better means strictly higher (`mode` max) or lower (min) in ``metrics[criterion]``; NaN is never better, a number
     is always better than a champion's NaN. With no champion yet, any number wins. A champion that was registered by
     another criterion is compared on this one if it has that metric; if it has not, it stays: `promote` decides.
-    `lineage` is kept as tags of the version.
+    `lineage` is kept as tags of the version. A run has one version: one that was registered before, and killed before
+    it could say so, gets that.
     Raises InputError for a criterion that is not in `metrics` and for a name that MLflow refuses.
     """
     if criterion not in metrics:
@@ -157,8 +158,14 @@ def register(
         if model_id and store.artifacts is not None:
             # A database store would look the id up in the process-wide store, which may be another one.
             source = store.client.get_logged_model(model_id).artifact_location
-        entry = store.client.create_model_version(registered_name, source, run_id, tags=tags, model_id=model_id)
-        version = int(entry.version)
+        known = next((each for each in _versions(store, registered_name) if each.run_id == run_id), None)
+        if known is not None and CHAMPION in known.aliases:
+            return Registered(registered_name, known.version, True, None, f"version {known.version} is the champion")
+        if known is not None:
+            version = known.version
+        else:
+            entry = store.client.create_model_version(registered_name, source, run_id, tags=tags, model_id=model_id)
+            version = int(entry.version)
         better, previous, reason = _compare(_champion(store, registered_name), metric_name(criterion), value, mode)
         if better:
             store.client.set_registered_model_alias(registered_name, CHAMPION, str(version))

@@ -1,10 +1,12 @@
 """Where runs are kept: one MLflow store, found, checked and spoken to with short names.
 
 Nothing has to be set up first. With no address given, runs go to an SQLite file in the output folder and their
-files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out within seconds
-whether the store answers, before any work is done that would have nowhere to go.
+files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out whether the store
+answers, before any work is done that would have nowhere to go: within seconds, but for a server that takes the
+connection and is slow to answer, as one is that has just started.
 """
 
+import logging
 import math
 import os
 import sqlite3
@@ -33,12 +35,19 @@ from concord.tracking.client import (
     redact,
 )
 
+_logger = logging.getLogger("concord.tracking")
+
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
 _CONNECT_SECONDS = 3.0
-# To answer, once it took the connection. Nobody waits before a submitted run, and many that start at once make it slow.
-_ANSWER_SECONDS, _SUBMITTED_ANSWER_SECONDS = 5.0, 60.0
+# To answer, once it took the connection. A server that has just started, or that many ask at once, takes 15 s and more;
+# the user is told after the first time. Where nothing listens is refused at once, or after the seconds above.
+_ANSWER_SECONDS, _LATE_ANSWER_SECONDS = 5.0, 60.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
+
+# Begins the name of a tag that marks points of a run as of a branch that was left: those logged from the time in its
+# name on, and before the time that is its value (ms since 1970). The run went on from a checkpoint before them.
+LEFT = "concord.left."
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -82,8 +91,8 @@ class Store:
     def open(cls, output: Path, tracking_uri: str | None = None) -> "Store":
         """Open the store at `tracking_uri`, else at MLFLOW_TRACKING_URI, else ``mlflow.db`` in `output`.
 
-        Tables and folders that are missing are created. Raises InputError, within a few seconds, with one line
-        that names the option, the value without its password, and what would be right.
+        Tables and folders that are missing are created. Raises InputError with one line that names the option, the
+        value without its password, and what would be right.
         """
         output = settled(output)
         elsewhere = is_remote(output)
@@ -201,21 +210,53 @@ class Store:
                 self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
 
     def metrics(self, run_id: str) -> dict[str, float]:
-        """Return the value of each metric at its highest step."""
+        """Return the value of each metric at its highest step, but for those of branches that were left."""
         with failures(self.uri, f"read run {run_id}"):
-            return _values(self.client.get_run(run_id).data.metrics)
+            return self._latest(self.client.get_run(run_id))
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one metric in the order of steps; the last logged value where there are several."""
+        """Return (step, value) of one metric in the order of steps; the last logged value where there are several.
+
+        What was logged after the checkpoint from which the run went on later is left out.
+        """
         with failures(self.uri, f"read metric {key!r} of run {run_id}"):
-            logged = self.client.get_metric_history(run_id, metric_name(key))
-        by_step = {point.step: _value(point.value) for point in sorted(logged, key=lambda point: point.timestamp)}
-        return sorted(by_step.items())
+            left = _left(self.client.get_run(run_id).data.tags)
+            return self._history(run_id, metric_name(key), left)
+
+    def _history(self, run_id: str, key: str, left: "_Left") -> list[tuple[int, float]]:
+        logged = self.client.get_metric_history(run_id, key)
+        points = sorted((point for point in logged if point.timestamp not in left), key=lambda point: point.timestamp)
+        return sorted({point.step: _value(point.value) for point in points}.items())
+
+    def _latest(self, entry: Any) -> dict[str, float]:
+        """The latest value of each metric of a run."""
+        left = _left(entry.data.tags)
+        if not left.ranges:
+            return {key: _value(value) for key, value in entry.data.metrics.items()}
+        found = {}
+        for point in entry.data.to_proto().metrics:  # the values alone do not say when they were logged
+            if point.timestamp not in left:
+                found[point.key] = _value(point.value)
+            elif history := self._history(entry.info.run_id, point.key, left):
+                found[point.key] = history[-1][1]
+        return found
 
     def run(self, run_id: str) -> Run:
         """Return one run."""
         with failures(self.uri, f"read run {run_id}"):
-            return _run(self.client.get_run(run_id))
+            return self._run(self.client.get_run(run_id))
+
+    def _run(self, entry: Any) -> Run:
+        tags = {key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", LEFT))}
+        return Run(
+            run_id=entry.info.run_id,
+            name=entry.info.run_name,
+            status=entry.info.status,
+            parameters=dict(entry.data.params),
+            metrics=self._latest(entry),
+            tags=tags,
+            started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
+        )
 
     def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
         """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
@@ -228,7 +269,7 @@ class Store:
                 page = self.client.search_runs(
                     [entry.experiment_id], condition, order_by=["attributes.start_time DESC"], page_token=token or None
                 )
-                found.extend(_run(each) for each in page)
+                found.extend(self._run(each) for each in page)
                 token = page.token or None
         return found
 
@@ -261,9 +302,22 @@ def _check_server(uri: str, refuse: _Refuse) -> None:
         refuse(str(error))
     if not host:
         refuse("no host in it")
-    answer = _SUBMITTED_ANSWER_SECONDS if "CONCORD_SUBMISSION" in os.environ else _ANSWER_SECONDS
+
+    def ask(seconds: float) -> None:
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, seconds))
+
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, answer))
+        try:
+            ask(_ANSWER_SECONDS)
+        except Exception as error:
+            if "read timeout" not in str(error).lower():
+                raise
+            _logger.warning(
+                "tracking at %s took the connection and does not answer yet; waiting for it, %.0f s at most",
+                redact(uri),
+                _LATE_ANSWER_SECONDS,
+            )
+            ask(_LATE_ANSWER_SECONDS)
     except Exception as error:  # whatever the network or a proxy answers
         if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
             refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
@@ -318,17 +372,17 @@ def _value(stored: float) -> float:
     return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)
 
 
-def _values(stored: Mapping[str, float]) -> dict[str, float]:
-    return {key: _value(value) for key, value in stored.items()}
+@dataclass(frozen=True)
+class _Left:
+    """When points of branches that were left were logged, in milliseconds since 1970."""
+
+    ranges: tuple[range, ...]
+
+    def __contains__(self, timestamp: int) -> bool:
+        return any(timestamp in each for each in self.ranges)
 
 
-def _run(entry: Any) -> Run:
-    return Run(
-        run_id=entry.info.run_id,
-        name=entry.info.run_name,
-        status=entry.info.status,
-        parameters=dict(entry.data.params),
-        metrics=_values(entry.data.metrics),
-        tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
-        started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
-    )
+def _left(tags: Mapping[str, str]) -> _Left:
+    """What the tags of a run say of the branches that were left; tags of this name that say nothing are passed over."""
+    found = ((key.removeprefix(LEFT), until) for key, until in tags.items() if key.startswith(LEFT))
+    return _Left(tuple(range(int(since), int(until)) for since, until in found if (since + until).isdecimal()))

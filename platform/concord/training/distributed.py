@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import os
 import signal
@@ -21,7 +22,16 @@ import torch
 from concord import logs
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
-from concord.storage import Folder, TakenOverError, access, granted
+from concord.storage import (
+    Folder,
+    FullDiskError,
+    TakenOverError,
+    access,
+    full_disk,
+    full_disk_in_one_line,
+    granted,
+    require_space,
+)
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
 from concord.training.config import RunConfig, TrainConfig
@@ -35,10 +45,16 @@ _logger = logging.getLogger("concord.training")
 
 # The journal of a run's metrics, in the run's folder.
 METRICS = "metrics.jsonl"
+# Ray Train's folder of checkpoints there, and its list of them.
+_CHECKPOINTS, _SNAPSHOT = "checkpoints", "checkpoint_manager_snapshot.json"
+# What a checkpoint notes: how long the journal was when it was made.
+_JOURNAL_LENGTH = "concord_journal_length"
 # What went wrong in a worker, there too, if it was a mistake and no outage.
 ERROR = "error.txt"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
+# The same where a disk is full, which may be the store's as well.
+_FULL_DISK_METRICS_SECONDS = 2.0
 _DASHBOARD_PORT = 8265
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
@@ -215,7 +231,7 @@ def train_on_ray(
             },
         ),
         run_config=run_config(
-            name="checkpoints",
+            name=_CHECKPOINTS,
             **run_folder.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
@@ -223,11 +239,12 @@ def train_on_ray(
         ),
     )
     run_folder.remove(ERROR)
+    _remove_partial_checkpoints(run_folder)
     try:
         with _interruptible(), _this_cluster():
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        why = run_folder.problem() or _recorded_error(run_folder) or _cause(error)
+        why = run_folder.problem() or _recorded_error(run_folder) or full_disk(error, run_folder.path) or _cause(error)
         raise RunFailedError(f"training failed: {why}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
@@ -302,15 +319,19 @@ def distributed_evaluations(
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
     trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out, access())
     try:
-        seen, finished = 0, False
+        seen, file, given, finished = 0, 0, 0, False
         while not finished:
             finished = bool(ray.wait([trained], timeout=0.5)[0])
             lines.fetch(into=journal)
-            if journal.exists():
-                for entry in entries(journal, seen):
-                    seen = entry.end
-                    if "train_loss" in entry.metrics and entry.metrics["epoch"] < config.epochs:
-                        yield Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+            if not journal.exists():
+                continue
+            if (now := journal.stat().st_ino) != file:  # the run began anew after a loss, and another took its place
+                seen, file = 0, now
+            for entry in entries(journal, seen):
+                seen = entry.end
+                if "train_loss" in entry.metrics and given < (epoch := int(entry.metrics["epoch"])) < config.epochs:
+                    given = epoch
+                    yield Evaluation(epoch, entry.step, entry.metrics)
         result = ray.get(trained)
         if isinstance(result, Exception):
             raise result
@@ -351,11 +372,12 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     here = ray.get_runtime_context()
     logs.take_over(assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id())
     _quiet_ray_train()
-    failed = ray.train.collective.broadcast_from_rank_zero(_reason_to_end(assignment.folder))
+    checkpoint = ray.train.get_checkpoint()
+    log, failed = _metric_log(assignment, checkpoint) if place.rank == 0 else (None, None)
+    failed = ray.train.collective.broadcast_from_rank_zero(failed)
     if failed:
         return {"error": failed}
-    checkpoint = ray.train.get_checkpoint()
-    log = _metric_log(assignment) if place.rank == 0 else None
+    last_metrics_seconds = _LAST_METRICS_SECONDS
     reporter = _RayReporter(place.rank, log, assignment.folder)
     try:
         file = job_from_source(assignment.path, assignment.source)
@@ -369,6 +391,9 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker
         return {"error": str(error)}
+    except FullDiskError as error:  # raised in every worker
+        last_metrics_seconds = _FULL_DISK_METRICS_SECONDS
+        return {"error": str(error)}
     except Exception as error:
         # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
         # made again, so the group that is started next finds it written down.
@@ -379,7 +404,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
                 assignment.folder.keep(ERROR)
         raise
     finally:
-        unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
+        unsent = log.close(last_metrics_seconds) if log else 0
     return {
         "history": [tuple(evaluation) for evaluation in outcome.history],
         "seconds": outcome.seconds,
@@ -406,10 +431,20 @@ def _quiet_ray_train() -> None:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.ERROR)
 
 
-def _metric_log(assignment: Assignment) -> MetricLog:
-    lines = assignment.folder.lines(METRICS)
-    lines.fetch()
-    return MetricLog(lines.file, assignment.tracking_uri, assignment.run_id, lines.keeper)
+def _metric_log(assignment: Assignment, checkpoint: Any) -> tuple[MetricLog | None, str | None]:
+    """The log of a run that goes on from a checkpoint, or begins; or why its workers need not begin (again)."""
+    folder = assignment.folder
+    try:
+        folder.check_claim()
+        if error := _recorded_error(folder):
+            return None, error
+        with folder.in_one_line():
+            start = checkpoint.get_metadata().get(_JOURNAL_LENGTH) if checkpoint else 0
+        with full_disk_in_one_line(folder.path):
+            log = MetricLog.going_on(folder.lines(METRICS), assignment.tracking_uri, assignment.run_id, start)
+    except (TakenOverError, FullDiskError) as problem:
+        return None, str(problem)
+    return log, None
 
 
 class _RayReporter:
@@ -426,26 +461,68 @@ class _RayReporter:
 
     def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
         import ray.train
+        import ray.train.collective
 
+        problem: str | None = None
         if self._rank != 0:
             ray.train.report({})
-            return
-        if self._log is not None:
-            self._log.keep()  # who goes on from this checkpoint logs no step before it again
-        with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder))
-            short = {name: value for name, value in metrics.items() if "/" not in name}
-            with self._folder.in_one_line():
-                ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        else:
+            try:
+                self._report(write, {name: value for name, value in metrics.items() if "/" not in name})
+            except FullDiskError as error:
+                problem = str(error)
+        # Raised in every worker, as no attempt of others would end otherwise.
+        problem = ray.train.collective.broadcast_from_rank_zero(problem)
+        if problem is not None:
+            raise FullDiskError(problem)
+
+    def _report(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        """Keep the journal, and then the checkpoint that notes how long it is.
+
+        Raises:
+            FullDiskError: what is there of the checkpoint is removed again.
+        """
+        import ray.train
+
+        with tempfile.TemporaryDirectory() as name:
+            folder, place = Path(name), self._folder.path
+            with full_disk_in_one_line(folder):
+                write(folder)
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+            with full_disk_in_one_line(place):
+                if self._log is not None:
+                    # Who goes on from here cuts the journal there, and logs what comes after it anew.
+                    checkpoint.update_metadata({_JOURNAL_LENGTH: self._log.keep()})
+                if not self._folder.remote:
+                    require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
+            before = set() if self._folder.remote else set(self._folder.names(_CHECKPOINTS))
+            try:
+                with full_disk_in_one_line(place), self._folder.in_one_line():
+                    ray.train.report(metrics, checkpoint=checkpoint)
+            except FullDiskError:
+                for partial in set(self._folder.names(_CHECKPOINTS)) - before:
+                    self._folder.remove(f"{_CHECKPOINTS}/{partial}")
+                raise
 
 
-def _reason_to_end(folder: Folder) -> str | None:
-    """Why workers need not begin (again)."""
+def _remove_partial_checkpoints(folder: Folder) -> None:
+    """Remove what Ray Train does not know as a checkpoint: a process was killed as it was written.
+
+    For when none is being written, and Ray Train has not begun.
+    """
+    snapshot = f"{_CHECKPOINTS}/{_SNAPSHOT}"
+    if folder.remote:
+        folder.fetch(snapshot)
     try:
-        folder.check_claim()
-    except TakenOverError as error:
-        return str(error)
-    return _recorded_error(folder)
+        text = (folder.path / snapshot).read_text()
+        json.loads(text)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError):
+        return  # nobody knows
+    for name in folder.names(_CHECKPOINTS):
+        if name.startswith("checkpoint_") and name != _SNAPSHOT and f'"{name}"' not in text:
+            folder.remove(f"{_CHECKPOINTS}/{name}")
 
 
 def _recorded_error(folder: Folder) -> str | None:
@@ -455,13 +532,16 @@ def _recorded_error(folder: Folder) -> str | None:
 
 
 def _is_communication(error: Exception) -> bool:
+    from ray.exceptions import RayError
+
     distributed = tuple(
         kind
         for kind in (getattr(torch.distributed, name, None) for name in ("DistError", "DistBackendError"))
         if isinstance(kind, type)
     )
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
-    return isinstance(error, (ConnectionError, TimeoutError, *distributed)) or (
+    # Ray's own come of workers that wait for one that died.
+    return isinstance(error, (ConnectionError, TimeoutError, RayError, *distributed)) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )
 

@@ -15,7 +15,7 @@ import torch
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, require_reachable, settled
+from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
@@ -33,7 +33,7 @@ from concord.training.run_folder import (
     run_tags,
 )
 
-# How long a resumed run that is finished tries to send what was left of its metrics.
+# How long a run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
 Say = Callable[[str], None]
 
@@ -115,18 +115,13 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
         return already_finished(opened, job.name, say)
     name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
-    with kept_honest(opened, job.name, config):
+    with full_disk_in_one_line(kept.path), kept_honest(opened, job.name, config):
         if not opened.resumed:
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
         with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
             if dashboard:
                 say(f"Ray dashboard {dashboard}")
             trained = train_on_ray(job, config, kept, store.uri, run_id)
-        if trained.unsent:
-            say(
-                f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
-                f"and sent by --name {name} --resume"
-            )
         end = trained.outcome.metrics
         if end.get("spread_reached") == 0:
             say(
@@ -134,11 +129,19 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
         report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
+        # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
+        unsent = send_unsent(opened) if trained.unsent and report.model is not None else trained.unsent
+        if unsent:
+            say(
+                f"tracking did not answer: {unsent} metrics are kept in {kept.shown}/{METRICS} "
+                f"and sent by --name {name} --resume"
+            )
         with _said_if_failing(say, "status"):
             store.finish_run(run_id, "FINISHED")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:
-        opened.record(report=report.as_json())
+        with full_disk_in_one_line(kept.path):
+            opened.record(report=report.as_json())
     return report
 
 
@@ -157,8 +160,7 @@ def settled_paths(config: RunConfig) -> dict[str, Any]:
 
 def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
-    run.kept.lines(METRICS).fetch()
-    unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
+    unsent = send_unsent(run)
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
     said = run.report
     assert said is not None
@@ -174,6 +176,11 @@ def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
     )
+
+
+def send_unsent(run: RunFolder) -> int:
+    """Send the metrics that the store has not taken, now that none is logged any more; gives how many are left."""
+    return MetricLog.going_on(run.kept.lines(METRICS), run.store.uri, run.run_id, None).close(_UNSENT_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.storage import Folder, StorageError, is_remote, shown
+from concord.storage import Folder, StorageError, is_remote, settled, shown
 from concord.tracking import Store, redact
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
 
@@ -185,8 +185,7 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
     ours = recorded_config(config)
     # A run of a version that did not have an option yet was one with what is its default now.
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    theirs = {option: record["config"].get(option, defaults[option]) for option in ours}
+    theirs = recorded_config(_defaults(config)) | record["config"]
     for option in ours:
         if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
             raise InputError(
@@ -194,6 +193,18 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
                 f"{theirs[option]}; a resumed run keeps its options"
             )
     return record
+
+
+def _defaults(config: RunConfig) -> RunConfig:
+    """The configuration with every option at its default; one that has none stays."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            values[field.name] = field.default_factory()
+    paths = {name: settled(value) for name, value in values.items() if isinstance(value, Path)}
+    return dataclasses.replace(config, **(values | paths))
 
 
 def kept_record(kept: Folder) -> dict[str, Any]:
