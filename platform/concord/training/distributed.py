@@ -309,8 +309,11 @@ def distributed_evaluations(
             if journal.exists():
                 for entry in entries(journal, seen):
                     seen = entry.end
-                    if "train_loss" in entry.metrics and entry.metrics["epoch"] < config.epochs:
-                        yield Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+                    if "train_loss" not in entry.metrics:
+                        continue
+                    evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+                    if evaluation.epoch < config.epochs and not evaluation.ended_early:
+                        yield evaluation
         result = ray.get(trained)
         if isinstance(result, Exception):
             raise result
