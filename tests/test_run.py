@@ -57,6 +57,11 @@ def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(ca
     assert kept.run_id == calm.run_id
     assert kept.parameters["threshold"] == "0.6"
     assert kept.parameters["aggregator"] == "and-mask"
+    assert json.loads((calm.folder / "run.json").read_text())["config"]["aggregator"] == "and-mask"
+    # Of the methods that it does not use it has no parameters, and its record has them, for a resumed run.
+    assert not kept.parameters.keys() & {"momentum", "beta3", "temporal_threshold", "penalty_warmup", "inner_lr"}
+    assert kept.parameters.keys() >= {"beta1", "lr", "rescale", "milestones", "decay"}
+    assert json.loads((calm.folder / "run.json").read_text())["config"]["momentum"] == 0.9
     assert kept.tags["concord.version"]
     assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
     steps = store.history(calm.run_id, "step/loss")

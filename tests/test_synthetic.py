@@ -11,6 +11,7 @@ import torch
 
 from concord.analysis.gradient_correlation import gradient_correlations
 from concord.environments import BatchStream, Spirals
+from concord.errors import InputError
 from concord.models import MLP
 from concord.training import load_job
 from concord.training.sweep import sweep
@@ -65,9 +66,13 @@ def test_agreement_raises_the_mechanisms_part_of_the_gradient_and_disagreement_l
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:
-    assert config().epochs == 94
-    assert config(environments=1024).epochs == 3
-    assert config(epochs=5).epochs == 5
+    assert config().resolved().epochs == 94
+    assert config(environments=1024).resolved().epochs == 3
+    assert config(epochs=5).resolved().epochs == 5
+    # What was asked for stays, so that a study may vary what the number follows from.
+    assert dataclasses.replace(config(), environments=1024).resolved().epochs == 3
+    with pytest.raises(InputError, match="--epochs -1: must be at least 1"):
+        config(epochs=-1).check()
 
 
 def test_the_held_out_part_comes_on_top_of_the_papers_1280_examples() -> None:
