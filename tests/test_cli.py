@@ -356,7 +356,7 @@ def test_a_job_of_wrong_parts_is_refused(
         ("rest = {'criterion': 'ood_loss'}", "criterion ood_loss is not reported"),
         (
             "rest = {'criterion': 'validation_rmse', 'measures': {'rmse': lambda o, t: o[:, 0]}}",
-            "criterion validation_rmse does not say whether large or small is good; give Job(mode=…), or its measure as",
+            "criterion validation_rmse does not say whether large or small is good; give Job(mode=…), or its",
         ),
         (
             "rest = {'criterion': 'train_loss', 'mode': 'max'}",

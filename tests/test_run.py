@@ -110,6 +110,13 @@ def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(c
         start(output, name="calm")
     again = start(output, name="calm", resume=True)
     assert (again.run_id, again.model, again.metrics) == (calm.run_id, calm.model, calm.metrics)
+    assert again.registered == calm.registered
+    # Earlier versions recorded the options as they were asked for.
+    record = calm.folder / "run.json"
+    written = record.read_text()
+    record.write_text(written.replace('"aggregator": "and-mask"', '"aggregator": "auto"'))
+    assert start(output, name="calm", resume=True).run_id == calm.run_id
+    record.write_text(written)
     with pytest.raises(InputError, match=r"--lr 0\.5: the run calm was started with 0\.05"):
         start(output, name="calm", resume=True, lr=0.5)
     with pytest.raises(InputError, match="--name never: there is no such run"):
