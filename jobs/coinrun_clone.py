@@ -35,7 +35,7 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, clon
 from concord.reinforcement.episodes import play
 from concord.reinforcement.procgen_environment import ACTIONS, Difficulty, ProcgenVectorEnv
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
-from concord.training import Data, Job, Place, Report, Study, TrainConfig
+from concord.training import Data, Job, Measure, Place, Report, Study, TrainConfig
 from concord.training.config import OptimizerName
 from concord.training.sweep import sweep
 from concord.tuning.report import alike, trials_of
@@ -323,7 +323,7 @@ job = Job(
     model=model,
     loss=divergence,
     config=CloneConfig,
-    measures={"agreement": agreement},
+    measures={"agreement": Measure(agreement, mode="max")},
     reproduces="AND-mask paper §3.3, Fig. 12, Fig. 18, Table 3: cloning a CoinRun expert, temporal AND-mask Adam",
     report=Report(CloneReport, report),
     final_measures=unseen_return,

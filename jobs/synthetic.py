@@ -7,9 +7,9 @@ AND-mask, ``--aggregator mean`` gives the baseline, ``concord report synthetic``
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from matplotlib.figure import Figure
 from torch import nn
@@ -88,10 +88,10 @@ class SyntheticConfig(TrainConfig):
     """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
     # fmt: on
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epochs == 0:
-            object.__setattr__(self, "epochs", max(1, round(3000 / max(self.environments, 1))))
+    def resolved(self) -> Self:
+        """With the paper's number of epochs where it is 0."""
+        paper = max(1, round(3000 / max(self.environments, 1)))
+        return replace(super().resolved(), epochs=self.epochs or paper)
 
     def check(self) -> None:
         """Also refuse what makes no network."""

@@ -354,6 +354,14 @@ def test_a_job_of_wrong_parts_is_refused(
         ("rest = {'measures': {'top': lambda o, t: o.sum()}}", "measure top gave shape (), expected (2,)"),
         ("rest = {'criterion': 'validation_f1'}", "criterion validation_f1 is not reported; there are train_loss, "),
         ("rest = {'criterion': 'ood_loss'}", "criterion ood_loss is not reported"),
+        (
+            "rest = {'criterion': 'validation_rmse', 'measures': {'rmse': lambda o, t: o[:, 0]}}",
+            "criterion validation_rmse does not say whether large or small is good; give Job(mode=…), or its",
+        ),
+        (
+            "rest = {'criterion': 'train_loss', 'mode': 'max'}",
+            "mode max of criterion train_loss, whose measure says min",
+        ),
     ],
 )
 def test_functions_of_a_job_that_fail_or_give_nonsense_are_refused_before_anything_starts(

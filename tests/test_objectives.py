@@ -353,8 +353,11 @@ def test_every_objective_trains(name: Any) -> None:
 
 
 def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
-    assert TrainConfig().aggregator == "and-mask"
-    assert TrainConfig(objective="irm").aggregator == "mean"
+    assert TrainConfig().resolved().aggregator == "and-mask"
+    assert TrainConfig(objective="irm").resolved().aggregator == "mean"
+    assert dataclasses.replace(TrainConfig(), objective="irm").resolved().aggregator == "mean"
+    assert dataclasses.replace(TrainConfig(), objective="irm").resolved().penalty_weight == 1e4
+    assert TrainConfig().resolved().penalty_weight is None
     assert TrainConfig(objective="irm", aggregator="and-mask").method == "irm-and-mask"
     assert TrainConfig(objective="vrex").method == "vrex"
     assert TrainConfig().method == "and-mask"

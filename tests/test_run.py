@@ -57,6 +57,11 @@ def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(ca
     assert kept.run_id == calm.run_id
     assert kept.parameters["threshold"] == "0.6"
     assert kept.parameters["aggregator"] == "and-mask"
+    assert json.loads((calm.folder / "run.json").read_text())["config"]["aggregator"] == "and-mask"
+    # Of the methods that it does not use it has no parameters, and its record has them, for a resumed run.
+    assert not kept.parameters.keys() & {"momentum", "beta3", "temporal_threshold", "penalty_warmup", "inner_lr"}
+    assert kept.parameters.keys() >= {"beta1", "lr", "rescale", "milestones", "decay"}
+    assert json.loads((calm.folder / "run.json").read_text())["config"]["momentum"] == 0.9
     assert kept.tags["concord.version"]
     assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
     steps = store.history(calm.run_id, "step/loss")
@@ -105,6 +110,13 @@ def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(c
         start(output, name="calm")
     again = start(output, name="calm", resume=True)
     assert (again.run_id, again.model, again.metrics) == (calm.run_id, calm.model, calm.metrics)
+    assert again.registered == calm.registered
+    # Earlier versions recorded the options as they were asked for.
+    record = calm.folder / "run.json"
+    written = record.read_text()
+    record.write_text(written.replace('"aggregator": "and-mask"', '"aggregator": "auto"'))
+    assert start(output, name="calm", resume=True).run_id == calm.run_id
+    record.write_text(written)
     with pytest.raises(InputError, match=r"--lr 0\.5: the run calm was started with 0\.05"):
         start(output, name="calm", resume=True, lr=0.5)
     with pytest.raises(InputError, match="--name never: there is no such run"):

@@ -1,8 +1,9 @@
 """What a study tries: suggestions that lie in the space and depend on seed and observations alone, and the space."""
 
 import collections
+import json
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,18 @@ from concord.training import Study, TrainConfig, load_job
 from concord.training.job import built_in_jobs
 from concord.tuning.options import StudyOptions
 from concord.tuning.search import Search
-from concord.tuning.spaces import chosen_study, config_at, derived, domain_of, first_points, study_space, wide
+from concord.tuning.spaces import (
+    OwnPoint,
+    chosen_study,
+    config_at,
+    derived,
+    domain_of,
+    first_points,
+    own_point,
+    resolved_at,
+    study_space,
+    wide,
+)
 
 claim = settings(max_examples=15, deadline=None)
 varied_spaces = spaces().filter(lambda space: bool(space.varied()))
@@ -483,3 +495,115 @@ def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> No
     study = load_job(job).job.studies[method]
     base = load_job(job).job.config()
     assert study_space(study.space, options(), set(), base).varied()
+
+
+# The job's own settings
+
+
+@pytest.mark.parametrize(
+    ("space", "base", "point", "moved"),
+    [
+        (REGULARIZED, BASE, {"lr": 1e-3, "dropped": "none", "threshold": 0.8}, {}),
+        (
+            REGULARIZED,
+            replace(BASE, lr=1e-6, l1=1e-5),
+            {"lr": 1e-4, "dropped": "l1", "l1": 1e-5, "threshold": 0.8},
+            {"lr": 1e-6},
+        ),
+        # Of a switch the branch with the fewest settings off; of numbers the nearest; of words the first.
+        (REGULARIZED, replace(BASE, l1=9e-5), {"lr": 1e-3, "dropped": "none", "threshold": 0.8}, {"l1": 9e-5}),
+        (Space({"batch_size": Choice(32, 100), "flip": Choice("random")}), BASE, {"batch_size": 100, "flip": "random"},
+         {"batch_size": 128, "flip": "none"}),
+        (Space({"batch_size": Integers(1, 64), "crop": Uniform(0.1, 1)}), BASE, {"batch_size": 64, "crop": 0.1},
+         {"batch_size": 128, "crop": None}),
+        (Space({"widths": Choice((16, 16), (8, 8)), "crop": Choice(0.5, None)}), BASE, {"widths": (8, 8), "crop": None},
+         {}),
+        # What a fixed or an earlier option decides counts, and a switch may be an option.
+        (Space({"objective": "irm", "penalty_weight": Choice(10.0, 1e4)}), BASE, {"penalty_weight": 1e4}, {}),
+        (Space({"aggregator": Choice("mean", "and-mask")}), BASE, {"aggregator": "and-mask"}, {}),
+        (Space({"aggregator": Choice("mean", "auto")}), BASE, {"aggregator": "auto"}, {}),
+        (Space({"aggregator": OneOf({"mean": {}, "and-mask": {"threshold": Uniform(0, 0.5)}})}), BASE,
+         {"aggregator": "and-mask", "threshold": 0.5}, {"threshold": 0.8}),
+        (wide(BASE), BASE, {"lr": 1e-3, "l2": 1e-5, "aggregator": "and-mask", "threshold": 0.8, "rescale": True,
+                            "optimizer": "adam"}, {"l2": 0.0}),
+    ],
+)  # fmt: skip
+def test_the_point_of_a_jobs_own_settings_is_the_nearest_that_the_space_has(
+    space: Space, base: Config, point: Point, moved: Point
+) -> None:
+    own = own_point(space, base)
+    assert own is not None
+    assert (own.point, own.moved) == (point, moved)
+    list(space.active(own.point))
+    assert OwnPoint.read(json.loads(json.dumps(asdict(own)))) == own
+
+
+def test_settings_that_contradict_each_other_in_the_space_are_no_point() -> None:
+    couples = Space({"objective": Choice("vrex"), "lr": Uniform(0.1, 1)})
+    assert own_point(couples, replace(BASE, aggregator="and-mask")) is None
+    assert own_point(couples, BASE) is not None
+
+
+@claim
+@given(st.floats(1e-6, 1e2), st.integers(1, 1000), st.sampled_from(list(AGGREGATORS)), st.sampled_from([derived, wide]))
+def test_every_configuration_has_a_point_in_the_spaces_for_every_job(
+    lr: float, batch_size: int, aggregator: Any, made: Any
+) -> None:
+    base = TrainConfig(lr=lr, batch_size=batch_size, aggregator=aggregator)
+    own = own_point(made(base), base)
+    assert own is not None
+    list(made(base).active(own.point))
+    if made is derived:
+        assert config_at(base, made(base), own.point) == base
+
+
+# What options stand for
+
+
+def test_what_an_option_stands_for_follows_the_options_that_are_varied() -> None:
+    space = study_space(REGULARIZED, options(vary=("objective=erm,irm,vrex",)), {"threshold"}, BASE)
+    expected = {"erm": {"aggregator": "and-mask"}} | {
+        name: {"aggregator": "mean", "penalty_weight": 1e4} for name in ("irm", "vrex")
+    }
+    for name, stands_for in expected.items():
+        point: Point = {"lr": 0.1, "dropped": "none", "objective": name}
+        assert config_at(BASE, space, point).aggregator == "auto"
+        assert config_at(BASE, space, point).resolved().aggregator == stands_for["aggregator"]
+        assert resolved_at(BASE, space, point) == stands_for
+        config_at(BASE, space, point).check()
+
+
+def test_zero_epochs_of_the_synthetic_job_follow_its_environments() -> None:
+    base = load_job("synthetic").job.config()
+    space = study_space(Space({}), options(vary=("environments=30,300", "epochs=0,7")), set(), base)
+    stands_for = [resolved_at(base, space, {"environments": 300, "epochs": epochs}).get("epochs") for epochs in (0, 7)]
+    assert stands_for == [10, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "unused", "used"),
+    [
+        (TrainConfig(), {"momentum", "beta3", "temporal_threshold", "bias_correction", "penalty_weight", "inner_lr",
+                         "domain_units", "stop_from", "example_gradient", "regularization"},
+         {"beta1", "beta2", "threshold", "rescale", "decay", "trace"}),
+        (TrainConfig(optimizer="sgd", l2=0.1), {"beta1", "beta2", "beta3"}, {"momentum", "regularization"}),
+        (TrainConfig(optimizer="temporal-and-mask"), {"momentum"}, {"beta1", "beta3", "temporal_threshold"}),
+        (TrainConfig(objective="irm", penalty_warmup=0.5), {"threshold", "rescale", "inner_steps", "trace"},
+         {"penalty_weight", "penalty_warmup", "penalty_estimator"}),
+        (TrainConfig(objective="meta-irm"), {"penalty_estimator", "representation"}, {"inner_lr", "drop_grad"}),
+        (TrainConfig(objective="dann", milestones=()), {"decay", "inner_lr"}, {"domain_units", "representation"}),
+        (TrainConfig(per_example=True, stop_spread=0.1), {"trace"}, {"example_gradient", "stop_from"}),
+        (load_job("memorization").job.config(), {"hidden_units", "batch_norm"}, {"data", "model"}),
+        (load_job("memorization").job.config(model="mlp"), {"trace"}, {"hidden_units", "batch_norm"}),
+        (load_job("coinrun-expert").job.config(), {"overlap", "gpus_per_runner"}, {"lr"}),
+        (load_job("coinrun-expert").job.config(runners=2), set(), {"overlap", "gpus_per_runner"}),
+    ],
+)  # fmt: skip
+def test_a_configuration_knows_which_of_its_options_nothing_looks_at(
+    config: Any, unused: set[str], used: set[str]
+) -> None:
+    found = config.resolved().unused()
+    names = {each.name for each in fields(config)}
+    assert unused <= found <= names
+    assert not used & found
+    assert used <= names

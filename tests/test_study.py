@@ -41,6 +41,7 @@ from concord.tuning.study import run_study
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
+MEASURED = str(Path(__file__).parent / "jobs" / "measured.py")
 # The search alone; what comes after it has tests of its own.
 SEARCH: dict[str, Any] = {"trials": 8, "name": "s", "reruns": 0, "shortlist": 0, "register": False}
 # One trial after the other, of which the first five are random: these are repeatable.
@@ -71,9 +72,9 @@ def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if "/" not in name and name != "steps_per_second"}
 
 
-def trained_here(config: TrainConfig, left_out: str | None = None) -> dict[str, float]:
+def trained_here(config: TrainConfig, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
     """What the same training gives in this process, without Ray."""
-    job = load_job(JOB_FILE).job
+    job = load_job(job_file).job
     outcome = train(job, config, Place(), Silent(), load=lambda: prepare(job, config, Place(), left_out))
     return comparable(outcome.metrics)
 
@@ -124,7 +125,8 @@ def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResu
         run = trials[task.key]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.data.tags["concord.trial"] == str(task.trial)
-        assert run.data.params == {name: str(value) for name, value in ({"l2": 0.0} | task.point).items()}
+        used = {"l2": 0.0, "aggregator": "and-mask"} | task.point
+        assert run.data.params == {name: str(value) for name, value in used.items()}
         assert run.data.metrics == ended.metrics
         assert len(ended.history) == 2
 
@@ -192,6 +194,93 @@ def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult)
     ):
         assert lineage.items() <= tags.items()
     assert version.metrics["held_out_accuracy"] == pytest.approx(ended.metrics["held_out_accuracy"])
+
+
+def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> None:
+    assert calm.registration == "models:/tiny-study/1: the champion now (the first champion)"
+    assert (calm.as_json()["champion"], calm.as_json()["mode"]) == (True, "max")
+    lines: list[str] = []
+    again = study(calm.folder.parent.parent, lines.append, name="calm", reruns=2, shortlist=2, register=True)
+    assert again.registration == calm.registration  # the winner was there already
+    assert any("trials are there, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
+
+
+def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_small_is_good(
+    ray_cluster: None, output: Path
+) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {"metric": "worst_off", "mode": "min", "trials": 4}
+    result = study(output, lines.append, job_file=MEASURED, **options)
+    values = [ended.metrics["worst_held_out_off"] for _, ended in result.finished]
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+    for _, ended in result.finished:  # the job says of the same numbers that small is good, and of their opposites
+        for split in ("train", "held_out", "validation"):
+            assert ended.metrics[f"worst_{split}_off"] == ended.metrics[f"worst_{split}_distance"]
+            assert ended.metrics[f"worst_{split}_off"] == -ended.metrics[f"worst_{split}_closeness"]
+        assert ended.metrics["worst_train_off"] > ended.metrics["train_off"]
+    assert "judged by worst_held_out_off, the smaller the better (held-out examples" in "\n".join(lines)
+    # The first trial is what the job is without a study.
+    assert "the first trial has the job's own settings: lr 0.1" in lines
+    first, *others = points(result)
+    assert first == {"lr": 0.1}
+    assert all(point != first for point in others)
+    own = trained_here(load_job(MEASURED).job.config(), job_file=MEASURED)
+    assert comparable(in_order(result)[0][1].metrics).items() >= own.items()
+    with pytest.raises(InputError, match=r"judged by worst_held_out_off, the smaller the better; here the larger the"):
+        planned(output, MEASURED, **options | {"mode": "max"})
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"metric": "off"}, "--metric off: the job does not say whether large or small is good; give --mode max or .*"),
+        ({"metric": "worst_off"}, "--metric worst_off: the job does not say whether large or small is good; give .*"),
+        ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance says min"),
+        ({"mode": "max"}, "--mode max: the job's loss says min"),
+        ({"metric": "of", "mode": "max"}, "--metric of: the job does not report it; there are closeness, distance, .*"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_no_direction_is_guessed(output: Path, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        planned(output, MEASURED, **options)
+    assert re.fullmatch(line, str(refused.value)), refused.value
+    assert planned(output, MEASURED, metric="distance").criterion.mode == "min"
+    assert planned(output, MEASURED, metric="worst_closeness").criterion.mode == "max"
+
+
+def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, output: Path) -> None:
+    result = study(output, job_file=MEASURED, vary=("objective=erm,irm",), lr=0.1, search="grid")
+    stand_for: dict[str, dict[str, Any]] = {
+        "erm": {"aggregator": "and-mask", "epochs": 2},
+        "irm": {"aggregator": "mean", "epochs": 3, "penalty_weight": 1e4},
+    }
+    _, children = mlflow(result)
+    config = load_job(MEASURED).job.config
+    assert len(result.finished) == 2
+    for task, ended in result.finished:
+        options = {"objective": task.point["objective"], **stand_for[str(task.point["objective"])]}
+        assert comparable(ended.metrics) == trained_here(config(**options), job_file=MEASURED)
+        assert children[task.key].data.params == {name: str(value) for name, value in options.items()}
+    header, rows = result.table(top=2)
+    assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
+        stand_for[str(task.point["objective"])]["aggregator"] for task, _ in result.finished
+    ]
+
+
+def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cluster: None, output: Path) -> None:
+    options: dict[str, Any] = {"epochs": 4, "stop_spread": 1e6, "stop_from": 0.5, "trials": 2}
+    result = study(output, job_file=MEASURED, **options)
+    assert not result.failed
+    for task, ended in result.finished:
+        assert ended.stopped == "held_out_spread < 1e+06"
+        assert [epoch for epoch, _, _ in ended.history] == [1, 2]
+        config = config_at(planned(output, MEASURED, **options).base, result.space, task.point)
+        assert comparable(ended.metrics) == trained_here(config, job_file=MEASURED)
+    folds = study(output, job_file=MEASURED, name="folds", selection="leave-one-out", **options | {"trials": 1})
+    assert not folds.failed
+    assert folds.best[1].metrics["worst_left_out_distance"] >= folds.best[1].metrics["left_out_distance"]
 
 
 def test_leave_one_out_judges_by_separate_trainings_that_leave_each_environment_out(

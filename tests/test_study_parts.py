@@ -21,12 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.analysis.parameter_importance import FEWEST_TRIALS, parameter_importance
+from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.errors import InputError, RunFailedError
 from concord.training import TrainConfig
+from concord.training.evaluation import Mode
 from concord.tuning import journal as journals
 from concord.tuning.journal import Ended, Journal, Task
-from concord.tuning.selection import LOOKED_AT, Criterion, check_metric
+from concord.tuning.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
 from concord.tuning.shared_data import recording
 from concord.tuning.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 
@@ -55,6 +56,7 @@ tasks = st.builds(
     seed=st.none() | st.integers(0, 2),
     left_out=st.lists(words, max_size=2).map(tuple),
     whole=st.booleans(),
+    resolved=chosen,
 )
 ends = st.builds(
     Ended,
@@ -447,13 +449,13 @@ def test_without_a_scheduler_every_trial_comes_to_its_end() -> None:
 def test_a_criterion_is_a_measure_on_what_a_selection_looks_at(
     selection: Any, measure: str, metric: str, mode: str, loss: str
 ) -> None:
-    criterion = Criterion.of(selection, measure)
+    criterion = Criterion.of(selection, measure, mode)  # type: ignore[arg-type]
     assert (criterion.metric, criterion.mode, criterion.loss) == (metric, mode, loss)
     assert criterion.oracle == (selection == "oracle") == ("oracle" in LOOKED_AT[selection].lower())
 
 
 def test_scores_are_finite_and_the_larger_the_better() -> None:
-    accuracy, loss = Criterion.of("held-out", "accuracy"), Criterion.of("held-out", "loss")
+    accuracy, loss = Criterion.of("held-out", "accuracy", "max"), Criterion.of("held-out", "loss", "min")
     assert accuracy.score({"held_out_accuracy": 0.75}) == 0.75
     assert loss.score({"held_out_loss": 0.75}) == -0.75
     for criterion in (accuracy, loss):
@@ -470,7 +472,7 @@ few = st.sampled_from([0.0, 0.5, 1.0, math.nan, math.inf, -math.inf, None])
 def test_the_best_comes_first_equals_by_loss_and_then_by_number(
     scored: list[tuple[float | None, float | None]], measure: str, random: Any
 ) -> None:
-    criterion = Criterion.of("validation", measure)
+    criterion = Criterion.of("validation", measure, "min" if measure == "loss" else "max")
     results = []
     for number, (value, loss) in enumerate(scored):
         metrics = {"validation_loss": loss, criterion.metric: value}
@@ -508,10 +510,45 @@ def test_the_best_comes_first_equals_by_loss_and_then_by_number(
 )
 def test_a_criterion_that_is_not_reported_is_refused(selection: Any, measure: str, chosen: bool, message: str) -> None:
     reported = ["train_loss", "train_accuracy", "left_out_loss"]
-    check_metric(Criterion.of("leave-one-out", "loss"), "loss", reported, chosen)
+    check_metric(Criterion.of("leave-one-out", "loss", "min"), "loss", reported, chosen)
     with pytest.raises(InputError) as refused:
-        check_metric(Criterion.of(selection, measure), measure, reported, chosen)
+        check_metric(Criterion.of(selection, measure, "max"), measure, reported, chosen)
     assert str(refused.value).startswith(message)
+
+
+MODES: dict[str, Mode | None] = {"loss": "min", "accuracy": "max", "rmse": None}
+
+
+@pytest.mark.parametrize(
+    ("measure", "asked", "expected"),
+    [
+        ("accuracy", None, "max"),
+        ("worst_accuracy", "max", "max"),
+        ("worst_loss", None, "min"),
+        ("rmse", "min", "min"),
+        ("worst_rmse", "max", "max"),
+        ("rmse", None, "--metric rmse: the job does not say whether large or small is good; give --mode max or --mode"),
+        ("worst_rmse", None, "--metric worst_rmse: the job does not say whether large or small is good"),
+        ("worst_loss", "max", "--mode max: the job's loss says min"),
+        ("accuracy", "min", "--mode min: the job's accuracy says max"),
+    ],
+)
+def test_the_job_or_the_mode_says_whether_large_or_small_is_good_and_nobody_guesses(
+    measure: str, asked: Mode | None, expected: str
+) -> None:
+    if expected in ("max", "min"):
+        assert chosen_mode(measure, asked, MODES) == expected
+    else:
+        with pytest.raises(InputError) as refused:
+            chosen_mode(measure, asked, MODES)
+        assert str(refused.value).startswith(expected)
+
+
+def test_the_worst_environment_of_every_split_by_a_measure_that_does_not_say_what_is_worse() -> None:
+    metrics = {"rmse/train/a": 1.0, "rmse/train/b": 2.0, "rmse/held_out/a": 3.0, "rmse/ood/x/y": 4.0, "mse/ood/x": 9.0}
+    of_held_out = {"worst_held_out_rmse": 3.0, "worst_validation_rmse": 3.0}
+    assert worst_environments(metrics, "rmse", "min") == {"worst_train_rmse": 2.0, "worst_ood_rmse": 4.0} | of_held_out
+    assert worst_environments(metrics, "rmse", "max") == {"worst_train_rmse": 1.0, "worst_ood_rmse": 4.0} | of_held_out
 
 
 # Which options matter
@@ -558,6 +595,10 @@ def test_few_trials_or_equal_scores_say_nothing() -> None:
     assert parameter_importance(TRIALS, [0.5] * len(TRIALS)) == {}
     assert parameter_importance([{}] * 20, list(range(20))) == {}
     assert parameter_importance([], []) == {}
+    assert missing_for_importance(TRIALS, list(range(len(TRIALS)))) is None
+    assert missing_for_importance(TRIALS[:3], [1, 2, 3]) == "it needs 16 finished trials, and there are 3"
+    assert missing_for_importance(TRIALS, [0.5] * 40) is not None
+    assert missing_for_importance([{}] * 20, list(range(20))) == "no option was varied"
 
 
 # What the data depend on

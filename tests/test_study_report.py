@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from concord.cli import main
 from concord.errors import InputError
 from concord.space import Choice, LogUniform, OneOf, Space
 from concord.tuning.journal import Ended, Task, opened, write_study
@@ -80,6 +81,53 @@ def test_the_table_has_the_metric_first_then_what_was_varied(result: StudyResult
     assert rows == [["0.9", "0.1", "l2", "0.1", "0"], ["0.8", "0.2", "l2", "0.1", "1"]]
 
 
+def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
+    study(tmp_path, "s", criterion=criterion)
+    job_file = tmp_path / "mine.py"
+    job_file.write_text(
+        "from concord.training import Job\n\n\ndef part(*_):\n    ...\n\n\njob = Job(part, part, part)\n"
+    )
+    result = read_result(tmp_path / "studies" / "s")
+    assert [row[0] for row in result.table(top=3)[1]] == ["0.7", "0.8", "0.9"]
+    assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
+    chosen = {each.selection: each.trial for each in result.by_selection()}
+    assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
+    assert main(["report", str(job_file), "--output", str(tmp_path)]) == 0
+    printed, said = capsys.readouterr()
+    assert "study s: 3 trials, judged by held_out_accuracy, the smaller the better" in said
+    assert printed.index("0.7") < printed.index("0.8") < printed.index("s: 3 trials finished, 1 failed")
+    assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in printed
+
+
+def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: Path) -> None:
+    folder = study(tmp_path, "s")
+    with opened(folder) as journal:
+        for number, name in ((4, "and-mask"), (5, "mean")):
+            task = Task("trial", number, {"lr": 0.5, "penalty": "none"}, resolved={"aggregator": name, "epochs": 94})
+            journal.begin(task)
+            journal.end(task, ended(held_out_accuracy=0.99 - number / 1000))
+    result = read_result(folder)
+    header, rows = result.table(top=2)
+    assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
+    assert [row[4] for row in rows] == ["and-mask", "mean"]
+    assert result.as_json()["best"]["config"] == {"lr": 0.5, "penalty": "none", "aggregator": "and-mask", "epochs": 94}
+
+
+def test_a_study_says_whether_its_model_became_champion(tmp_path: Path) -> None:
+    of_model: dict[str, Any] = {"model": "models:/mine/2", "champion": False, "registration": "not better than 0.9"}
+    not_now, before = read_result(study(tmp_path, "s", **of_model)), read_result(study(tmp_path, "old", model="m"))
+    assert not_now.registration == "models:/mine/2: not the champion (not better than 0.9)"
+    assert not_now.as_json()["champion"] is False
+    now = read_result(study(tmp_path, "n", **of_model | {"champion": True, "registration": "the first champion"}))
+    assert now.registration == "models:/mine/2: the champion now (the first champion)"
+    assert now.as_json()["champion"] is True
+    assert (before.registration, before.as_json()["champion"]) == ("m", None)
+    assert read_result(study(tmp_path, "none")).registration is None
+
+
 def test_the_json_keeps_its_contract(result: StudyResult) -> None:
     said = result.as_json()
     assert {"job", "study", "finished", "failed", "seconds", "selection", "best"} <= said.keys()
@@ -99,8 +147,10 @@ def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
 
 
 def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> None:
-    names = {path.name for path in draw(result)}
-    assert names == {"history.png", "slices.png", "parallel.png"}  # too few trials for importances
+    lines: list[str] = []
+    names = {path.name for path in draw(result, lines.append)}
+    assert names == {"history.png", "slices.png", "parallel.png"}
+    assert lines == ["no figure of importances: it needs 16 finished trials, and there are 3"]
     assert all((result.folder / "figures" / name).stat().st_size > 5000 for name in names)
 
 

@@ -22,6 +22,7 @@ from concord.analysis.gradient_correlation import (
     write_correlations,
 )
 from concord.environments import BatchStream, Spirals
+from concord.errors import InputError
 from concord.models import MLP
 from concord.training import load_job
 from concord.training.sweep import sweep
@@ -130,9 +131,13 @@ def test_the_readmes_correlations_are_those_of_the_raw_results(tmp_path: Path) -
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:
-    assert config().epochs == 94
-    assert config(environments=1024).epochs == 3
-    assert config(epochs=5).epochs == 5
+    assert config().resolved().epochs == 94
+    assert config(environments=1024).resolved().epochs == 3
+    assert config(epochs=5).resolved().epochs == 5
+    # What was asked for stays, so that a study may vary what the number follows from.
+    assert dataclasses.replace(config(), environments=1024).resolved().epochs == 3
+    with pytest.raises(InputError, match="--epochs -1: must be at least 1"):
+        config(epochs=-1).check()
 
 
 def test_the_held_out_part_comes_on_top_of_the_papers_1280_examples() -> None:

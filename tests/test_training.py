@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -20,7 +20,7 @@ from concord.gradients import NonFiniteGradientError
 from concord.training import Job, Place, TrainConfig, build_model, load_job, share, train
 from concord.training.checkpoint import MODEL, OPTIMIZER, read_checkpoint, read_weights
 from concord.training.config import PLACEMENT_OPTIONS
-from concord.training.evaluation import EvaluatedPart, evaluate
+from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.optimization import Optimization
 from concord.training.sweep import sweep
 
@@ -288,12 +288,22 @@ def test_one_logit_for_two_classes_trains_with_a_measure_of_the_jobs_own() -> No
     assert train(job, config, Place(), Kept()).metrics["train_accuracy"] > 0.75
 
 
-def test_the_worst_environment_by_an_error_is_the_one_with_the_largest() -> None:
+def test_the_worst_environment_is_the_one_that_the_measure_says_whatever_its_name_is() -> None:
     loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
     parts = [EvaluatedPart("train", environment.name, environment) for environment in loaded]
-    measures = {"first_error": lambda outputs, targets: outputs[:, 0].abs()}
+
+    def first(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 0].abs()
+
+    measures = {"rmse": Measure(first, "min"), "terror": Measure(first, "max"), "first_error": first, "right": correct}
     metrics = evaluate(nn.Linear(5, 3), cross_entropy, measures, parts, torch.device("cpu"), distributed=False)
-    assert metrics["worst_train_first_error"] == max(metrics[f"first_error/train/{name}"] for name in "ab")
+    assert metrics["worst_train_rmse"] == max(metrics[f"rmse/train/{name}"] for name in "ab")
+    assert metrics["worst_train_terror"] == min(metrics[f"terror/train/{name}"] for name in "ab")
+    assert metrics["worst_train_right"] == min(metrics[f"right/train/{name}"] for name in "ab")
+    assert metrics["train_first_error"] == metrics["train_rmse"]
+    assert "worst_train_first_error" not in metrics  # it does not say, and nobody guesses
+    with pytest.raises(InputError, match="mode 'down': give max or min"):
+        Measure(first, "down")  # type: ignore[arg-type]
 
 
 def test_the_first_weights_depend_on_the_seed_alone() -> None:

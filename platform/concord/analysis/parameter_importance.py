@@ -10,6 +10,17 @@ FEWEST_TRIALS = 16
 _FOLDS, _TREES, _REPEATS = 4, 100, 5
 
 
+def missing_for_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> str | None:
+    """What :func:`parameter_importance` lacks with these, in words; None if nothing."""
+    if len(points) < FEWEST_TRIALS:
+        return f"it needs {FEWEST_TRIALS} finished trials, and there are {len(points)}"
+    if np.ptp(np.asarray(scores, dtype=float)) == 0:
+        return f"all {len(points)} finished trials have the same score; it needs trials that differ"
+    if not any(points):
+        return "no option was varied"
+    return None
+
+
 def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, float]:
     """Permutation importance (Breiman, 2001) in a random forest that predicts the score, out of fold.
 
@@ -21,16 +32,16 @@ def parameter_importance(points: Sequence[Mapping[str, Any]], scores: Sequence[f
         scores: of each trial.
 
     Returns:
-        By option, the most important first; empty for fewer than 16 trials or equal scores.
+        By option, the most important first; empty where :func:`missing_for_importance` says why.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
     from sklearn.model_selection import KFold
 
+    if missing_for_importance(points, scores) is not None:
+        return {}
     target = np.asarray(scores, dtype=float)
     names = list(dict.fromkeys(name for point in points for name in point))
-    if len(points) < FEWEST_TRIALS or np.ptp(target) == 0 or not names:
-        return {}
     columns = np.stack([_column([point.get(name) for point in points]) for name in names], 1)
     total = np.zeros(len(names))
     for seen, unseen in KFold(_FOLDS, shuffle=True, random_state=0).split(columns):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.cli.output import say, shown, table, without_passwords
+from concord.cli.output import nested_table, say, table, without_passwords
 from concord.cli.parsing import job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
@@ -128,13 +129,15 @@ def _print_study(result: Any) -> None:
     table(*selections_table(result))
     if result.reruns:
         _print_reruns(result)
-    task, _ = result.best
+    task, ended = result.best
+    metric, direction = result.criterion.metric, result.criterion.direction
     print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
-    print(f"best      trial {task.trial}, selected by {result.label}")
+    value = ended.metrics.get(metric, math.nan)
+    print(f"best      trial {task.trial}, selected by {result.label}: {metric} {value:.4g}, {direction}")
     if result.record["oracle"]:
         print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
-    if result.record.get("model"):
-        print(f"model     {result.record['model']}")
+    if result.registration:
+        print(f"model     {result.registration}")
     print(f"figures   {(result.kept / 'figures').shown}")
     if result.seconds:
         print(f"seconds   {result.seconds:.1f}")
@@ -228,7 +231,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
     result: Mapping[str, Any] = data.make(options, say)
     if not as_json:
-        table(["data", ""], [[str(key), shown(value)] for key, value in result.items()])
+        nested_table("data", result)
     return {"job": job.name, **result}
 
 
@@ -259,5 +262,5 @@ def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
                 _print_study(study)
         for name, value in result.items():
             if isinstance(value, Mapping):
-                table([name, ""], [[str(key), shown(entry)] for key, entry in value.items()])
+                nested_table(name, value)
     return result

@@ -17,7 +17,7 @@ from concord.objectives.meta_irm import MetaIRM
 from concord.objectives.mm_rex import MMREx
 from concord.objectives.objective import Objective, Separable
 from concord.objectives.penalty_weight import PenaltyWeight
-from concord.objectives.selection import COUPLED, OBJECTIVES, ObjectiveName, objective
+from concord.objectives.selection import COUPLED, OBJECTIVES, ObjectiveName, default_penalty_weight, objective
 from concord.objectives.vrex import VREx
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "PenaltyWeight",
     "Separable",
     "VREx",
+    "default_penalty_weight",
     "irm_penalty",
     "objective",
     "reverse_gradient",

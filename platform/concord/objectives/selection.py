@@ -22,6 +22,11 @@ COUPLED = frozenset({"vrex", "mm-rex", "dann", "meta-irm"})
 _DEFAULT_WEIGHTS = {"irm": 1e4, "vrex": 1e4, "mm-rex": 1.0, "dann": 1.0, "meta-irm": 0.0}
 
 
+def default_penalty_weight(name: ObjectiveName) -> float | None:
+    """The weight of this objective's penalty where none is given; None for one without a penalty."""
+    return _DEFAULT_WEIGHTS.get(name)
+
+
 def objective(
     name: ObjectiveName,
     loss: Loss,

@@ -117,6 +117,11 @@ class AgentConfig(RunConfig):
     """How many checkpoints are written during the run (at the end in any case)."""
     # fmt: on
 
+    def unused(self) -> frozenset[str]:
+        """The options of runners where there are none."""
+        of_runners = frozenset({"overlap", "gpus_per_runner"})
+        return super().unused() | (of_runners if self.runners == 0 else frozenset())
+
     def gpu_request(self) -> tuple[float, str]:
         """Of all learners and runners."""
         wanted = max(self.learners, 1) * self.gpus_per_learner + self.runners * self.gpus_per_runner

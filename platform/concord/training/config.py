@@ -2,9 +2,9 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import nn
@@ -13,13 +13,14 @@ from concord.aggregation import AGGREGATORS, Aggregator, AggregatorName, aggrega
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
-from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, objective
+from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, default_penalty_weight, objective
 from concord.objectives.objective import Loss
 from concord.storage import check_address
 
 AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
 OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 
+_META_IRM = ("inner_lr", "inner_steps", "drop_grad", "outer_environments", "first_order", "same_environment")
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
 _LONGEST_NAME = 200  # letters; it is a folder's name too
 
@@ -43,6 +44,22 @@ class RunConfig:
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     # fmt: on
+
+    def resolved(self) -> Self:
+        """These options with what is really used wherever one of them leaves it to others, such as ``auto``.
+
+        Whatever trains, records or draws a run takes its options from here. A configuration itself keeps what was
+        asked for, so that what follows from an option follows when the option is varied. A job whose options have such
+        values overrides it, and begins with ``super().resolved()``.
+        """
+        return self
+
+    def unused(self) -> frozenset[str]:
+        """The options that a run with these does not look at, such as Adam's with SGD; asked of resolved options.
+
+        They are no parameters of the run. A job with such options of its own adds them to ``super().unused()``.
+        """
+        return frozenset()
 
     def gpu_request(self) -> tuple[float, str]:
         """How many GPUs the run wants of Ray, and which option says so, in words."""
@@ -185,8 +202,34 @@ class TrainConfig(RunConfig):
     # fmt: on
 
     def __post_init__(self) -> None:
-        # So that it is seen in records; where a derived configuration has a __post_init__ of its own, it stays auto.
-        object.__setattr__(self, "aggregator", self.chosen_aggregator)
+        """Nothing; configurations of users' jobs call it."""
+
+    def resolved(self) -> Self:
+        """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
+        weight = default_penalty_weight(self.objective) if self.penalty_weight is None else self.penalty_weight
+        return replace(super().resolved(), aggregator=self.chosen_aggregator, penalty_weight=weight)
+
+    def unused(self) -> frozenset[str]:
+        """The options of other objectives, aggregators and optimizers, and of what is switched off."""
+        chosen = self.chosen_aggregator
+        looked_at: dict[str, bool] = {
+            **dict.fromkeys(("penalty_weight", "penalty_warmup"), self.objective != "erm"),
+            "penalty_estimator": self.objective == "irm",
+            **dict.fromkeys(_META_IRM, self.objective == "meta-irm"),
+            **dict.fromkeys(("domain_units", "representation"), self.objective == "dann"),
+            "stop_from": self.stop_spread > 0,
+            **dict.fromkeys(("threshold", "rescale"), chosen != "mean"),
+            "example_gradient": self.per_example,
+            # Neither examples nor coupled objectives are recorded, nor is a penalty whose weight changes.
+            "trace": not self.per_example
+            and (self.objective == "erm" or (self.objective not in COUPLED and self.penalty_warmup == 0)),
+            "momentum": self.optimizer == "sgd",
+            **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
+            **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
+            "decay": len(self.milestones) > 0,
+            "regularization": self.l1 > 0 or self.l2 > 0,
+        }
+        return super().unused() | {name for name, looked in looked_at.items() if not looked}
 
     @property
     def chosen_aggregator(self) -> AggregatorName:
@@ -240,8 +283,9 @@ class TrainConfig(RunConfig):
             check_address("data-dir", self.data_dir)
         if self.chosen_aggregator not in AGGREGATORS:
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
+        resolved = self.resolved()
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+            self.require(option, getattr(resolved, option) >= 1, "must be at least 1")
         if self.min_workers is not None:
             self.require(
                 "min_workers", 1 <= self.min_workers <= self.workers, f"between 1 and --workers {self.workers}"

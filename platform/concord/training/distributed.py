@@ -329,9 +329,12 @@ def distributed_evaluations(
                 seen, file = 0, now
             for entry in entries(journal, seen):
                 seen = entry.end
-                if "train_loss" in entry.metrics and given < (epoch := int(entry.metrics["epoch"])) < config.epochs:
-                    given = epoch
-                    yield Evaluation(epoch, entry.step, entry.metrics)
+                if "train_loss" not in entry.metrics:
+                    continue
+                evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+                if given < evaluation.epoch < config.epochs and not evaluation.ended_early:
+                    given = evaluation.epoch
+                    yield evaluation
         result = ray.get(trained)
         if isinstance(result, Exception):
             raise result

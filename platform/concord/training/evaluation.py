@@ -1,7 +1,8 @@
 """Loss and further measures on every environment by name, over all workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,34 @@ from concord.errors import InputError
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
-Measure = Callable[[Tensor, Tensor], Tensor]
+PerExample = Callable[[Tensor, Tensor], Tensor]
+"""Maps outputs and targets of a batch to one number an example, ``(batch,)``."""
+Mode = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of every example, averaged over examples, which says whether large or small is good.
+
+    Attributes:
+        function: maps outputs and targets of a batch to one number an example, ``(batch,)``.
+        mode: ``max`` if large is good, ``min`` if small is; None where nobody needs to know: then there is no worst
+            environment by this measure, and nothing is chosen by it.
+
+    Raises:
+        InputError: the mode is none.
+    """
+
+    function: PerExample
+    mode: Mode | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "min", None):
+            raise InputError(f"Measure: mode {self.mode!r}: give max or min")
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The numbers of a batch's examples."""
+        return self.function(outputs, targets)
 
 
 @dataclass(frozen=True)
@@ -35,10 +63,33 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).float()
 
 
+ACCURACY = Measure(correct, "max")
+
+
 def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
     """``accuracy`` for integer targets ``(examples,)`` and outputs of several classes, nothing otherwise."""
     classes = not targets.is_floating_point() and targets.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1
-    return {"accuracy": correct} if classes else {}
+    return {"accuracy": ACCURACY} if classes else {}
+
+
+def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]:
+    """Measures for what a job gives: of a bare function only an accuracy's mode is known."""
+    return {
+        name: each
+        if isinstance(each, Measure)
+        else Measure(each, "max" if name == "accuracy" or each is correct else None)
+        for name, each in given.items()
+    }
+
+
+def modes(measures: Mapping[str, Measure]) -> dict[str, Mode | None]:
+    """Whether large or small is good, by measure, of the loss too; None where a measure does not say."""
+    return {"loss": "min", **{name: measure.mode for name, measure in measures.items()}}
+
+
+def worst(values: Iterable[float], mode: Mode) -> float:
+    """The worst of them."""
+    return max(values) if mode == "min" else min(values)
 
 
 def check_targets(environment: Environment, outputs: Tensor) -> None:
@@ -59,7 +110,7 @@ def check_targets(environment: Environment, outputs: Tensor) -> None:
 def evaluate(
     model: nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],
-    measures: Mapping[str, Measure],
+    measures: Mapping[str, Measure | PerExample],
     parts: Sequence[EvaluatedPart],
     device: torch.device,
     distributed: bool,
@@ -69,11 +120,13 @@ def evaluate(
 
     Returns:
         For each measure (``loss`` and the given ones) ``{split}_{measure}`` over all examples of the split,
-        ``worst_{split}_{measure}`` of the split's worst environment (the largest where the measure's name ends in
-        ``loss`` or ``error``, else the smallest), and ``{measure}/{split}/{environment}``.
+        ``worst_{split}_{measure}`` of the split's worst environment where it is known whether large or small is good,
+        and ``{measure}/{split}/{environment}``.
         The same in every worker.
     """
-    names = ["loss", *measures]
+    known = as_measures(measures)
+    mode_of = modes(known)
+    names = ["loss", *known]
     totals = torch.zeros(len(parts), 1 + len(names), dtype=torch.float64)
     training = model.training
     model.eval()
@@ -86,7 +139,7 @@ def evaluate(
             outputs = model(inputs)
             row[0] += len(inputs)
             row[1] += float(loss(outputs, targets)) * len(inputs)
-            for index, measure in enumerate(measures.values()):
+            for index, measure in enumerate(known.values()):
                 row[2 + index] += float(measure(outputs, targets).double().sum())
     model.train(training)
     if distributed:
@@ -99,8 +152,8 @@ def evaluate(
             rows = [at for at, part in enumerate(parts) if part.split == split]
             means = totals[rows, 1 + index] / totals[rows, 0]
             metrics[f"{split}_{measure_name}"] = float(totals[rows, 1 + index].sum() / totals[rows, 0].sum())
-            worst = means.max() if measure_name.endswith(("loss", "error")) else means.min()
-            metrics[f"worst_{split}_{measure_name}"] = float(worst)
+            if (mode := mode_of[measure_name]) is not None:
+                metrics[f"worst_{split}_{measure_name}"] = float(means.max() if mode == "min" else means.min())
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[f"{measure_name}/{split}/{parts[at].name}"] = value
     return metrics

@@ -51,7 +51,12 @@ class ImagesConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "data", source(self.data))
+        object.__setattr__(self, "data", source(self.data))  # here, since a worker runs elsewhere
+
+    def unused(self) -> frozenset[str]:
+        """Also the MLP's options where there is none."""
+        mlp = ("hidden_units", "hidden_layers", "batch_norm")
+        return super().unused() | (frozenset(mlp) if self.model != "mlp" else frozenset())
 
     def check(self) -> None:
         """Also refuse what makes no data and no network."""

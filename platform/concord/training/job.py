@@ -15,7 +15,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.space import Space, Value
 from concord.training.config import RunConfig, TrainConfig
-from concord.training.evaluation import Measure
+from concord.training.evaluation import Measure, Mode, PerExample
 from concord.training.outcome import Outcome
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -31,11 +31,11 @@ class Job(Generic[Config]):
         model: the network, from the configuration. Outputs are ``(batch, ...)``.
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         config: the options; derive from :class:`TrainConfig` to add or change some.
-        measures: further numbers to report, each maps outputs and targets to one number an example
-            ``(batch,)``, averaged over examples; where its name ends in ``error`` the largest is the worst. None:
-            ``accuracy`` where the targets are classes.
+        measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
+            maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
+            does where nothing is chosen by it. None: ``accuracy`` where the targets are classes.
         criterion: the metric by which one version of the model is better than another.
-        mode: whether the criterion is to be large or small.
+        mode: whether the criterion is to be large or small, where it is no measure that says so itself.
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
@@ -52,9 +52,9 @@ class Job(Generic[Config]):
     model: Callable[[Config], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
     config: type[Config] = TrainConfig  # type: ignore[assignment]
-    measures: Mapping[str, Measure] | None = None
+    measures: Mapping[str, Measure | PerExample] | None = None
     criterion: str | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Mode | None = None
     name: str | None = None
     reproduces: str = ""
     figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None
@@ -218,11 +218,24 @@ def _check_parts(job: Job[Any] | OwnJob[Any], path: str) -> None:
     kind = RunConfig if isinstance(job, OwnJob) else TrainConfig
     if not (isinstance(job.config, type) and issubclass(job.config, kind)):
         raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from {kind.__name__}")
+    _check_measures(job, path)
     studies = {} if isinstance(job, OwnJob) else job.studies
     if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):
         raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {studies!r}")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
+
+
+def _check_measures(job: Job[Any] | OwnJob[Any], path: str) -> None:
+    if isinstance(job, OwnJob):
+        return
+    measures = {} if job.measures is None else job.measures
+    if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):
+        raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
+    if "loss" in measures:
+        raise InputError(f"job {path}: a measure is called loss, as the job's loss is; give it another name")
+    if job.mode not in ("max", "min", None):
+        raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")
 
 
 def reason(error: BaseException, path: str) -> str:

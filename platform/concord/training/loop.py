@@ -22,7 +22,7 @@ from concord.objectives import DomainAdversarial, ObjectiveGradients, Separable
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
-from concord.training.evaluation import EvaluatedPart, check_targets, default_measures, evaluate
+from concord.training.evaluation import EvaluatedPart, as_measures, check_targets, default_measures, evaluate
 from concord.training.job import Job
 from concord.training.live_metrics import StepsSoFar
 from concord.training.optimization import Optimization
@@ -164,6 +164,7 @@ def training(
     so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
     """What :func:`train` does, in pieces: gives every evaluation as it comes, and waits there to be asked on."""
+    config = config.resolved()
     prepared = _together(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
     progress = (
@@ -296,7 +297,8 @@ class _Run:
             self.gradients = StackedGradients(self.model, loss, rule, names=names, group=group, trace=trace, **options)
         self.parts = self._parts(prepared)
         outputs = _outputs(self.model, training[0], place.device)
-        self.measures = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
+        given = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
+        self.measures = as_measures(given)
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.epochs

@@ -17,6 +17,11 @@ class Evaluation(NamedTuple):
     step: int
     metrics: dict[str, float]
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run ends here, before its last epoch, since the environments are equally hard."""
+        return bool(self.metrics.get("spread_reached", 0.0))
+
 
 @dataclass(frozen=True)
 class Outcome:

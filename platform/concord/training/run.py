@@ -20,7 +20,7 @@ from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
-from concord.training.evaluation import Measure, check_targets, default_measures
+from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
 from concord.training.progress import watched
@@ -80,6 +80,7 @@ class FinishedRun:
             "seconds": round(self.seconds, 3),
             "model": self.model,
             "champion": self.registered.champion if self.registered else False,
+            "registration": self.registered.reason if self.registered else None,
             "artifacts": self.kept.shown,
             "metrics": self.metrics,
         }
@@ -101,10 +102,10 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     started = time.perf_counter()
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    config = dataclasses.replace(config, **settled_paths(config))
+    config = dataclasses.replace(config.resolved(), **settled_paths(config))
     config = dataclasses.replace(config, name=config.name or new_name(job.name, config, config.method))
     checked = preflight(job, config)
-    environments, example = checked.environments, checked.example
+    environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
     tags |= lineage.tags if lineage else {}
     # Which environments meet at a step depends on the processes, if a step takes some of them.
@@ -128,7 +129,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
                 f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
-        report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
+        report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
         # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
         unsent = send_unsent(opened) if trained.unsent and report.model is not None else trained.unsent
         if unsent:
@@ -170,7 +171,7 @@ def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
         run_id=run.run_id,
         seconds=said["seconds"],
         model=said["model"],
-        registered=None,
+        registered=_registered(said),
         kept=run.kept,
         figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
         metrics=said["metrics"],
@@ -181,6 +182,15 @@ def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
 def send_unsent(run: RunFolder) -> int:
     """Send the metrics that the store has not taken, now that none is logged any more; gives how many are left."""
     return MetricLog.going_on(run.kept.lines(METRICS), run.store.uri, run.run_id, None).close(_UNSENT_SECONDS)
+
+
+def _registered(said: Mapping[str, Any]) -> Registered | None:
+    """What became of a finished run's model, as the run said it then."""
+    if said["model"] is None:
+        return None
+    name, version = said["model"].removeprefix("models:/").rsplit("/", 1)
+    reason = said.get("registration") or "registered when the run finished"
+    return Registered(name, int(version), said.get("champion", False), None, reason)
 
 
 @dataclass(frozen=True)
@@ -202,12 +212,15 @@ class Checked:
     Attributes:
         environments: the data.
         example: a few inputs.
-        reported: the names of the metrics of a run, without those of single environments.
+        reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
+            None where that is not known.
+        measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
     """
 
     environments: Environments
     example: torch.Tensor
-    reported: tuple[str, ...]
+    reported: Mapping[str, Mode | None]
+    measures: Mapping[str, Mode | None]
 
 
 def preflight(job: JobFile, config: TrainConfig) -> Checked:
@@ -216,6 +229,7 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     Raises:
         InputError: they cannot be used, or there are not the GPUs that are asked for.
     """
+    config = config.resolved()
     _check_gpus(config)
     with _blamed(job, "its environments cannot be made"):
         environments = job.job.environments(config)
@@ -235,14 +249,30 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     measures = _check_batch(job, model.eval(), first)
     reported = _reported(config, environments, measures)
-    if job.job.criterion is not None and job.job.criterion not in reported:
+    _check_criterion(job, reported)
+    return Checked(environments, first.inputs[: min(len(first), 4)], reported, measures)
+
+
+def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
+    """Refuse a criterion that is not reported, or by which nobody knows what is better (InputError)."""
+    criterion, mode = job.job.criterion, job.job.mode
+    if criterion is None:
+        return
+    if criterion not in reported:
         shown = ", ".join(name for name in reported if not name.startswith("worst_"))
-        raise InputError(f"job {job.name}: criterion {job.job.criterion} is not reported; there are {shown}")
-    return Checked(environments, first.inputs[: min(len(first), 4)], reported)
+        raise InputError(f"job {job.name}: criterion {criterion} is not reported; there are {shown}")
+    known = reported[criterion]
+    if known is None and mode is None:
+        raise InputError(
+            f"job {job.name}: criterion {criterion} does not say whether large or small is good; give Job(mode=…), or "
+            "its measure as Measure(function, mode=…)"
+        )
+    if None not in (known, mode) and known != mode:
+        raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}, whose measure says {known}")
 
 
-def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> Mapping[str, Measure]:
-    """Try model, loss and measures on two examples; gives the measures."""
+def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Mode | None]:
+    """Try model, loss and measures on two examples; gives the measures' modes."""
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -263,23 +293,27 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> Ma
         raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
     if not loss.requires_grad:
         raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
-    measures = job.job.measures if job.job.measures is not None else default_measures(outputs, targets)
+    given = job.job.measures if job.job.measures is not None else default_measures(outputs, targets)
+    measures = as_measures(given)
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
         if shape != (len(inputs),):
             raise InputError(f"job {job.name}: measure {name} gave shape {shape}, expected {(len(inputs),)}")
-    return measures
+    return modes(measures)
 
 
-def _reported(config: TrainConfig, environments: Environments, measures: Mapping[str, Measure]) -> tuple[str, ...]:
-    """What training will report."""
+def _reported(
+    config: TrainConfig, environments: Environments, measures: Mapping[str, Mode | None]
+) -> dict[str, Mode | None]:
+    """What training will report, and whether large or small is good."""
     held_out = ["held_out", "validation"] if config.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
-    reported = [f"{split}_{measure}" for split in splits for measure in ("loss", *measures)]
-    spread = ("held_out_spread",) if config.held_out > 0 else ()
-    return (*reported, *(f"worst_{name}" for name in reported), *spread, "kept_fraction")
+    reported = {f"{split}_{measure}": mode for split in splits for measure, mode in measures.items()}
+    spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.held_out > 0 else {}
+    worst = {f"worst_{name}": mode for name, mode in reported.items() if mode is not None}
+    return {**reported, **worst, **spread, "kept_fraction": None}
 
 
 def _check_gpus(config: TrainConfig) -> None:
@@ -314,7 +348,7 @@ def _finished(
     name: str,
     kept: Folder,
     trained: Trained,
-    example: torch.Tensor,
+    checked: Checked,
     say: Say,
     lineage: Lineage | None,
 ) -> FinishedRun:
@@ -327,10 +361,10 @@ def _finished(
     kept.keep("metrics.json", "figures")
     registered = None
     with _said_if_failing(say, "model"):
-        criterion, mode = criterion_of(job.job, metrics)
+        criterion, mode = criterion_of(job.job, metrics, checked.reported)
         for figure in figures:
             store.log_files(run_id, figure, "figures")
-        uri = log_model(store, run_id, model, example)
+        uri = log_model(store, run_id, model, checked.example)
         registered = register(store, uri, run_id, job.name, metrics, criterion, mode, lineage.tags if lineage else {})
     return FinishedRun(
         job=job.name,
@@ -346,18 +380,26 @@ def _finished(
     )
 
 
-def criterion_of(job: Job[Any], metrics: Mapping[str, float]) -> tuple[str, Any]:
+def criterion_of(job: Job[Any], metrics: Mapping[str, float], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
     """The metric by which versions of the job's model are compared, and whether it is to be large or small.
 
+    Args:
+        job: the job.
+        metrics: of the finished run.
+        reported: which of them are to be large or small, see :class:`Checked`.
+
     Raises:
-        RunFailedError: the job names a metric that it does not report.
+        RunFailedError: the job names a metric that it does not report, or that says neither.
     """
     if job.criterion is not None:
         if job.criterion not in metrics:
             raise RunFailedError(f"criterion {job.criterion}: not reported; there are {', '.join(sorted(metrics))}")
-        return job.criterion, job.mode
-    for criterion, mode in (("validation_accuracy", "max"), ("validation_loss", "min"), ("train_loss", "min")):
-        if criterion in metrics:
+        mode = job.mode or reported.get(job.criterion)
+        if mode is None:
+            raise RunFailedError(f"criterion {job.criterion}: does not say whether large or small is good")
+        return job.criterion, mode
+    for criterion in ("validation_accuracy", "validation_loss", "train_loss"):
+        if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode
     raise RunFailedError("criterion: nothing to compare models by")
 

@@ -98,7 +98,7 @@ def open_run(
 
     Args:
         job: the job's name.
-        config: the options; it has a name.
+        config: the options, resolved; it has a name.
         tags: what is to be known of the run, in MLflow.
         experiment: in MLflow; None takes the job's name.
         placement: options that may differ when the run is resumed.
@@ -130,7 +130,8 @@ def open_run(
     kept = _begun(kept, config)
     recorded = recorded_config(config)
     try:
-        parameters = {key: value for key, value in recorded.items() if value is not None}
+        left_out = config.unused()
+        parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
         run_id = store.start_run(experiment or job, name, parameters, tags)
     except BaseException:
         kept.delete()
@@ -184,8 +185,10 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
     if record["job"] != job:
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
     ours = recorded_config(config)
-    # A run of a version that did not have an option yet was one with what is its default now.
-    theirs = recorded_config(_defaults(config)) | record["config"]
+    # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
+    # recorded what was asked for instead of what it stood for.
+    recorded = recorded_config(_defaults(config)) | record["config"]
+    theirs = recorded_config(restored_config(type(config), recorded).resolved())
     for option in ours:
         if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
             raise InputError(

@@ -68,7 +68,7 @@ def histories(
     identities: dict[Key, list[str]] = {}
     for key, configs in configurations.items():
         identities[key] = []
-        for config in configs:
+        for config in (config.resolved() for config in configs):
             config.check()
             identity = _identity(job, config)
             identities[key].append(identity)

@@ -12,7 +12,8 @@ _CURVES = ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_ac
 def finished_histories(job: str, output: Path, tracking_uri: str | None, by: str) -> dict[str, list[Evaluation]]:
     """The evaluations of the newest finished run of the job for each value of the parameter ``by``.
 
-    Only of runs whose other parameters are those of the newest one, so that like is compared with like.
+    Only of runs whose other parameters are those of the newest one, so that like is compared with like. A parameter
+    that one of two runs does not have is not compared: it has no part in that run.
     """
     store = Store.open(output, tracking_uri)
     found: dict[str, list[Evaluation]] = {}
@@ -22,7 +23,8 @@ def finished_histories(job: str, output: Path, tracking_uri: str | None, by: str
         value = run.parameters.get(by)
         others = {name: given for name, given in run.parameters.items() if name not in ignored}
         common = others if common is None else common
-        if value is None or value in found or others != common:
+        alike = all(others[name] == common[name] for name in others.keys() & common.keys())
+        if value is None or value in found or not alike:
             continue
         epochs = dict(store.history(run.run_id, "epoch"))
         curves = {name: dict(store.history(run.run_id, name)) for name in _CURVES}

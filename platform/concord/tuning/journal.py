@@ -33,6 +33,7 @@ class Task:
         seed: of the training; None takes the study's.
         left_out: training environments to leave out in turn.
         whole: whether to train on all environments (too).
+        resolved: what options that leave it to others, such as ``auto``, stand for.
     """
 
     kind: Kind
@@ -41,6 +42,7 @@ class Task:
     seed: int | None = None
     left_out: tuple[str, ...] = ()
     whole: bool = True
+    resolved: Point = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -206,8 +208,10 @@ def write_study(folder: Path, study: Mapping[str, Any]) -> None:
 def _take(journal: Journal, line: dict[str, Any]) -> None:
     event, key = line.pop("event"), line.pop("key")
     if event == "began":
-        point = {name: frozen(value) for name, value in line.pop("point").items()}
-        journal.tasks[key] = Task(**{**line, "point": point, "left_out": tuple(line["left_out"])})
+        points = {
+            part: {name: frozen(value) for name, value in line.pop(part, {}).items()} for part in ("point", "resolved")
+        }
+        journal.tasks[key] = Task(**{**line, **points, "left_out": tuple(line["left_out"])})
     else:
         history = [(epoch, step, metrics) for epoch, step, metrics in line.pop("history")]
         journal._replace(key, Ended(**line, history=history))

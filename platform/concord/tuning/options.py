@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from concord.errors import InputError
 from concord.training import TrainConfig
+from concord.training.evaluation import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
@@ -41,6 +42,8 @@ class StudyOptions:
     own choice for the method if not given."""
     metric: str | None = None
     """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
+    mode: Mode | None = None
+    """Whether the measure is to be large or small, where the job does not say."""
     folds: int = 0
     """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
     shortlist: int = 4

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +17,14 @@ from concord.space import Point, Space
 from concord.storage import Folder, StorageError
 from concord.training import JobFile, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
+from concord.training.evaluation import Mode
 from concord.training.run import Checked, preflight, settled_paths
 from concord.training.run_folder import recorded_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.options import StudyOptions, config_part, study_part
 from concord.tuning.search import Search
-from concord.tuning.selection import Criterion, check_metric
-from concord.tuning.spaces import chosen_study, first_points, study_space
+from concord.tuning.selection import Criterion, check_metric, chosen_mode
+from concord.tuning.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
 from concord.tuning.stopping import StopRule
 
 # How many environments are left out to judge the short list, if --folds does not say.
@@ -44,9 +46,11 @@ class Plan:
         method: the name of the job's study, or of one for every job.
         space: that is searched.
         measure: that trials are judged by, such as ``accuracy``.
+        modes: whether large or small is good, by measure; None where neither the job nor ``--mode`` says it.
         criterion: the same, with the examples it is taken on.
         stop_rule: when a trial ends early.
-        first: points that are tried first.
+        suggested: points that are tried first, since somebody suggests them.
+        own: the point of the job's own settings, which is tried first where nothing is suggested.
         folds: environments that every trial leaves out in turn.
         shortlist_folds: environments that the short list leaves out in turn.
         trials: how many trials there are to be.
@@ -61,9 +65,11 @@ class Plan:
     method: str
     space: Space
     measure: str
+    modes: Mapping[str, Mode | None]
     criterion: Criterion
     stop_rule: StopRule
-    first: tuple[Point, ...]
+    suggested: tuple[Point, ...]
+    own: OwnPoint | None
     folds: tuple[str, ...]
     shortlist_folds: tuple[str, ...]
     trials: int
@@ -85,6 +91,11 @@ class Plan:
         looks = (["selection"] if self.criterion.oracle else []) + (["early stopping"] if self.stop_rule.oracle else [])
         return " and ".join(looks) or None
 
+    @property
+    def first(self) -> tuple[Point, ...]:
+        """The points that are tried before any other."""
+        return (self.own.point,) if self.own is not None else self.suggested
+
     def search(self) -> Search:
         """A search that has observed nothing yet."""
         options = self.options
@@ -98,7 +109,7 @@ class Plan:
             "space": self.space.as_json(),
             **{name: getattr(self.options, name) for name in _SCIENCE},
             "stop_when": str(self.stop_rule),
-            "suggestions": list(self.first),
+            "suggestions": list(self.suggested),
             "config": science,
             **({"data": version} if (version := self.checked.environments.version) is not None else {}),
         }
@@ -113,6 +124,7 @@ class Plan:
             "name": self.name,
             "started": time.time(),
             "identity": self.identity(),
+            "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
             "measure": self.measure,
             "oracle": self.looks_at_test,
@@ -177,19 +189,25 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
     measure = study_options.metric or ("accuracy" if "train_accuracy" in checked.reported else "loss")
-    criterion = Criterion.of(study_options.selection, measure)
-    reported = list(checked.reported)
+    plain = measure.removeprefix("worst_")
+    mode_of, reported = dict(checked.measures), list(checked.reported)
+    if plain in mode_of:  # otherwise it is not reported, which is said first
+        mode_of[plain] = chosen_mode(measure, study_options.mode, mode_of)
+    criterion = Criterion.of(study_options.selection, measure, mode_of.get(plain) or "max")
+    if criterion.metric.removeprefix("worst_") in reported:  # trials find the worst environment, if the job does not
+        reported.append(criterion.metric)
     train = checked.environments.train
     leave_out = study_options.selection == "leave-one-out"
     if leave_out:
         if len(train) < 2:
             raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
-        measures = [each.removeprefix("train_") for each in reported if each.startswith("train_")]
-        reported += [f"{worst}left_out_{each}" for each in measures for worst in ("", "worst_")]
+        reported += [f"left_out_{each}" for each in mode_of]
+        reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
     check_metric(criterion, measure, reported, study_options.metric is not None)
     if study_options.folds > len(train):
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
-    first = tuple(first_points(space, study_options.suggest, study.suggestions))
+    suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
+    alone = suggested or study_options.search == "grid"  # a grid is gone through from its beginning
     plan = Plan(
         name=name,
         job=job,
@@ -199,9 +217,11 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         method=method,
         space=space,
         measure=measure,
+        modes=mode_of,
         criterion=criterion,
         stop_rule=stop_rule,
-        first=first,
+        suggested=suggested,
+        own=None if alone else own_point(space, base),
         folds=_drawn(train, study_options.folds or len(train), base.seed) if leave_out else (),
         shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.seed) if len(train) > 1 else (),
         trials=study_options.trials,
@@ -212,6 +232,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         plan = dataclasses.replace(plan, trials=size)
     if (record := kept_study(plan.kept)) is not None:
         _check_same(plan, record)
+        plan = dataclasses.replace(plan, own=OwnPoint.read(record.get("own")))  # as the study began
     return plan
 
 
@@ -219,17 +240,23 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
     """Refuse a name that belongs to another study (InputError)."""
     if record["job"] != plan.job.name:
         raise InputError(f"--name {plan.name}: is a study of job {record['job']}, not of {plan.job.name}")
+    before = Criterion(**record["criterion"])
+    if before.metric == plan.criterion.metric and before.mode != plan.criterion.mode:
+        raise InputError(
+            f"--name {plan.name}: a study that was judged by {before.metric}, {before.direction}; here "
+            f"{plan.criterion.direction}; give another name"
+        )
     ours, theirs = plan.identity(), record["identity"]
     for part in ours:
         if ours[part] == theirs.get(part):
             continue
         if part in ("space", "config"):
-            before = theirs.get(part, {})
-            option = next(name for name in {**ours[part], **before} if ours[part].get(name) != before.get(name))
+            there = theirs.get(part, {})
+            option = next(name for name in {**ours[part], **there} if ours[part].get(name) != there.get(name))
             what = "varied from" if part == "space" else "set to"
             raise InputError(
                 f"--name {plan.name}: a study with another {'space' if part == 'space' else 'configuration'}: there "
-                f"{option} is {what} {before.get(option, 'nothing')}, here {ours[part].get(option, 'nothing')}; "
+                f"{option} is {what} {there.get(option, 'nothing')}, here {ours[part].get(option, 'nothing')}; "
                 "give another name"
             )
         raise InputError(

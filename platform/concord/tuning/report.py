@@ -1,6 +1,7 @@
 """The studies of a job side by side: figures drawn anew, methods over seeds, searches against each other."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,10 @@ def report_studies(
     figures: dict[str, str] = {}
     for result in results:
         if result.finished:
-            say(f"study {result.record['name']}: {len(result.finished)} trials, judged by {result.criterion.metric}")
-            for path in draw(result):
+            criterion = result.criterion
+            judged = f"judged by {criterion.metric}, {criterion.direction}"
+            say(f"study {result.record['name']}: {len(result.finished)} trials, {judged}")
+            for path in draw(result, say):
                 figures[f"{result.record['name']} {path.stem}"] = str(path)
     folder = options.output / "reports" / job
     shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
@@ -119,7 +122,8 @@ def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTria
             history = tuple(Evaluation(*each) for each in ended.history)
             if history:
                 data = result.record["identity"].get("data")
-                found.append(FinishedTrial(config_at(base, result.space, task.point), history, data))
+                config_then = config_at(base, result.space, task.point).resolved()
+                found.append(FinishedTrial(config_then, history, data))
     return found
 
 
@@ -171,7 +175,7 @@ def compared_searches(results: Sequence[StudyResult]) -> dict[str, ComparedSearc
         values: dict[str, list[list[float]]] = {}
         for result in group:
             metric = result.criterion.metric
-            each = [ended.metrics[metric] for _, ended in result.ended if metric in ended.metrics]
+            each = [e.metrics[metric] for _, e in result.ended if math.isfinite(e.metrics.get(metric, math.nan))]
             if each:
                 values.setdefault(result.record["identity"]["search"], []).append(each)
         if len(values) > 1:

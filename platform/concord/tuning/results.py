@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from concord.analysis.figures import save
-from concord.analysis.parameter_importance import parameter_importance
+from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
 from concord.analysis.study_figures import (
     Axis,
     TrialPoint,
@@ -104,7 +105,7 @@ class StudyResult:
         """What every selection would have chosen, among the trials that it can judge."""
         found = []
         for selection in SELECTIONS:
-            criterion = Criterion.of(selection, self.measure)
+            criterion = Criterion.of(selection, self.measure, self.criterion.mode)
             judged = [(t, _with(e, self.metrics(t, e))) for t, e in self.finished]
             ranked = criterion.ranked(judged)
             if selection == "validation" and not self.record["validation"]:
@@ -119,21 +120,47 @@ class StudyResult:
         return list(dict.fromkeys(located.name for located in self.space.varied()))
 
     def table(self, top: int) -> tuple[list[str], list[list[str]]]:
-        """The best trials in the form of Table 3 of the AND-mask paper: the metric, then what was varied."""
-        names = self.varied()
+        """The best trials in the form of Table 3 of the AND-mask paper: the metric, then what was varied.
+
+        What was varied is shown as what it stood for, and with it what it decided: the aggregator of ``auto``.
+        """
+        names = [*self.varied(), *self._decided()]
         rows = []
         for task, ended in self.finished[:top]:
-            values = [_shown(task.point.get(name)) for name in names]
-            rows.append([f"{ended.metrics[self.criterion.metric]:.4g}", *values, str(task.trial)])
+            used = {**task.point, **task.resolved}
+            values = [_shown(used.get(name)) for name in names]
+            value = ended.metrics.get(self.criterion.metric, math.nan)
+            rows.append([f"{value:.4g}", *values, str(task.trial)])
         oracle = " (oracle)" if self.criterion.oracle else ""
         return [f"{self.criterion.metric}{oracle}", *names, "trial"], rows
+
+    def _decided(self) -> list[str]:
+        """The options that no trial chose and that differ between trials all the same."""
+        names = dict.fromkeys(name for task, _ in self.finished for name in task.resolved)
+        found: dict[str, list[Any]] = {name: [task.resolved.get(name) for task, _ in self.finished] for name in names}
+        chosen = self.varied()
+        return [name for name, values in found.items() if name not in chosen and len(set(values)) > 1]
+
+    @property
+    def registration(self) -> str | None:
+        """What became of the best trial's model, in words; None if none was registered."""
+        if not self.record.get("model"):
+            return None
+        if "champion" not in self.record:  # of a version that did not write it down
+            return str(self.record["model"])
+        became = "the champion now" if self.record["champion"] else "not the champion"
+        return f"{self.record['model']}: {became} ({self.record['registration']})"
 
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord tune --json``."""
         best = None
         if self.finished:
             task, ended = self.best
-            best = {"trial": task.trial, "config": dict(task.point), "metrics": self.metrics(task, ended)}
+            best = {
+                "trial": task.trial,
+                "config": {**task.point, **task.resolved},
+                "metrics": self.metrics(task, ended),
+            }
         return {
             "job": self.record["job"],
             "study": self.record["name"],
@@ -144,6 +171,7 @@ class StudyResult:
             "selection": self.criterion.selection,
             "oracle": self.record["oracle"],
             "metric": self.criterion.metric,
+            "mode": self.criterion.mode,
             "best": best,
             "selections": [
                 {"selection": each.selection, "trial": each.trial, "among": each.among, "metrics": dict(each.metrics)}
@@ -152,6 +180,7 @@ class StudyResult:
             "reruns": [{"seed": seed, "metrics": dict(metrics)} for seed, metrics in self.reruns.items()],
             "run_id": self.record.get("run_id"),
             "model": self.record.get("model"),
+            "champion": self.record.get("champion"),
             "artifacts": self.kept.shown,
         }
 
@@ -187,7 +216,7 @@ def judged(record: Mapping[str, Any], journal: journals.Journal, kept: Folder) -
 
 def write_results(result: StudyResult, store: Store, run_id: str, say: Callable[[str], None]) -> None:
     """Draw the figures, write table and summary, and keep them with the study's run."""
-    figures = draw(result)
+    figures = draw(result, say)
     header, rows = result.table(int(result.record["options"]["top"]))
     lines = [",".join(header), *(",".join(row) for row in rows)]
     (result.folder / TABLE).write_text("\n".join(lines) + "\n")
@@ -204,13 +233,13 @@ def write_results(result: StudyResult, store: Store, run_id: str, say: Callable[
         say(f"the study's figures could not be kept in MLflow: {error}")
 
 
-def draw(result: StudyResult) -> list[Path]:
-    """The figures of a study, in its folder."""
+def draw(result: StudyResult, say: Callable[[str], None]) -> list[Path]:
+    """The figures of a study, in its folder; for one that cannot be drawn, what it needs is said."""
     criterion = result.criterion
     points = [
         TrialPoint(task.trial, task.point, ended.metrics[criterion.metric])
         for task, ended in result.ended
-        if criterion.metric in ended.metrics
+        if math.isfinite(ended.metrics.get(criterion.metric, math.nan))
     ]
     axes = _axes(result.space, points)
     metric = criterion.metric + (" (oracle)" if criterion.oracle else "")
@@ -218,9 +247,13 @@ def draw(result: StudyResult) -> list[Path]:
     if len(points) > 1:
         drawn["slices"] = slices_figure(points, axes, metric)
         drawn["parallel"] = parallel_figure(points, axes, metric, criterion.mode)
-    importance = parameter_importance([p.point for p in points], [p.value for p in points])
-    if importance:
-        drawn["importance"] = importance_figure(importance, metric)
+    else:
+        say(f"no figures of slices and parallel coordinates: they need 2 finished trials, and there are {len(points)}")
+    chosen, scores = [p.point for p in points], [p.value for p in points]
+    if (missing := missing_for_importance(chosen, scores)) is not None:
+        say(f"no figure of importances: {missing}")
+    else:
+        drawn["importance"] = importance_figure(parameter_importance(chosen, scores), metric)
     return [save(figure, result.folder / FIGURES / f"{name}.png") for name, figure in drawn.items()]
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from concord.errors import InputError
+from concord.training.evaluation import Mode, worst
 from concord.tuning.journal import Ended, Task
 from concord.tuning.options import Selection
 
@@ -36,14 +36,13 @@ class Criterion:
 
     selection: Selection
     metric: str
-    mode: Literal["max", "min"]
+    mode: Mode
 
     @staticmethod
-    def of(selection: Selection, measure: str) -> "Criterion":
-        """The criterion by this measure, ``accuracy`` or ``worst_loss`` for example."""
+    def of(selection: Selection, measure: str, mode: Mode) -> "Criterion":
+        """The criterion by this measure, ``accuracy`` or ``worst_loss`` for example, which is to be large or small."""
         worst, plain = ("worst_", measure.removeprefix("worst_")) if measure.startswith("worst_") else ("", measure)
-        lower = plain.endswith(("loss", "error"))
-        return Criterion(selection, f"{worst}{_SPLITS[selection]}_{plain}", "min" if lower else "max")
+        return Criterion(selection, f"{worst}{_SPLITS[selection]}_{plain}", mode)
 
     @property
     def loss(self) -> str:
@@ -54,6 +53,11 @@ class Criterion:
     def oracle(self) -> bool:
         """Whether it looks at the test."""
         return self.selection == "oracle"
+
+    @property
+    def direction(self) -> str:
+        """Whether large or small is good, in words."""
+        return "the larger the better" if self.mode == "max" else "the smaller the better"
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """The larger the better, always finite."""
@@ -71,6 +75,49 @@ class Criterion:
             return -self.score(pair[1].metrics), loss if math.isfinite(loss) else math.inf, pair[0].trial
 
         return sorted(scored, key=key)
+
+
+def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
+    """Whether the measure is to be large or small.
+
+    Args:
+        measure: ``accuracy`` or ``worst_loss`` for example.
+        asked: ``--mode``.
+        known: what the job's measures say.
+
+    Raises:
+        InputError: the job does not say, nor does ``--mode``; or they contradict each other.
+    """
+    plain = measure.removeprefix("worst_")
+    said = known.get(plain)
+    if said is None and asked is None:
+        raise InputError(
+            f"--metric {measure}: the job does not say whether large or small is good; give --mode max or --mode min, "
+            f'or in the job measures={{"{plain}": Measure(function, mode=…)}}'
+        )
+    if None not in (said, asked) and said != asked:
+        raise InputError(f"--mode {asked}: the job's {plain} says {said}")
+    mode = said or asked
+    assert mode is not None
+    return mode
+
+
+def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -> dict[str, float]:
+    """The worst environment of every split by a measure whose direction the job does not say.
+
+    Args:
+        metrics: with those of single environments, ``{measure}/{split}/{environment}``.
+        measure: its name.
+        mode: whether it is to be large or small.
+    """
+    splits: dict[str, list[float]] = {}
+    for name, value in metrics.items():
+        of, _, rest = name.partition("/")
+        if of == measure and "/" in rest:
+            splits.setdefault(rest.partition("/")[0], []).append(value)
+    if "held_out" in splits:
+        splits.setdefault("validation", splits["held_out"])
+    return {f"worst_{split}_{measure}": worst(values, mode) for split, values in splits.items()}
 
 
 def check_metric(criterion: Criterion, measure: str, reported: Sequence[str], given: bool) -> None:

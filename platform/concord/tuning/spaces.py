@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +20,7 @@ from concord.space import (
     Uniform,
     Value,
     contains,
+    frozen,
     literal,
     parse_entry,
     shown,
@@ -122,6 +125,121 @@ def config_at(base: Config, space: Space, point: Point) -> Config:
     known = {field.name for field in dataclasses.fields(base)}
     values: dict[str, Any] = {**space.fixed(point), **point}
     return dataclasses.replace(base, **{name: value for name, value in values.items() if name in known})
+
+
+def resolved_at(base: TrainConfig, space: Space, point: Point) -> Point:
+    """What the options that a trial uses stand for, where they leave it to others, as ``auto`` does."""
+    asked = config_at(base, space, point)
+    resolved = asked.resolved()
+    changed = {name: value for name, value in vars(resolved).items() if value != vars(asked)[name]}
+    return {name: _plainly(value) for name, value in changed.items() if name not in resolved.unused()}
+
+
+@dataclass(frozen=True)
+class OwnPoint:
+    """The point of a space that a job's own settings are, or are nearest to.
+
+    Attributes:
+        point: of the space.
+        moved: what the job has instead, by option, where the space does not have it.
+    """
+
+    point: Point
+    moved: Mapping[str, Value]
+
+    @staticmethod
+    def read(record: Mapping[str, Any] | None) -> "OwnPoint | None":
+        """The point as a study wrote it down; None if there is none."""
+        if record is None:
+            return None
+        return OwnPoint(*({name: frozen(value) for name, value in record[part].items()} for part in ("point", "moved")))
+
+    def __str__(self) -> str:
+        return shown(self.point) + (f" (the nearest in the space to {shown(self.moved)})" if self.moved else "")
+
+
+def own_point(space: Space, base: TrainConfig) -> OwnPoint | None:
+    """The point of a job's own settings.
+
+    A number that its domain does not have becomes the nearest that it has, anything else the first value. Of a switch
+    that is no option the branch is taken in which the fewest settings are missing, the first of equals.
+
+    Args:
+        space: that is searched.
+        base: the job's settings.
+
+    Returns:
+        The point, or None where the settings contradict each other there.
+    """
+    own = _own(space.entries, space, base, OwnPoint({}, {}))
+    try:
+        config_at(base, space, own.point).check()
+    except InputError:
+        return None
+    return own
+
+
+def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: OwnPoint) -> OwnPoint:
+    options = {field.name for field in dataclasses.fields(base)}
+    for name, entry in entries.items():
+        point, moved = so_far.point, so_far.moved
+        config = config_at(base, space, point)
+        if name not in options:
+            if isinstance(entry, OneOf):
+                so_far = min(
+                    (
+                        _own(inner, space, base, _with_fixed(inner, config, OwnPoint({**point, name: branch}, moved)))
+                        for branch, inner in entry.branches.items()
+                    ),
+                    key=lambda own: len(own.moved),
+                )
+            continue
+        if not isinstance(entry, _VARIED):
+            continue
+        domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
+        wanted = getattr(config, name)
+        if not contains(domain, wanted):
+            wanted = getattr(config.resolved(), name)
+        value = _nearest(domain, wanted)
+        missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
+        so_far = OwnPoint({**point, name: value}, {**moved, **missing})
+        if isinstance(entry, OneOf):
+            so_far = _own(entry.branches[str(value)], space, base, so_far)
+    return so_far
+
+
+def _with_fixed(branch: Mapping[str, Entry], config: TrainConfig, own: OwnPoint) -> OwnPoint:
+    """The point in this branch, with the settings noted that it fixes to something else."""
+    other = {
+        name: _plainly(getattr(config, name))
+        for name, entry in branch.items()
+        if not isinstance(entry, _VARIED) and getattr(config, name, entry) != entry
+    }
+    return OwnPoint(own.point, {**own.moved, **other})
+
+
+def _nearest(domain: Domain, wanted: Value) -> Value:
+    if contains(domain, wanted):
+        return wanted
+    number = _number(wanted)
+    if isinstance(domain, Choice):
+        numbers = [each for each in map(_number, domain.values) if each is not None]
+        if number is None or not numbers:
+            return domain.values[0]
+        return min(numbers, key=lambda each: abs(each - number))
+    if number is None:
+        return domain.low
+    within = min(max(number, domain.low), domain.high)
+    return round(within) if isinstance(domain, Integers) else within
+
+
+def _number(value: Value) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _plainly(value: Any) -> Value:
+    plain: Value = str(value) if isinstance(value, Path) else value
+    return plain
 
 
 def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[str, Value]]) -> list[Point]:

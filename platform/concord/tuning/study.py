@@ -10,7 +10,7 @@ from typing import Any
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.space import shown
+from concord.space import Point, shown
 from concord.storage import Folder, settled
 from concord.storage import shown as shown_path
 from concord.tracking import ChildRuns, Store, redact
@@ -27,7 +27,7 @@ from concord.tuning.progress import STUDY_METRICS, StudyProgress
 from concord.tuning.results import FIGURES, SUMMARY, TABLE, StudyResult, judged, write_results
 from concord.tuning.selection import LOOKED_AT
 from concord.tuning.shared_data import SharedData, share_data
-from concord.tuning.spaces import config_at
+from concord.tuning.spaces import config_at, resolved_at
 from concord.tuning.stopping import StopRule, replay, scheduler
 from concord.tuning.trial import Assignment
 
@@ -98,6 +98,7 @@ def _create(plan: Plan, kept: Folder, store: Store) -> None:
         **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
         "seed": plan.base.seed,
         "metric": plan.criterion.metric,
+        "mode": plan.criterion.mode,
         "stop_when": plan.stop_rule,
     }
     run_id = None
@@ -200,9 +201,11 @@ class _Study:
         self.say(
             f"study {plan.name}: {plan.method}, {plan.options.search}, "
             + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
-            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric} "
+            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric}, {plan.criterion.direction} "
             f"({LOOKED_AT[plan.criterion.selection]}){looks}"
         )
+        if self.new and plan.own is not None:
+            self.say(f"the first trial has the job's own settings: {plan.own}")
         self._search()
         finished = self.journal.finished("trial")
         if not finished:
@@ -218,7 +221,7 @@ class _Study:
         self._execute(
             [
                 *self._shortlist([task for task, _ in ranked[: plan.options.shortlist]]),
-                *(Task("seed", winner.trial, winner.point, seed=seed) for seed in seeds),
+                *(self._task("seed", winner.trial, winner.point, seed=seed) for seed in seeds),
             ]
         )
         if plan.options.register:
@@ -248,7 +251,7 @@ class _Study:
             if number >= plan.trials:
                 return None
             point = search.suggest(number)
-            return None if point is None else Task("trial", number, point, left_out=plan.folds)
+            return None if point is None else self._task("trial", number, point, left_out=plan.folds)
 
         def learn(task: Task, result: Ended) -> None:
             if result.failure is None:
@@ -262,7 +265,7 @@ class _Study:
                 stopping,
                 ended,
                 plan.criterion.score,
-                lambda task: config_at(plan.base, plan.space, task.point).epochs,
+                lambda task: config_at(plan.base, plan.space, task.point).resolved().epochs,
             )
         interruption = Interruption(60 * plan.options.max_minutes)
         progress = StudyProgress("trials", plan.trials, plan.criterion, self.say)
@@ -281,7 +284,11 @@ class _Study:
         left_out = self.plan.shortlist_folds
         if self.plan.folds or not left_out:
             return []
-        return [Task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in best]
+        return [self._task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in best]
+
+    def _task(self, kind: journals.Kind, trial: int, point: Point, **others: Any) -> Task:
+        plan = self.plan
+        return Task(kind, trial, point, resolved=resolved_at(plan.base, plan.space, point), **others)
 
     def _execute(self, tasks: Sequence[Task]) -> None:
         """Run those of the tasks that have not finished, also those that failed when they were tried before."""
@@ -303,12 +310,14 @@ class _Study:
     ) -> None:
         plan = self.plan
         if self.shared is None and plan.base.workers == 1:
-            self.shared = share_data(plan.job.job, plan.base, {located.name for located in plan.space.varied()})
+            varied = {located.name for located in plan.space.varied()}
+            self.shared = share_data(plan.job.job, plan.base.resolved(), varied)
         assignment = Assignment(
             plan.job.path,
             plan.job.source,
             dict(vars(plan.base)),
             plan.criterion,
+            plan.modes,
             stop_rule,
             self.shared,
             self.where.threads,
@@ -339,9 +348,14 @@ class _Study:
                 "concord.selection": looked_at,
             },
         )
-        self.say(f"the winner, trial {winner.trial}, is trained once more: {shown(winner.point)}")
-        model = run(plan.job, config, self.say, lineage).model
-        _write(self.kept, {**journals.read_study(self.kept.path), "model": model})
+        self.say(f"the winner, trial {winner.trial}, is trained once more: {shown(winner.point | winner.resolved)}")
+        finished = run(plan.job, config, self.say, lineage)
+        became = {
+            "model": finished.model,
+            "champion": finished.registered is not None and finished.registered.champion,
+            "registration": finished.registered.reason if finished.registered else None,
+        }
+        _write(self.kept, {**journals.read_study(self.kept.path), **became})
 
     def options_of(self, task: Task) -> dict[str, Any]:
         """In what the task's configuration differs from the one that all start from."""
@@ -355,7 +369,9 @@ class _Study:
 
     def _track_begin(self, task: Task, began: float) -> None:
         plan = self.plan
-        parameters = {**plan.space.fixed(task.point), **task.point}
+        unused = config_at(plan.base, plan.space, task.point).resolved().unused()
+        chosen = {**plan.space.fixed(task.point), **task.point, **task.resolved}
+        parameters: dict[str, object] = {name: value for name, value in chosen.items() if name not in unused}
         if task.seed is not None:
             parameters["seed"] = task.seed
         tags = {"concord.study": plan.name, "concord.trial": str(task.trial), "concord.kind": task.kind}

@@ -7,7 +7,7 @@ a new trial costs its training and little else.
 import functools
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,11 @@ from concord.gradients import NonFiniteGradientError
 from concord.storage import Folder, access, granted
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
+from concord.training.evaluation import Mode, worst
 from concord.training.job import JobFile, job_from_source, reason
 from concord.training.loop import Prepared, Silent, prepare, training
 from concord.training.process import tune_process
-from concord.tuning.selection import Criterion
+from concord.tuning.selection import Criterion, worst_environments
 from concord.tuning.shared_data import SharedData, without
 from concord.tuning.stopping import PROGRESS, SCORE, StopRule
 
@@ -37,6 +38,7 @@ class Assignment:
         path, source: the job's file.
         options: the values of the configuration that trials start from.
         criterion: what they are judged by.
+        modes: whether large or small is good, by measure; None where that is not known.
         stop_rule: when they end early.
         shared: the data; None where each trial loads its own.
         threads: of a trial.
@@ -49,6 +51,7 @@ class Assignment:
     source: str = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     criterion: Criterion
+    modes: Mapping[str, Mode | None]
     stop_rule: StopRule
     shared: SharedData | None
     threads: int
@@ -125,8 +128,9 @@ class TrialProcess(Trainable):
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
         if self._job is None:
             self._job = job_from_source(self._assignment.path, self._assignment.source)
-        config: TrainConfig = self._job.job.config(**(self._assignment.options | task["options"]))
-        config.check()
+        asked: TrainConfig = self._job.job.config(**(self._assignment.options | task["options"]))
+        asked.check()
+        config = asked.resolved()
         rule = self._assignment.stop_rule
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         metrics: dict[str, float] = {}
@@ -138,19 +142,30 @@ class TrialProcess(Trainable):
                 if left_out is not None:
                     latest = evaluation.metrics
                     continue
-                metrics = {name: value for name, value in evaluation.metrics.items() if "/" not in name}
+                metrics = self._judged_by(evaluation)
                 stopped = str(rule) if rule.holds(metrics) else None
-                last = stopped is not None or (epoch == config.epochs and len(parts) == 1)
+                last = stopped is not None
+                if len(parts) == 1 and not last:
+                    last = evaluation.ended_early or epoch == config.epochs
+                    stopped = f"held_out_spread < {config.stop_spread:g}" if evaluation.ended_early else None
                 percent = 100 * epoch / config.epochs / len(parts)
                 yield Report(epoch, step, percent, metrics, last, stopped)
-                if stopped is not None:
+                if last:
                     return
             if left_out is not None:
                 folds.append({name: value for name, value in latest.items() if name.startswith("validation_")})
                 last = number == len(parts) - 1
                 if last:
-                    metrics = metrics | _left_out(folds)
+                    metrics = metrics | _left_out(folds, self._assignment.modes)
                 yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
+
+    def _judged_by(self, evaluation: Evaluation) -> dict[str, float]:
+        """The metrics without those of single environments and layers, with the worst by what the study knows."""
+        metrics = {name: value for name, value in evaluation.metrics.items() if "/" not in name}
+        for measure, mode in self._assignment.modes.items():
+            if mode is not None and f"worst_train_{measure}" not in metrics:
+                metrics |= worst_environments(evaluation.metrics, measure, mode)
+        return metrics
 
     def _evaluations(self, config: TrainConfig, left_out: str | None) -> Iterator[Evaluation]:
         assert self._job is not None
@@ -180,12 +195,13 @@ def _failed(why: str) -> Report:
     return Report(0, 0, 0.0, {}, last=True, failure=why)  # at 0 % no scheduler compares its score
 
 
-def _left_out(folds: list[dict[str, float]]) -> dict[str, float]:
-    """The mean and the worst over the environments that were left out."""
+def _left_out(folds: list[dict[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
+    """The mean and, where it is known what is worse, the worst over the environments that were left out."""
     metrics: dict[str, float] = {}
     for name in folds[0]:
         measure = name.removeprefix("validation_")
         values = [fold[name] for fold in folds]
-        worst = max(values) if measure.endswith(("loss", "error")) else min(values)
-        metrics |= {f"left_out_{measure}": sum(values) / len(values), f"worst_left_out_{measure}": worst}
+        metrics[f"left_out_{measure}"] = sum(values) / len(values)
+        if (mode := modes.get(measure)) is not None:
+            metrics[f"worst_left_out_{measure}"] = worst(values, mode)
     return metrics

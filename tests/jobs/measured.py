@@ -1,0 +1,53 @@
+"""A job for studies judged by an error: three small environments, of which the last is the hardest to predict."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from concord.environments import Environments
+from concord.space import LogUniform, Space
+from concord.training import Job, Measure, Study, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    """Three small environments, whose noise differs."""
+
+    epochs: int = 0
+    """Passes over the data; 0 stands for two, with irm for three."""
+    batch_size: int = 20
+    held_out: float = 0.2
+    lr: float = 0.1
+
+    def resolved(self) -> Self:
+        return replace(super().resolved(), epochs=self.epochs or (3 if self.objective == "irm" else 2))
+
+
+def environments(config: Config) -> Environments:
+    def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(ord(name))
+        inputs = torch.randn(50, 2, generator=generator)
+        noise = (ord(name) - ord("a")) * torch.randn(50, generator=generator)
+        return inputs, inputs.sum(1) + noise
+
+    return Environments(load, train=["a", "b", "c"], test=["d"])
+
+
+class Line(torch.nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)[:, 0]
+
+
+def off(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).abs()
+
+
+job = Job(
+    environments=environments,
+    model=lambda config: Line(2, 1),
+    loss=torch.nn.functional.mse_loss,
+    config=Config,
+    measures={"off": off, "distance": Measure(off, mode="min"), "closeness": Measure(lambda o, t: -off(o, t), "max")},
+    studies={"rates": Study(Space({"lr": LogUniform(1e-4, 0.5)}))},
+)
