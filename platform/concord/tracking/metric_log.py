@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post, redact
+from concord.redaction import redact
+from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post
 from concord.tracking.journal import Entry, Journal, Sent, entries
 
 _logger = logging.getLogger("concord.tracking")
