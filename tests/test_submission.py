@@ -135,7 +135,8 @@ def test_headers_in_a_profile_that_others_can_read_are_refused(tmp_path: Path) -
 def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Path) -> None:
     work = tmp_path / "work"
     files = ["job.py", "data/north.npz", "ignored.bin", "server.pem", ".env", "concord-runs/mlflow.db", "venv/lib.py"]
-    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc"]
+    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc", "credentials.json", "kubeconfig", "keys/id_dsa"]
+    files += ["SERVER.PEM", "hub_token.txt"]
     for name in files:
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(name)
@@ -167,9 +168,13 @@ def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> 
     (work / "job.py").write_text("1")
     (tmp_path / "elsewhere.txt").write_text("theirs")
     (work / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (work / ".env").write_text("PASSWORD=theirs")
+    (work / "settings.txt").symlink_to(".env")
+    (work / "more.txt").symlink_to("settings.txt")
+    (work / "same.py").symlink_to("job.py")
     with packed(work, 100) as package:
         assert package.working_dir is not None
-        assert [path.name for path in package.working_dir.iterdir()] == ["job.py"]
+        assert sorted(path.name for path in package.working_dir.iterdir()) == ["job.py", "same.py"]
     (tmp_path / "home").mkdir(exist_ok=True)
     with pytest.raises(InputError, match="is your home"):
         packed(tmp_path / "home", 100).__enter__()

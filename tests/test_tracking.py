@@ -1,10 +1,13 @@
 """What tracking promises, on real MLflow stores: an SQLite file, and a server process that is killed."""
 
+import contextlib
 import json
 import logging
 import math
 import os
+import pickle
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,7 @@ from mlflow_server import Server
 
 from concord.errors import InputError, RunFailedError
 from concord.storage import Folder, JsonLines, append_line, read_lines
-from concord.tracking import MetricLog, Store, log_model, models, promote, register, show
+from concord.tracking import MetricLog, Store, log_model, models, promote, register, registry, show
 from concord.tracking.client import metric_name, redact
 from concord.tracking.journal import Journal, cut, entries
 
@@ -508,7 +512,7 @@ PREDICT = """
 def predict_elsewhere(uri: str, model: str, tmp_path: Path) -> tuple[torch.Tensor, str]:
     done = subprocess.run(
         [sys.executable, "-I", "-c", textwrap.dedent(PREDICT), model, str(tmp_path / "answer.npy")],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -540,6 +544,43 @@ def test_a_logged_model_predicts_where_concord_is_not(store: Store, run_id: str,
     answer, signature = predict_elsewhere(store.uri, "models:/predicts@champion", tmp_path)
     torch.testing.assert_close(answer, expected(model))
     assert "(-1, 6)" in signature
+
+
+class _Program:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.witness),)
+
+
+def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: str, tmp_path: Path) -> None:
+    model, rows = Halves().eval(), torch.zeros(2, 6)
+    uri = log_model(store, run_id, model, rows)
+    assert store.artifacts is not None
+    folder = tmp_path / "model"
+    shutil.copytree(store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts", folder)
+    archive, witness = folder / "data" / "model.pt2", tmp_path / "the program ran"
+    with zipfile.ZipFile(archive) as whole:
+        records = {name: whole.read(name) for name in whole.namelist()}
+    (settings,) = (name for name in records if name.endswith("weights/model_weights_config.json"))
+    weights = json.loads(records[settings])
+    weight = next(iter(weights["config"].values()))
+    weight["use_pickle"] = True
+    records[settings] = json.dumps(weights).encode()
+    records[f"{settings.rpartition('/')[0]}/{weight['path_name']}"] = pickle.dumps(_Program(witness))
+    with zipfile.ZipFile(archive, "w") as changed:
+        for name, content in records.items():
+            changed.writestr(name, content)
+    with pytest.raises(Exception, match="pickle"):
+        registry._check_batch_sizes(folder, rows, model(rows).detach())
+    assert not witness.exists()
+    assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION" not in os.environ
+    with contextlib.suppress(Exception):  # that it is one which runs where nobody looks
+        torch.export.load(archive)
+    assert witness.exists()
 
 
 def test_models_are_kept_and_registered_through_a_server(

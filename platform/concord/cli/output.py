@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord import logs
+from concord.redaction import redact
 
 
 def say(line: str) -> None:
@@ -44,8 +45,8 @@ def nested_table(title: str, value: Mapping[Any, Any]) -> None:
     What all innermost mappings are about becomes the columns, and their names, level by level, begin the rows. Where
     not every entry is as deep as the others, each value has a row of its own.
     """
-    entries = [((str(name),), each) for name, each in value.items()]
-    levels: list[list[tuple[tuple[str, ...], Any]]] = [entries]
+    entries: list[tuple[tuple[str, ...], Any]] = [((str(name),), each) for name, each in value.items()]
+    levels = [entries]
     while entries and all(isinstance(each, Mapping) and each for _, each in entries):
         entries = _within(entries)
         levels.append(entries)
@@ -86,6 +87,4 @@ def shown(value: Any) -> str:
 
 def without_passwords(text: str) -> str:
     """The text, its passwords and tokens replaced."""
-    from concord.tracking.client import redact
-
     return redact(text)

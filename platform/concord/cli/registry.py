@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import tyro
 
+from concord.cli import process_group
 from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -97,24 +97,25 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = _store(options.output, options.tracking_uri)
-    dashboard = _ray_dashboard()
-    say(f"Ray dashboard: {dashboard or 'no Ray is running here; a run shows it while it lasts'}")
+    from concord.training.dashboard import described, running_dashboard
+
+    dashboard = running_dashboard()
+    shown_dashboard = described(dashboard) if dashboard else "you run no Ray here; a run shows it while it lasts"
+    say(f"Ray dashboard: {shown_dashboard}")
     if store.uri.startswith("http"):
         address = without_passwords(store.uri)
         say(f"MLflow UI: {address}")
         return {"mlflow": address, "ray": dashboard}
     address = f"http://{options.host}:{options.port}"
     say(f"MLflow UI: {address}")
-    server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]
-    server += ["--host", options.host, "--port", str(options.port)]
+    server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
+    server += ["--workers", "1"]  # processes of some 300 MiB each, which one reader does not need
+    # The store's address may hold a password, and everybody on the machine can read the words of a command.
+    environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": store.uri}
+    # Its queues of jobs are for what MLflow does with language models.
+    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     with contextlib.suppress(KeyboardInterrupt):
-        status = subprocess.run(server, check=False, stdout=subprocess.DEVNULL).returncode
+        status = process_group.run(server, environment)
         if status != 0:
             raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
     return {"mlflow": address, "ray": dashboard}
-
-
-def _ray_dashboard() -> str | None:
-    from concord.training.distributed import running_dashboard
-
-    return running_dashboard()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from concord.errors import InputError, RunFailedError
 from concord.machine import machine
+from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play, policy_of
 from concord.reinforcement.expert import load_expert, save_expert
@@ -32,7 +33,7 @@ from concord.reinforcement.procgen_environment import (
     check_game,
 )
 from concord.storage import full_disk_in_one_line, require_space
-from concord.tracking import MetricLog, log_model, redact, register
+from concord.tracking import MetricLog, log_model, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
@@ -465,7 +466,7 @@ def _provenance(
     config: AgentConfig, progress: _Progress, initial: Any | None, final: Evaluation | None = None
 ) -> dict[str, Any]:
     """What is to be known of an expert: what it plays, how it was trained, on what, and how well it plays."""
-    command = redact(shlex.join(["concord", *sys.argv[1:]])) if Path(sys.argv[0]).name == "concord" else None
+    command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     return {
         "game": config.game,
         "difficulty": config.difficulty,

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
+from concord.environments.parquet import read_table
 from concord.errors import InputError, RunFailedError
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -419,11 +420,13 @@ def _read(path: Path) -> States:
         InputError: it cannot be read, or holds something else.
     """
     try:
-        table = pq.read_table(path).combine_chunks()
+        table = read_table(path).combine_chunks()
         frames = table["frame"].chunk(0)
         pixels = np.frombuffer(frames.buffers()[1], np.uint8).reshape(len(frames), *FRAME)
         policy = table["policy"].chunk(0).flatten().to_numpy().reshape(-1, ACTIONS)
         return States(pixels, policy, *(table[name].to_numpy() for name in ("level", "episode", "step")))
+    except InputError as error:
+        raise InputError(f"--data-dir: {error}") from None
     except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(

@@ -23,7 +23,7 @@ import concord
 from concord.errors import InputError, RunFailedError
 from concord.submission.package import Package
 from concord.submission.profile import Profile
-from concord.training.distributed import running_dashboard
+from concord.training.dashboard import running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take; a package of 100 MiB is unpacked before one comes.

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from concord.redaction import redact
 from concord.storage import append_line, read_lines
-from concord.tracking.client import import_mlflow, is_final, metric_name, one_line, redact
+from concord.tracking.client import import_mlflow, is_final, metric_name, one_line
 from concord.tracking.store import Status, Store, clean_parameters
 
 _logger = logging.getLogger("concord.tracking")

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from concord.redaction import redact
 from concord.storage import Lines
-from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post, redact
+from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post
 from concord.tracking.journal import Entry, Journal, Sent, cut, entries
 from concord.tracking.store import LEFT
 

@@ -1,14 +1,16 @@
 """Trained models that outlive the code that trained them, and which of them is the champion.
 
-A model is kept as the program that ``torch.export`` makes of it: no pickle, and no import of Concord or of the
-user's module to predict with it. A registered version carries the metrics that it was judged by, so that the next
-one can be compared with the champion without its run.
+A model is kept as the program that ``torch.export`` makes of it: no pickle (it is loaded without, to see that), and no
+import of Concord or of the user's module to predict with it. A registered version carries the metrics that it was
+judged by, so that the next one can be compared with the champion without its run.
 """
 
+import contextlib
 import copy
 import math
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +27,7 @@ CHAMPION = "champion"
 _METRIC = "concord.metric."
 _CRITERION = "concord.criterion"
 _MODE = "concord.mode"
+_ALLOW_PICKLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def log_model(
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
     would make an exported program for batches of one). `model` itself is not changed. Raises RunFailedError with
-    one line if ``torch.export`` cannot take it or fixes its batch size; nothing is kept then.
+    one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it as a pickle; nothing is kept
+    then.
     """
     import_mlflow()
     import mlflow.pytorch
@@ -213,7 +217,8 @@ def _check_batch_sizes(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
     import mlflow.pyfunc
     import numpy
 
-    predict = mlflow.pyfunc.load_model(str(path)).predict
+    with _without_pickle():
+        predict = mlflow.pyfunc.load_model(str(path)).predict
     for size in (1, 5):
         repeated, expected = (numpy.resize(each.numpy(), (size, *each.shape[1:])) for each in (rows, answer))
         try:
@@ -222,6 +227,20 @@ def _check_batch_sizes(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
             raise ValueError(f"the exported program does not take a batch of {size} ({one_line(error)})") from error
         if not numpy.allclose(predicted, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise ValueError("the exported program answers otherwise than the model")
+
+
+@contextlib.contextmanager
+def _without_pickle() -> Iterator[None]:
+    """Let MLflow refuse a model of which anything would have to be unpickled, be it a tensor in a ``.pt2`` archive."""
+    before = os.environ.get(_ALLOW_PICKLE)
+    os.environ[_ALLOW_PICKLE] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ALLOW_PICKLE]
+        else:
+            os.environ[_ALLOW_PICKLE] = before
 
 
 def _ensure_name(store: Store, name: str) -> None:

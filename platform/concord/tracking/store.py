@@ -22,17 +22,16 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
+from concord.redaction import redact, without_secrets
 from concord.storage import is_remote, settled, shown
 from concord.tracking.client import (
     connect,
     error_code,
     failures,
     import_mlflow,
-    is_secret,
     metric_name,
     one_line,
     post,
-    redact,
 )
 
 _logger = logging.getLogger("concord.tracking")
@@ -364,7 +363,7 @@ def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:
-    return {key: "***" if is_secret(key) else redact(str(value)) for key, value in values.items()}
+    return {key: redact(str(value)) for key, value in without_secrets(values).items()}
 
 
 def _value(stored: float) -> float:

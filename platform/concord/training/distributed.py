@@ -10,8 +10,6 @@ import signal
 import tempfile
 import threading
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +53,6 @@ ERROR = "error.txt"
 _LAST_METRICS_SECONDS = 20.0
 # The same where a disk is full, which may be the store's as well.
 _FULL_DISK_METRICS_SECONDS = 2.0
-_DASHBOARD_PORT = 8265
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
 # Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
@@ -552,20 +549,3 @@ def _is_communication(error: Exception) -> bool:
 def _cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def running_dashboard() -> str | None:
-    """The address of the dashboard of a Ray that runs on this machine, if there is one."""
-    # Ray takes the first free port from its default on.
-    for port in range(_DASHBOARD_PORT, _DASHBOARD_PORT + 4):
-        address = f"http://127.0.0.1:{port}"
-        try:
-            with urllib.request.urlopen(f"{address}/api/version", timeout=0.5) as answer:
-                if b"ray_version" in answer.read():
-                    return address
-        except urllib.error.HTTPError as error:
-            if error.code in {401, 403}:  # a Ray that asks for its token
-                return address
-        except OSError:
-            continue
-    return None

@@ -19,6 +19,7 @@ from concord.storage import Folder, full_disk_in_one_line, require_reachable, se
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
+from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
@@ -121,7 +122,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
         with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
             if dashboard:
-                say(f"Ray dashboard {dashboard}")
+                say(f"Ray dashboard {described(dashboard)}")
             trained = train_on_ray(job, config, kept, store.uri, run_id)
         end = trained.outcome.metrics
         if end.get("spread_reached") == 0:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 import concord
+from concord.redaction import without_secrets
 from concord.storage import append_line, read_lines
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.job import Job, load_job
@@ -92,7 +93,7 @@ def _read(record: Path) -> dict[str, list[Metrics]]:
 
 
 def _identity(job: Job[Any], config: TrainConfig) -> str:
-    science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
+    science = without_secrets({name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS})
     data = job.environments(config).version
     science |= {"data": data} if data is not None else {}
     return json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
