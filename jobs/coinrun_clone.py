@@ -33,6 +33,7 @@ from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, cloning_folder, make_cloning_data
 from concord.reinforcement.episodes import play
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ACTIONS, Difficulty, ProcgenVectorEnv
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
 from concord.training import Data, Job, Place, Report, Study, TrainConfig
@@ -112,6 +113,8 @@ def data_of(config: CloneConfig) -> CloningData:
 
 def environments(config: CloneConfig) -> Environments:
     """An environment for each training level, one for validation and one for the test."""
+    if config.play_episodes:  # which is what comes last; a run without it needs no Procgen
+        require_coinrun(f"--play-episodes {config.play_episodes}")
     data = data_of(config)
     levels = {f"level-{level}": level for level in data.levels[: config.levels or None]}
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from mlflow_server import Server
 
+from concord.errors import InputError
+from concord.reinforcement.extra import require_coinrun
+
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
@@ -20,6 +23,15 @@ def ray_cluster() -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="session")
+def coinrun() -> None:
+    """Procgen and RLlib; without the extra, what needs them is skipped."""
+    try:
+        require_coinrun("this test")
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)
