@@ -70,6 +70,7 @@ def sampler(**options: Any) -> Sampler:
     return Sampler(environment, steps=8, discount=0.99, decay=0.9, autocast=torch.float32, **options)
 
 
+@pytest.mark.usefixtures("coinrun")
 def test_samples_say_what_was_seen_and_done() -> None:
     torch.manual_seed(0)
     network = ActorCritic()
@@ -117,7 +118,7 @@ def by_hand(network: ActorCritic, samples: Samples) -> None:
     optimizer.step()
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build()
     runner = algorithm.env_runner_group.local_env_runner
@@ -150,7 +151,7 @@ def counts_of_lr(algorithm: Any) -> float:
     return rate
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_schedule_goes_on_where_it_was() -> None:
     options: dict[str, Any] = {"lr": [[0, 1e-3], [256, 0.0]]}
     algorithm = build(**options)
@@ -168,7 +169,7 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     from concord.reinforcement.policy_optimization import Placement
 
@@ -201,7 +202,7 @@ def expert_options(output: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
     lines: list[str] = []
@@ -237,7 +238,7 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
 
 
 def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
-    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coinrun: None, ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load_job("coinrun-expert")
     with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
@@ -251,6 +252,7 @@ def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
     assert "secret" not in json.dumps(said)
 
 
+@pytest.mark.usefixtures("coinrun")
 def test_the_first_episodes_to_begin_are_counted_not_the_first_to_end() -> None:
     policy = ActorCritic()
 
@@ -309,6 +311,7 @@ def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coinrun")
 def test_the_expert_that_comes_with_concord_plays_as_well_as_it_says() -> None:
     """500 episodes on levels that it was not trained on, other ones than those of its own evaluation."""
     expert = load_expert(shipped_expert("coinrun", "easy"))

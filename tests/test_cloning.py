@@ -32,7 +32,7 @@ def quiet(_: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
-def data(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(coinrun: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cloning") / "data"
     said = make_cloning_data(CloningOptions(data_dir=folder, **SMALL), quiet)
     assert said["files_made"] == 5

@@ -23,12 +23,16 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "procgen", "objective"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None) -> None:
+    test_a_snippet_runs_as_it_stands("procgen")
 
 
 def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:

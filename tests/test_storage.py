@@ -663,7 +663,7 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
 
 @pytest.mark.slow
 def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
-    ray_cluster: None, storage: s3_server.Server, server: Server, elsewhere: Callable[[], None]
+    coinrun: None, ray_cluster: None, storage: s3_server.Server, server: Server, elsewhere: Callable[[], None]
 ) -> None:
     job, lines = load_job("coinrun-expert"), list[str]()
     options: dict[str, Any] = {

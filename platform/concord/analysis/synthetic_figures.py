@@ -9,7 +9,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED, method_name
 from concord.analysis.gradient_correlation import FEWEST_COMPONENTS, Correlation, summarize
 from concord.analysis.training_curves import Evaluated, draw_curves
 
@@ -119,7 +119,7 @@ def comparison_figure(histories: Mapping[str, Sequence[Evaluated]]) -> Figure:
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
     for axes, (method, history) in zip(panels, histories.items(), strict=True):
         draw_curves(axes, history, "accuracy")
-        axes.set_title(method, fontsize=10)
+        axes.set_title(method_name(method), fontsize=10)
         if axes is not panels[0]:
             axes.set_ylabel("")
             axes.legend().remove()
@@ -132,7 +132,9 @@ def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]])
     axes: Axes = figure.subplots()
     for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
         counts = sorted(by_count)
-        axes.plot(counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method}, best run")
+        axes.plot(
+            counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method_name(method)}, best run"
+        )
         for count in counts:
             axes.scatter([count] * len(by_count[count]), by_count[count], color=colour, s=10, alpha=0.6, linewidths=0)
     axes.set_xscale("log", base=2)

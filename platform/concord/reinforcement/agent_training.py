@@ -25,6 +25,7 @@ from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play, policy_of
 from concord.reinforcement.expert import load_expert, save_expert
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
     FIRST_UNSEEN_LEVEL,
     LARGEST_LEVEL,
@@ -214,6 +215,7 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     name = config.name or new_name(job.name, config, config.game)
     config = dataclasses.replace(config, name=name)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
+    require_coinrun(f"job {job.name}")
     opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
     if opened.report is not None:
         return already_finished(opened, job.name, say)

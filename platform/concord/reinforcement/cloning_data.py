@@ -27,6 +27,7 @@ from concord.environments.parquet import read_table
 from concord.errors import InputError, RunFailedError
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
     ACTIONS,
     FIRST_UNSEEN_LEVEL,
@@ -176,6 +177,7 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
+    require_coinrun("making cloning data")
     folder = options.folder.absolute()
     plan = {
         "format": _FORMAT,

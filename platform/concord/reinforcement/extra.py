@@ -1,0 +1,18 @@
+"""Procgen and RLlib are an extra, ``concord[coinrun]``: Procgen needs numpy below 2, and nothing else here does."""
+
+from importlib.util import find_spec
+
+from concord.errors import InputError
+
+# Every Ray contains RLlib's own modules; dm-tree, which they import, comes with the extra alone.
+_MODULES = ("procgen", "tree")
+
+
+def require_coinrun(what: str) -> None:
+    """Refuse ``what`` where Procgen or RLlib is not installed.
+
+    Raises:
+        InputError: it says how to install them.
+    """
+    if any(find_spec(module) is None for module in _MODULES):
+        raise InputError(f"{what} needs Procgen and RLlib: pip install 'concord[coinrun]'")
