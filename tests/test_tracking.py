@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow_server import Server
+from test_champion import the_best_of_those_at_once_is_the_champion
 
 from concord.errors import InputError, RunFailedError
 from concord.storage import Folder, JsonLines, append_line, read_lines
@@ -500,12 +501,17 @@ class Branches(torch.nn.Module):
 PREDICT = """
     import sys
     sys.modules["concord"] = None  # importing it fails
-    import mlflow.pyfunc, numpy
+    import mlflow.pyfunc, numpy, pandas
     model = mlflow.pyfunc.load_model(sys.argv[1])
     rows = numpy.linspace(-1, 1, 6000, dtype="float32").reshape(1000, 6)
     assert model.predict(rows[:1]).shape == (1, 2)
-    numpy.save(sys.argv[2], model.predict(rows))
-    print(model.metadata.signature.inputs)
+    answer = model.predict(rows)
+    assert numpy.array_equal(model.predict(rows.astype("float64")), answer)
+    assert numpy.array_equal(model.predict(pandas.DataFrame(rows.astype("float64"))).to_numpy(), answer)
+    ones = numpy.ones((3, 6), int)
+    assert numpy.array_equal(model.predict(ones), model.predict(ones.astype("float32")))
+    numpy.save(sys.argv[2], answer)
+    print(model.metadata.signature.outputs)
 """
 
 
@@ -543,7 +549,10 @@ def test_a_logged_model_predicts_where_concord_is_not(store: Store, run_id: str,
     register(store, uri, run_id, "predicts", {"accuracy": 0.5}, "accuracy", "max")
     answer, signature = predict_elsewhere(store.uri, "models:/predicts@champion", tmp_path)
     torch.testing.assert_close(answer, expected(model))
-    assert "(-1, 6)" in signature
+    assert "(-1, 2)" in signature
+    version = show(store, "predicts")
+    assert (version.inputs, version.outputs) == ("float32 (-1, 6)", "float32 (-1, 2)")
+    assert (version.run, version.run_id) == ("a run", run_id)
 
 
 class _Program:
@@ -598,6 +607,7 @@ def test_models_are_kept_and_registered_through_a_server(
     assert len(list(kept.rglob("model.pt2"))) == 1
     store.finish_run(run_id)
     assert capsys.readouterr() == ("", "")  # standard output belongs to the command line
+    the_best_of_those_at_once_is_the_champion([Store.open(tmp_path, server.uri) for _ in range(3)], "together")
 
 
 @pytest.mark.parametrize("model", [FixedBatch(), Branches()])
@@ -652,6 +662,7 @@ def test_a_champion_without_the_criterion_stays_until_somebody_promotes(store: S
     assert (other.champion, other.previous) == (False, None)
     assert "has no f1, only accuracy" in other.reason
     assert promote(store, "judged", 2).aliases == ("champion",)
+    assert promote(store, "judged", 2, or_better=True).version == 2
     third = register(store, model_uri, another_run(store), "judged", {"accuracy": 0.95}, "accuracy", "max")
     assert (third.champion, third.previous) == (True, 0.9)  # the champion has accuracy too, whatever it was judged by
 

@@ -28,6 +28,8 @@ class _Models:
     """Of the registered model, for show and promote."""
     version: tyro.conf.Positional[str | None] = None
     """Number of the version, or (for show) an alias; show takes the champion if it is not given."""
+    or_better: bool = False
+    """With promote: versions that are better may take its place, now and later; without it none may."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None
@@ -43,24 +45,68 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
     if options.do == "promote" and not (options.version or "").isdecimal():
         raise InputError(f"models promote {options.name}: which version? give its number")
+    if options.or_better and options.do != "promote":
+        raise InputError(f"--or-better: only with models promote, not {options.do}")
     store = _store(options.output, options.tracking_uri)
     if options.do == "list":
         versions = models(store)
     elif options.do == "show":
         versions = [show(store, str(options.name), options.version or "champion")]
     else:
-        versions = [promote(store, str(options.name), int(str(options.version)))]
-    listed = [
-        {"name": v.name, "version": v.version, "aliases": list(v.aliases), "metrics": v.metrics} for v in versions
-    ]
+        versions = [promote(store, str(options.name), int(str(options.version)), options.or_better)]
     if not as_json and options.do == "show":
         version = versions[0]
-        print(f"{version.uri}  {' '.join(version.aliases)}\nrun {version.run_id}, judged by {version.criterion}")
+        print(f"{version.uri}  {_aliases(version)}")
+        described = {
+            "trained by": _method(version),
+            "judged by": _judged(version),
+            "takes": version.inputs,
+            "gives": version.outputs,
+            "data": version.data,
+            "registered": f"{version.created:%Y-%m-%d %H:%M} UTC",
+            "run": " ".join(filter(None, (version.run, version.run_id))),
+        }
+        table(["", ""], [[name, text] for name, text in described.items() if text])
         table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
     elif not as_json:
-        rows = [[v.name, str(v.version), " ".join(v.aliases), _judged(v)] for v in versions]
-        table(["model", "version", "aliases", "judged by"], rows)
-    return {"models": listed}
+        rows = [
+            [v.name, str(v.version), _aliases(v), _judged(v), _method(v), _signature(v), v.run or "", f"{v.created:%F}"]
+            for v in versions
+        ]
+        table(["model", "version", "aliases", "judged by", "trained by", "signature", "run", "date"], rows)
+    return {"models": [_as_json(version) for version in versions]}
+
+
+def _as_json(version: Any) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "version": version.version,
+        "aliases": list(version.aliases),
+        "promoted": version.promoted,
+        "metrics": version.metrics,
+        "criterion": version.criterion,
+        "aggregator": version.aggregator,
+        "objective": version.objective,
+        "data": version.data,
+        "inputs": version.inputs,
+        "outputs": version.outputs,
+        "run": version.run,
+        "run_id": version.run_id,
+        "created": version.created.isoformat(timespec="seconds"),
+    }
+
+
+def _aliases(version: Any) -> str:
+    return " ".join(version.aliases) + (" (promoted)" if version.promoted else "")
+
+
+def _method(version: Any) -> str:
+    """The aggregator, and the objective if it is no plain mean."""
+    return ", ".join(filter(None, (version.aggregator, version.objective if version.objective != "erm" else None)))
+
+
+def _signature(version: Any) -> str:
+    return f"{version.inputs} → {version.outputs}" if version.inputs else ""
 
 
 def _judged(version: Any) -> str:
