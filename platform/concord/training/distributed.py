@@ -325,9 +325,7 @@ def distributed_evaluations(
             lines.fetch(into=journal)
             if not journal.exists():
                 continue
-            if (
-                now := journal.stat().st_ino
-            ) != file:  # cut by workers that began anew, which puts another in its place
+            if (now := journal.stat().st_ino) != file:  # workers that begin anew put another in its place
                 seen, file = 0, now
             for entry in entries(journal, seen):
                 seen = entry.end
