@@ -244,9 +244,11 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     checkpoints = sorted(finished.folder.glob("checkpoints/*"))
     assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}.safetensors" for n in (192, 256)]
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:1000])  # torn as the machine died
+    checkpoints[-1].with_suffix(".new").write_bytes(b"torn, too")
     (finished.folder / EXPERT).unlink()
     again = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
     assert "going on from 192 steps, with new episodes" in lines
+    assert not list(again.folder.glob("checkpoints/*.new"))
     assert again.metrics["steps"] == 256
     assert again.model == "models:/coinrun-expert-bigfish-easy/1"
     assert load_expert(again.folder / EXPERT).provenance["steps"] == 256
