@@ -348,7 +348,14 @@ def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(
     monkeypatch.setattr(cluster, "find", counted_find)
     monkeypatch.setattr(cluster._client, "tail_job_logs", counted_tail)
     quiet = "echo first line; sleep 4; echo last line"
-    identity = cluster._client.submit_job(entrypoint=f"sh -c {shlex.quote(quiet)}")
+    identity, end = "", time.monotonic() + 60
+    while not identity and time.monotonic() < end:
+        try:
+            identity = cluster._client.submit_job(entrypoint=f"sh -c {shlex.quote(quiet)}")
+        except RuntimeError as error:
+            if "No available agent" not in str(error):  # of a head that has just started
+                raise
+            time.sleep(0.5)
     shown: list[str] = []
     assert cluster.follow(identity, shown.append).status == "succeeded"
     assert "".join(shown).endswith("last line\n")

@@ -300,6 +300,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_leaves_what_came_after_it(
 ) -> None:
     """Twice from the same one; the branches that are left reach further than the one that is continued."""
     log = going_on(tmp_path, store, run_id, 0)
+    log.log({}, 5)
     log.log({"loss": 1.0, "epoch": 1.0}, 10)
     checkpoint = log.keep()
     for lost in (1, 2):

@@ -284,6 +284,8 @@ class _Agent:
 
         self._config, self._folder, self._say = config, opened.kept, say
         self._folder.fetch_all(_CHECKPOINTS)
+        for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
+            partial.unlink()
         self._kept = _last_checkpoint(opened.folder, say)
         self.unsent = 0
         start = self._kept.journal_length if self._kept else 0

@@ -63,7 +63,9 @@ class Journal:
         self._latest = max((entry.timestamp for entry in entries(file)), default=0)
 
     def append(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write metrics at a step. Raises OSError (disk full); then nothing of them is written."""
+        """Write metrics, if there are any, at a step. Raises OSError (disk full); then nothing of them is written."""
+        if not metrics:
+            return
         timestamp = max(time.time_ns() // 1_000_000, self._latest + 1)
         self._lines.append([timestamp, step, dict(metrics)])
         self._latest = timestamp
@@ -129,11 +131,10 @@ class Sent:
     def at_most(journal: Path, offset: int) -> None:
         """Forget what was sent of a journal from byte `offset` on. Raises OSError."""
         kept = _read_sent(journal)
-        if kept is not None and kept[1] <= offset:
+        if kept is None or kept[1] <= offset:
             return
         try:
-            if kept is not None:
-                _write_sent(journal, kept[0], offset)
+            _write_sent(journal, kept[0], offset)
         except OSError:
             _sent_file(journal).unlink(missing_ok=True)
 

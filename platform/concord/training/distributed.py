@@ -322,7 +322,7 @@ def distributed_evaluations(
             lines.fetch(into=journal)
             if not journal.exists():
                 continue
-            if (now := journal.stat().st_ino) != file:  # the run began anew after a loss, and another took its place
+            if (now := journal.stat().st_ino) != file:  # workers that begin anew put another in its place
                 seen, file = 0, now
             for entry in entries(journal, seen):
                 seen = entry.end
@@ -486,15 +486,15 @@ class _RayReporter:
 
         with tempfile.TemporaryDirectory() as name:
             folder, place = Path(name), self._folder.path
-            with full_disk_in_one_line(folder):
-                write(folder)
             checkpoint = ray.train.Checkpoint.from_directory(folder)
             with full_disk_in_one_line(place):
-                if self._log is not None:
-                    # Who goes on from here cuts the journal there, and logs what comes after it anew.
-                    checkpoint.update_metadata({_JOURNAL_LENGTH: self._log.keep()})
-                if not self._folder.remote:
-                    require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
+                length = self._log.keep() if self._log is not None else 0
+            with full_disk_in_one_line(folder):
+                write(folder)
+                # Who goes on from here cuts the journal there, and logs what comes after it anew.
+                checkpoint.update_metadata({_JOURNAL_LENGTH: length})
+            if not self._folder.remote:
+                require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
             before = set() if self._folder.remote else set(self._folder.names(_CHECKPOINTS))
             try:
                 with full_disk_in_one_line(place), self._folder.in_one_line():
