@@ -722,6 +722,18 @@ def test_a_name_belongs_to_one_study(calm: StudyResult, options: dict[str, Any],
     assert {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")} == before
 
 
+def test_a_study_that_continues_begins_with_the_points_with_which_it_began(calm: StudyResult, output: Path) -> None:
+    folder = studies_folder(output) / "calm"
+    folder.mkdir(parents=True)
+    options = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    own = {"point": {"lr": 0.25, "threshold": 0.5, "penalty": "none"}, "moved": {}}
+    for record, first in (({"own": own}, (own["point"],)), ({"own": None}, ()), ({}, ())):
+        before = {name: value for name, value in calm.record.items() if name != "own"}
+        journals.write_study(folder, before | record)  # the last as versions wrote it that knew no such point
+        assert planned(output, **options).first == first
+    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0][0].point,)
+
+
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
         journals.opened(calm.folder),

@@ -233,6 +233,14 @@ def test_what_is_said_again_is_no_news(tmp_path: Path) -> None:
         assert journal.ended["trial 0"].metrics == {"ood_accuracy": 0.5}
 
 
+def test_a_journal_of_a_version_that_did_not_write_what_options_stood_for_is_read(tmp_path: Path) -> None:
+    began = {"kind": "trial", "trial": 3, "point": {"lr": 0.1}, "seed": None, "left_out": ["a"], "whole": True}
+    (tmp_path / journals.TRIALS).write_text(json.dumps({"event": "began", "key": "trial 3", **began}) + "\n")
+    expected = Task("trial", 3, {"lr": 0.1}, left_out=("a",))
+    assert journals.read(tmp_path).tasks == {"trial 3": expected}
+    assert expected.resolved == {}
+
+
 def test_results_come_in_the_order_of_their_ends(tmp_path: Path) -> None:
     again = [task(1, kind="left-out", whole=False), task(1, kind="seed", seed=5), task(1, kind="seed", seed=6)]
     assert [each.key for each in again] == ["left-out 1", "seed 1 seed 5", "seed 1 seed 6"]
