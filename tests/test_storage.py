@@ -31,6 +31,7 @@ from concord.storage import Folder, StorageError, TakenOverError, access, grante
 from concord.tracking import MetricLog, Store
 from concord.tracking.journal import entries
 from concord.training import Place, load_job, train
+from concord.training.distributed import _fetched
 from concord.training.run import FinishedRun, run
 from concord.tuning import journal as journals
 
@@ -479,6 +480,38 @@ def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.
     storage.client().put_object(Bucket=BUCKET, Key="outside/../../../../../evil.txt", Body=b"1")
     with pytest.raises(InputError, match=r"s3://.*/outside: cannot be fetched; it holds .*evil\.txt"):
         local(ADDRESS / "outside")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
+    import ray.train
+
+    folder = Folder(ADDRESS / "runs" / "planted")
+    at = f"{BUCKET}/runs/planted/checkpoints"
+    for key in ("good/model.safetensors", "good/deep/x", "evil/model.safetensors", "evil/../../../../../evil.txt"):
+        storage.client().put_object(Bucket=BUCKET, Key=f"runs/planted/checkpoints/{key}", Body=key.encode())
+    files = folder.place_for_ray()["storage_filesystem"]
+    good = _fetched(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
+    assert (good / "model.safetensors").read_text() == "good/model.safetensors"
+    assert (good / "deep" / "x").exists()
+    with pytest.raises(InputError, match=r"--output s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
+        _fetched(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
+    assert not list(tmp_path.rglob("evil.txt"))
+    with pytest.raises(StorageError, match="is no name of a file below it"):
+        _fetched(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
+
+
+def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:
+    folder = Folder(ADDRESS / "runs" / "names")
+    storage.client().put_object(Bucket=BUCKET, Key="runs/names/checkpoints/../../../evil.txt", Body=b"1")
+    with pytest.raises(StorageError, match="it holds"):
+        folder.fetch_all("checkpoints")
+    for name in ("../evil.txt", "a/../../evil.txt", "/evil.txt"):
+        for use in (folder.fetch, folder.remove, folder.fetch_tree):
+            with pytest.raises(StorageError, match="is no name of a file below it"):
+                use(name)
+    with pytest.raises(InputError, match=r"must be one plain address, without \.\."):
+        local(ADDRESS / "data" / ".." / ".." / ".." / "evil.txt")
     assert not list(tmp_path.rglob("evil.txt"))
 
 

@@ -31,8 +31,13 @@ def cached(path: Path, kind: str) -> Path:
     Args:
         path: the address.
         kind: what for; what is read and what is written are kept apart.
+
+    Raises:
+        InputError: the address leads out of its bucket, so its place would be elsewhere on this machine's disk.
     """
     scheme, rest = parts(path)
+    if not is_below(rest):
+        raise InputError(f"{shown(path)}: must be one plain address, without ..")
     server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
     target = _root() / kind / f"{scheme}-{server}" / rest
     use(_root(), target)
@@ -69,6 +74,21 @@ def local(path: Path) -> Path:
     except Exception as error:  # of the network, the credentials, this machine's disk: each has its own
         raise InputError(f"{shown(path)}: cannot be fetched; {reason(error)}") from error
     return target
+
+
+def fetch_folder(found: Any, root: str, target: Path) -> None:
+    """Bring the files below a folder of a storage; those that are here already are not fetched again.
+
+    Args:
+        found: PyArrow's file system.
+        root: the folder in it.
+        target: the folder here.
+
+    Raises:
+        ValueError: one is called such that it would lie elsewhere on this machine's disk; nothing is fetched.
+        OSError, InputError: the storage does not answer, or what came is cut short.
+    """
+    _fetch_all(found, [(each, target / name) for name, each in _below(found, root, recursive=True).items()])
 
 
 def listing(path: Path, recursive: bool = False) -> list[str] | None:
@@ -111,9 +131,14 @@ def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
     prefix = root.rstrip("/") + "/"
     below = {each.path.removeprefix(prefix): each for each in listed if each.is_file}
     for name in below:
-        if name.startswith("/") or ".." in name.split("/"):
+        if not is_below(name):
             raise ValueError(f"it holds {name}, which is no name of a file below it")
     return below
+
+
+def is_below(name: str) -> bool:
+    """Whether what is called so lies in the folder that it is to lie in."""
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
 def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:

@@ -11,6 +11,7 @@ that claims the folder last has it, and the other is refused the next time it ke
 import bisect
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -27,7 +28,7 @@ from typing import Any
 
 from concord.errors import InputError, RunFailedError
 from concord.storage.address import is_remote, shown
-from concord.storage.cache import cached, replace
+from concord.storage.cache import cached, fetch_folder, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
 OWNER = "owner.json"
@@ -113,17 +114,44 @@ class Folder:
     def fetch(self, *names: str) -> None:
         """Bring these files; those that are not kept are removed here."""
         for name in names if self.remote else ():
-            content = self._get(name)
+            path, content = self._here(name), self._get(name)
             if content is None:
-                (self.path / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             else:
-                replace(self.path / name, content)
+                replace(path, content)
 
     def fetch_all(self, below: str) -> None:
         """Bring all files that are in its folder ``below`` itself; others are removed here."""
         if self.remote:
             shutil.rmtree(self.path / below, ignore_errors=True)
             self.fetch(*(f"{below}/{name}" for name in self.names(below)))
+
+    def fetch_tree(self, name: str) -> Path:
+        """Bring its folder ``name`` with all that is below, for every process of this machine; where it is then.
+
+        Of the folders beside it, what was brought before is removed here.
+
+        Raises:
+            InputError: it holds files that are called such that they would lie elsewhere on this machine's disk.
+        """
+        path = self._here(name)
+        if not self.remote:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / ".lock").open("w") as lock, self._storage(name) as (files, root):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes fetches, the others find it there
+            for old in path.parent.iterdir():
+                if old.is_dir() and old != path:
+                    shutil.rmtree(old, ignore_errors=True)
+            try:
+                fetch_folder(files, root, path)
+            except InputError:
+                raise
+            except ValueError as error:
+                problem = f"--output {self.shown}/{name}: {error}"
+            else:
+                return path
+        raise InputError(problem)
 
     def keep(self, *names: str) -> None:
         """Send these files, and all files of these folders, in this order.
@@ -152,11 +180,15 @@ class Folder:
 
         with self._storage(below) as (files, root):
             listed = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-            return sorted(each.base_name for each in listed)
+            names = sorted(each.base_name for each in listed)
+            for name in names:
+                if not is_below(name):
+                    raise ValueError(f"it holds {name}, which is no name of a file below it")
+            return names
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder of it, here and where it is kept, if it is there."""
-        path = self.path / name
+        path = self._here(name)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -207,6 +239,12 @@ class Folder:
         with in_one_line(self.place):
             files, root = filesystem(self.place)
             yield files, f"{root}/{below}" if below else root
+
+    def _here(self, name: str) -> Path:
+        """Where a file of it is on this machine, whoever said its name."""
+        if not is_below(name):
+            raise StorageError(f"{self.shown}: {name} is no name of a file below it")
+        return self.path / name
 
     def _get(self, name: str) -> bytes | None:
         with self._storage(name) as (files, path):

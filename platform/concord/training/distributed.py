@@ -250,10 +250,20 @@ def train_on_ray(
         raise RunFailedError(said["error"])
     assert result.checkpoint is not None
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
-    checkpoint = Path(result.checkpoint.path)
-    if run_folder.remote:
-        checkpoint = Path(result.checkpoint.to_directory(run_folder.path / "checkpoint"))
+    checkpoint = _fetched(run_folder, result.checkpoint)
     return Trained(Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"])
+
+
+def _fetched(run_folder: Folder, checkpoint: Any) -> Path:
+    """A checkpoint's files on this machine.
+
+    Not by Ray's own way, which writes what is called ``../name`` in a storage outside the folder.
+
+    Raises:
+        InputError: it holds such a file.
+    """
+    path = Path(checkpoint.path)
+    return run_folder.fetch_tree(f"{_CHECKPOINTS}/{path.name}") if run_folder.remote else path
 
 
 @contextlib.contextmanager
@@ -382,11 +392,11 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     try:
         file = job_from_source(assignment.path, assignment.source)
         job, name = file.job, file.name
-        with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
-            config = job.config(**assignment.options)
-            load = functools.partial(prepare, job, config, place, assignment.left_out)
-            with _watched(assignment, name, config, place) as so_far:
-                outcome = train(job, config, place, reporter, Path(folder) if folder else None, load, so_far)
+        folder = _fetched(assignment.folder, checkpoint) if checkpoint else None
+        config = job.config(**assignment.options)
+        load = functools.partial(prepare, job, config, place, assignment.left_out)
+        with _watched(assignment, name, config, place) as so_far:
+            outcome = train(job, config, place, reporter, folder, load, so_far)
     except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker
