@@ -24,7 +24,7 @@ from concord.training.distributed import METRICS, Trained, check_resources, ray_
 from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
-from concord.training.progress import watched
+from concord.training.progress import RunProgress
 from concord.training.run_folder import (
     Lineage,
     RunFolder,
@@ -117,10 +117,15 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
         return already_finished(opened, job.name, say)
     name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
-    with full_disk_in_one_line(kept.path), kept_honest(opened, job.name, config):
+    with (
+        full_disk_in_one_line(kept.path),
+        kept_honest(opened, job.name, config),
+        RunProgress(say) as progress,
+    ):
         if not opened.resumed:
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
-        with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
+        progress.waiting("starting Ray")
+        with ray_session(config) as dashboard, progress.training(store, run_id, config.epochs):
             if dashboard:
                 say(f"Ray dashboard {described(dashboard)}")
             trained = train_on_ray(job, config, kept, store.uri, run_id)
@@ -130,6 +135,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
                 f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
+        progress.waiting("drawing figures, registering the model")
         report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
         # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
         unsent = send_unsent(opened) if trained.unsent and report.model is not None else trained.unsent
