@@ -50,7 +50,8 @@ class StudyOptions:
     """Best trials that are judged by all selections in the end (4 environments are left out in turn, or --folds)."""
 
     stop_when: tuple[str, ...] | None = None
-    """A trial ends when all of these hold: train_accuracy>0.97 ood_accuracy<0.6; the job's own rule if not given."""
+    """A trial ends when all of these hold, such as 'train_accuracy>0.97' 'ood_accuracy<0.6' (with quotes: to a shell >
+    and < are redirections); the job's own rule if not given."""
     scheduler: Literal["none", "asha", "median"] = "none"
     """Stop trials that fall behind: asynchronous successive halving, or the median rule."""
     max_minutes: float = 0.0
