@@ -185,6 +185,20 @@ def test_a_deleted_experiment_comes_back_for_a_new_run(store: Store) -> None:
     assert "second" in [run.name for run in store.runs("gone", finished_only=False)]
 
 
+def test_an_experiment_that_was_there_becomes_one_of_trainings(store: Store) -> None:
+    made = store.client.create_experiment("made elsewhere")
+    chosen = store.client.create_experiment("of agents", tags={"mlflow.experimentKind": "genai_development"})
+    for name in ("made elsewhere", "of agents", "new"):
+        store.start_run(name, "a run", {}, {})
+    kinds = {
+        name: store.client.get_experiment_by_name(name).tags["mlflow.experimentKind"]
+        for name in ("made elsewhere", "of agents", "new")
+    }
+    ours = "custom_model_development"
+    assert kinds == {"made elsewhere": ours, "of agents": "genai_development", "new": ours}
+    assert made != chosen
+
+
 def test_no_secret_is_tracked(store: Store) -> None:
     secret = {"api_key": "hunter2", "hub.token": "hunter2", "data": "s3://ann:hunter2@host/x", "tokens": 5}
     run = store.run(store.start_run("secrets", "named", secret, {"from": "http://hunter2@host"}))

@@ -42,6 +42,8 @@ class RunConfig:
     """Continue the run called --name where it stopped."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    register: bool = True
+    """Make the model a version in the registry; without it, it is kept with the run alone."""
     # fmt: on
 
     def gpu_request(self) -> tuple[float, str]:
@@ -302,6 +304,7 @@ PLACEMENT_OPTIONS = frozenset(
         "output",
         "resume",
         "tracking_uri",
+        "register",
     }
 )
 
