@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +154,8 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     say(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]
     server += ["--host", options.host, "--port", str(options.port)]
+    if "concord" in entry_points(group="mlflow.app").names:  # not in an installation from before it was there
+        server += ["--app-name", "concord"]
     with contextlib.suppress(KeyboardInterrupt):
         status = subprocess.run(server, check=False, stdout=subprocess.DEVNULL).returncode
         if status != 0:
