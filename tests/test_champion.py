@@ -162,3 +162,17 @@ def test_versions_of_other_data_are_not_compared_and_it_is_said(store: Store) ->
     assert registered(store, "data", 0.95, data="b2").champion
     assert registered(store, "data", 0.97).champion  # nothing is known of its data
     assert [each.data for each in models(store) if each.name == "data"] == [None, "b2", "a1", "b2", "a1"]
+
+
+def test_a_version_that_is_unfit_is_no_champion_unless_by_hand(store: Store) -> None:
+    def least(spread: float, unfit: str | None = None) -> Registered:
+        run_id = store.start_run("champions", "a run", {}, {})
+        source = f"runs:/{run_id}/model"
+        return register(store, source, run_id, "unfit", {"spread": spread}, "spread", "min", unfit=unfit)
+
+    untrained = least(0.0, "accuracy 0.5 is below 0.625")
+    assert (untrained.champion, untrained.reason) == (False, "accuracy 0.5 is below 0.625")
+    assert least(0.2).champion
+    assert not least(0.001, "accuracy 0.51 is below 0.625").champion
+    assert least(0.1).champion
+    assert promote(store, "unfit", 1).unfit == "accuracy 0.5 is below 0.625"

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -204,6 +205,35 @@ def test_a_deleted_experiment_comes_back_for_a_new_run(store: Store) -> None:
     store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
     store.start_run("gone", "second", {}, {})
     assert "second" in [run.name for run in store.runs("gone", finished_only=False)]
+
+
+def test_an_experiment_that_was_there_becomes_one_of_trainings(store: Store) -> None:
+    made = store.client.create_experiment("made elsewhere")
+    chosen = store.client.create_experiment("of agents", tags={"mlflow.experimentKind": "genai_development"})
+    for name in ("made elsewhere", "of agents", "new"):
+        store.start_run(name, "a run", {}, {})
+    kinds = {
+        name: store.client.get_experiment_by_name(name).tags["mlflow.experimentKind"]
+        for name in ("made elsewhere", "of agents", "new")
+    }
+    ours = "custom_model_development"
+    assert kinds == {"made elsewhere": ours, "of agents": "genai_development", "new": ours}
+    assert made != chosen
+
+
+def test_the_pages_begin_with_trainings_where_a_browser_was_told_nothing() -> None:
+    code = """
+        import concord.tracking.pages, mlflow.server
+        page = mlflow.server.app.test_client().get("/")
+        print(page.headers["cache-control"], page.text[:300])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "no-store" in done.stdout
+    assert "if(localStorage.getItem(k)===null)localStorage.setItem(k,'\"machine_learning\"')" in done.stdout
+    names = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert names["mlflow.app"] == {"concord": "concord.tracking.pages:app"}
 
 
 def test_no_secret_is_tracked(store: Store) -> None:

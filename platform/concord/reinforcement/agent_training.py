@@ -34,7 +34,7 @@ from concord.reinforcement.procgen_environment import (
     check_game,
 )
 from concord.storage import full_disk_in_one_line, require_space
-from concord.tracking import MetricLog, log_model, register
+from concord.tracking import MetricLog, Registered, log_model, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
@@ -166,7 +166,7 @@ class AgentConfig(RunConfig):
 
 PLACEMENT = frozenset(
     {
-        "name", "address", "output", "resume", "tracking_uri",
+        "name", "address", "output", "resume", "tracking_uri", "register",
         "overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile",
     }
 )  # fmt: skip
@@ -519,7 +519,8 @@ def _keep(
     finally:
         environment.close()
     opened.kept.keep(EXPERT, "metrics.json", "figures")
-    registered = None
+    registered: Registered | None = None
+    model: str | None = None
     try:
         store.log_metrics(run_id, metrics, progress.steps)
         for path in (*figures, video):
@@ -528,7 +529,9 @@ def _keep(
         example = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
         uri = log_model(store, run_id, _PolicyAlone(network), example)
         name = f"{job.name}-{config.game}-{config.difficulty}"
-        registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
+        if config.register:
+            registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
+        model = f"models:/{registered.name}/{registered.version}" if registered else uri
     except (RunFailedError, InputError) as error:
         say(f"the model could not be kept in MLflow, --resume tries again: {error}")
     try:
@@ -540,7 +543,7 @@ def _keep(
         name=opened.name,
         run_id=run_id,
         seconds=0.0,
-        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        model=model,
         registered=registered,
         kept=opened.kept,
         figures=figures,

@@ -35,6 +35,7 @@ _CRITERION = "concord.criterion"
 _MODE = "concord.mode"
 _ALLOW_PICKLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 _DATA = "concord.data"
+_UNFIT = "concord.unfit"
 _RUN_NAME = "concord.run"
 _AGGREGATOR = "concord.aggregator"
 _OBJECTIVE = "concord.objective"
@@ -60,6 +61,7 @@ class ModelVersion:
         criterion, mode: the metric that it was registered by, if any, and whether that is to be large or small.
         run_id, run: its run in MLflow, and the run's name.
         data: the version of its data, where they have one.
+        unfit: why it cannot be the champion, whatever its criterion says, if so.
         aggregator, objective: that trained it; None for what was trained in another way.
         inputs, outputs: type and shape of what it takes and gives, ``float32 (-1, 34)``; -1 is any number.
         created: when it was registered, in UTC.
@@ -75,6 +77,7 @@ class ModelVersion:
     mode: str = "max"
     run: str | None = None
     data: str | None = None
+    unfit: str | None = None
     aggregator: str | None = None
     objective: str | None = None
     inputs: str | None = None
@@ -193,6 +196,7 @@ def register(
     criterion: str,
     mode: Literal["max", "min"],
     lineage: Mapping[str, str] | None = None,
+    unfit: str | None = None,
 ) -> Registered:
     """Make the model at `model_uri` the next version of `registered_name`, and the champion if it is better.
 
@@ -201,8 +205,8 @@ def register(
     another criterion is compared on this one if it has that metric; if it has not, or if the run's data have another
     version than the champion's, it stays: `promote` decides. So it does if it was promoted by hand.
     Of versions that are registered at the same time the best is the champion when all of these calls have returned.
-    `lineage` is kept as tags of the version. A run has one version: one that was registered before, and killed before
-    it could say so, gets that.
+    `lineage` is kept as tags of the version. `unfit` says why it is not to be the champion, unless by hand. A run has
+    one version: one that was registered before, and killed before it could say so, gets that.
     Raises InputError for a criterion that is not in `metrics` and for a name that MLflow refuses.
     """
     if criterion not in metrics:
@@ -218,6 +222,7 @@ def register(
         known = {
             _RUN_NAME: run.info.run_name,
             _DATA: run.data.tags.get(_DATA),
+            _UNFIT: unfit,
             _AGGREGATOR: run.data.params.get("aggregator"),
             _OBJECTIVE: run.data.params.get("objective"),
         }
@@ -413,6 +418,8 @@ def _compare(champion: ModelVersion | None, other: ModelVersion) -> tuple[bool, 
     criterion, mode = other.criterion, other.mode
     value = other.metrics.get(criterion, math.nan)
     previous = champion.metrics.get(criterion) if champion else None
+    if other.unfit is not None:
+        return False, previous, other.unfit
     if math.isnan(value):
         return False, previous, f"{criterion} is NaN"
     if champion is None:
@@ -468,6 +475,7 @@ def _versions(store: Store, name: str) -> list[ModelVersion]:
                     mode=tags.get(_MODE, "max"),
                     run=tags.get(_RUN_NAME),
                     data=tags.get(_DATA),
+                    unfit=tags.get(_UNFIT),
                     aggregator=tags.get(_AGGREGATOR),
                     objective=tags.get(_OBJECTIVE),
                     inputs=tags.get(_INPUTS),

@@ -6,13 +6,14 @@ answers, before any work is done that would have nowhere to go: within seconds, 
 connection and is slow to answer, as one is that has just started.
 """
 
+import json
 import logging
 import math
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,6 +44,8 @@ _CONNECT_SECONDS = 3.0
 # the user is told after the first time. Where nothing listens is refused at once, or after the seconds above.
 _ANSWER_SECONDS, _LATE_ANSWER_SECONDS = 5.0, 60.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
+_LONGEST_DATASET_NAME = 500
+_CONTEXT = "mlflow.data.context"
 
 # Begins the name of a tag that marks points of a run as of a branch that was left: those logged from the time in its
 # name on, and before the time that is its value (ms since 1970). The run went on from a checkpoint before them.
@@ -50,8 +53,8 @@ LEFT = "concord.left."
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-# MLflow's interface opens an experiment with the runs of trainings, not with the traces of agents.
-_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+# What kind of experiment it is: trainings, not the traces of agents.
+_KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,25 @@ class Run:
     metrics: dict[str, float]
     tags: dict[str, str]
     started: datetime
+
+
+@dataclass(frozen=True)
+class TrackedData:
+    """Data of a run, as MLflow is told of them.
+
+    Attributes:
+        name: of the dataset.
+        digest: at most 36 characters; other data have another one.
+        purpose: what the run used them for.
+        schema: of its tensors, in MLflow's form, if there is one.
+        profile: sizes.
+    """
+
+    name: str
+    digest: str
+    purpose: str
+    schema: Mapping[str, object] | None
+    profile: Mapping[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,6 +219,31 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
 
+    def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
+        """Log what a run was trained and evaluated on; what was logged before is not logged again."""
+        import_mlflow()
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        with failures(self.uri, f"keep what the data of run {run_id} were"):
+            tags = self.client.get_run(run_id).data.tags
+            source = json.dumps({"tags": {key: tags[key] for key in sorted(tags) if key.startswith("mlflow.source.")}})
+            inputs = [
+                DatasetInput(
+                    Dataset(
+                        name=each.name[:_LONGEST_DATASET_NAME],
+                        digest=each.digest,
+                        source_type="code",
+                        source=source,
+                        schema=json.dumps(each.schema) if each.schema else None,
+                        profile=json.dumps(each.profile),
+                    ),
+                    [InputTag(_CONTEXT, each.purpose)],
+                )
+                for each in data
+            ]
+            if inputs:
+                self.client.log_inputs(run_id, inputs)
+
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log `metrics` at `step` now, waiting for the store (a training loop uses MetricLog instead)."""
         import_mlflow()
@@ -280,13 +327,15 @@ class Store:
         if entry is None:
             location = self.artifacts.as_uri() if self.artifacts else None
             try:
-                return str(self.client.create_experiment(name, artifact_location=location, tags=_TRAINING))
+                return str(self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING}))
             except MlflowException as error:
                 if error_code(error) != "RESOURCE_ALREADY_EXISTS":
                     raise
                 entry = self.client.get_experiment_by_name(name)  # another process was first
         if entry.lifecycle_stage == "deleted":
             self.client.restore_experiment(entry.experiment_id)
+        if _KIND not in entry.tags:  # made by another program, or by MLflow itself
+            self.client.set_experiment_tag(entry.experiment_id, _KIND, _TRAINING)
         return str(entry.experiment_id)
 
 

@@ -44,6 +44,8 @@ class RunConfig:
     """Continue the run called --name where it stopped."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    register: bool = True
+    """Make the model a version in the registry; without it, it is kept with the run alone."""
     # fmt: on
 
     def resolved(self) -> Self:
@@ -347,6 +349,7 @@ PLACEMENT_OPTIONS = frozenset(
         "output",
         "resume",
         "tracking_uri",
+        "register",
     }
 )
 

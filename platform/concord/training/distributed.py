@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Any, cast
 import torch
 
 from concord import logs
+from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
 from concord.storage import (
@@ -35,7 +35,7 @@ from concord.tracking.journal import entries
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
-from concord.training.loop import Place, prepare, train
+from concord.training.loop import Place, Prepared, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
 
@@ -99,11 +99,13 @@ class Trained:
         outcome: of the loop.
         checkpoint: folder of the last checkpoint.
         unsent: metrics that the store had not taken by the end; they are in the journal.
+        data: what it was trained and evaluated on, part by part; nothing of what is not tracked.
     """
 
     outcome: Outcome
     checkpoint: Path
     unsent: int
+    data: tuple[DataSummary, ...] = ()
 
 
 @contextlib.contextmanager
@@ -251,7 +253,9 @@ def train_on_ray(
     assert result.checkpoint is not None
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
     checkpoint = _fetched(run_folder, result.checkpoint)
-    return Trained(Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"])
+    return Trained(
+        Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"], tuple(said.get("data", ()))
+    )
 
 
 def _fetched(run_folder: Folder, checkpoint: Any) -> Path:
@@ -389,14 +393,22 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         return {"error": failed}
     last_metrics_seconds = _LAST_METRICS_SECONDS
     reporter = _RayReporter(place.rank, log, assignment.folder)
+    data: list[DataSummary] = []
     try:
         file = job_from_source(assignment.path, assignment.source)
         job, name = file.job, file.name
         folder = _fetched(assignment.folder, checkpoint) if checkpoint else None
         config = job.config(**assignment.options)
-        load = functools.partial(prepare, job, config, place, assignment.left_out)
+
+        def load() -> Prepared:
+            prepared = prepare(job, config, place, assignment.left_out)
+            if assignment.run_id is not None:  # otherwise one of a study's many trials
+                data.extend(prepared.summaries())
+            return prepared
+
         with _watched(assignment, name, config, place) as so_far:
             outcome = train(job, config, place, reporter, folder, load, so_far)
+        data = _of_all(data, place)
     except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker
@@ -420,7 +432,18 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "steps": outcome.steps,
         "unsent": unsent,
+        "data": data,
     }
+
+
+def _of_all(data: list[DataSummary], place: Place) -> list[DataSummary]:
+    """What all processes have, in order, each part once."""
+    gathered: list[list[DataSummary]] = [data]
+    if place.world > 1:
+        gathered = [[] for _ in range(place.world)]
+        torch.distributed.all_gather_object(gathered, data)
+    parts = list(dict.fromkeys(part for of_one in gathered for part in of_one))
+    return sorted(parts, key=lambda part: PURPOSES.index(part.purpose))
 
 
 @contextlib.contextmanager

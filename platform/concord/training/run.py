@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
+from concord.gradients.layout import trainable
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
@@ -24,6 +26,7 @@ from concord.training.distributed import METRICS, Trained, check_resources, ray_
 from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
+from concord.training.metric_names import check_metric_names
 from concord.training.progress import RunProgress
 from concord.training.run_folder import (
     Lineage,
@@ -33,6 +36,7 @@ from concord.training.run_folder import (
     open_run,
     run_tags,
 )
+from concord.training.tracked_data import tracked_data
 
 # How long a run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
@@ -48,8 +52,9 @@ class FinishedRun:
         name: the run's name.
         run_id: in MLflow.
         seconds: from the first check to the registered model.
-        model: the registered version as ``models:/name/version``; None if the model could not be kept.
-        registered: what became of the champion.
+        model: the registered version as ``models:/name/version``, or ``models:/m-…`` of a model that was not to be
+            registered; None if it could not be kept.
+        registered: what became of the champion; None if nothing was registered.
         kept: with the figures, the configuration and the checkpoints.
         figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
@@ -255,8 +260,11 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     measures = _check_batch(job, model.eval(), first)
+    with _blamed(job, "its metrics cannot be told apart"):
+        check_metric_names(environments, list(measures), trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
+    _check_required(job, config, reported)
     return Checked(environments, first.inputs[: min(len(first), 4)], reported, measures)
 
 
@@ -276,6 +284,15 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
         )
     if None not in (known, mode) and known != mode:
         raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}, whose measure says {known}")
+
+
+def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
+    """Refuse what is required of a champion, if it is not reported (InputError)."""
+    with _blamed(job, "what it requires of a champion cannot be found out"):
+        required = job.job.required(config) if job.job.required is not None else {}
+    for metric in required:
+        if metric not in reported:
+            raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
 def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Mode | None]:
@@ -366,19 +383,25 @@ def _finished(
     (kept.path / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
     figures = _draw(job, config, trained, model, kept.path, say)
     kept.keep("metrics.json", "figures")
-    registered = None
+    registered: Registered | None = None
+    uri: str | None = None
     with _said_if_failing(say, "model"):
         criterion, mode = criterion_of(job.job, metrics, checked.reported)
+        unfit = shortfall(job.job, config, metrics)
         for figure in figures:
             store.log_files(run_id, figure, "figures")
+        store.log_data(run_id, tracked_data(trained.data))
         uri = log_model(store, run_id, model, checked.example)
-        registered = register(store, uri, run_id, job.name, metrics, criterion, mode, lineage.tags if lineage else {})
+        if config.register:
+            tags = lineage.tags if lineage else {}
+            registered = register(store, uri, run_id, job.name, metrics, criterion, mode, tags, unfit)
+            uri = f"models:/{registered.name}/{registered.version}"
     return FinishedRun(
         job=job.name,
         name=name,
         run_id=run_id,
         seconds=0.0,
-        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        model=uri if registered or not config.register else None,
         registered=registered,
         kept=kept,
         figures=figures,
@@ -409,6 +432,15 @@ def criterion_of(job: Job[Any], metrics: Mapping[str, float], reported: Mapping[
         if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode
     raise RunFailedError("criterion: nothing to compare models by")
+
+
+def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
+    """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
+    for name, least in (job.required(config) if job.required is not None else {}).items():
+        value = metrics.get(name, math.nan)
+        if not value >= least:  # so that NaN falls short, too
+            return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
+    return None
 
 
 @contextlib.contextmanager

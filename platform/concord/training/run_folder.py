@@ -305,6 +305,9 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         **({"concord.data": data} if data is not None else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        # MLflow's own, for its interface.
+        "mlflow.source.name": _source_name(Path(path)),
+        "mlflow.source.type": "LOCAL",
     }
     if "CONCORD_SUBMISSION" in os.environ:
         submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
@@ -315,6 +318,12 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
     # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
     described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
+
+
+def _source_name(path: Path) -> str:
+    """The job's file, from the top of its checkout if it is in one: the rest of the path is of one machine."""
+    top = _git(path.parent, "rev-parse", "--show-toplevel")
+    return str(path.relative_to(top)) if top is not None and path.is_relative_to(top) else path.name
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -12,6 +12,8 @@ from concord.training.evaluation import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+# What a study has of its own and passes on to the run of its winner.
+_OF_RUNS_TOO = frozenset({"register"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ def options_for(config: type[TrainConfig], methods: Sequence[str] = ()) -> type[
     """
     study = {field.name for field in dataclasses.fields(StudyOptions)}
     for field in dataclasses.fields(config):
-        if field.name in study:
+        if field.name in study and field.name not in _OF_RUNS_TOO:
             raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
     options = combined(StudyOptions, config)
     if methods:
