@@ -22,7 +22,7 @@ from concord.reinforcement.episodes import play, policy_of, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
-from concord.tracking import Store, models
+from concord.tracking import Store
 from concord.tracking.journal import entries
 from concord.training import load_job
 
@@ -258,13 +258,6 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     assert [step for step, loss in before.items() if after[step] != loss] == [256]
     journal = [entry for entry in entries(again.folder / "metrics.jsonl") if "policy_loss" in entry.metrics]
     assert [(entry.step, entry.metrics["policy_loss"]) for entry in journal] == list(after.items())
-    # Killed after the model was registered, and before that was recorded.
-    record = json.loads((again.folder / "run.json").read_text())
-    record.pop("report")
-    (again.folder / "run.json").write_text(json.dumps(record))
-    once = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
-    assert once.model == again.model
-    assert [each.version for each in models(store)] == [1]
     done = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
     assert done.model == again.model
 
