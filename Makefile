@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint bench cluster cluster-down clean
+.PHONY: demo test test-slow lint resolve bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -24,6 +24,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+resolve: $(VENV)/installed-dev
+	$(BIN)/python tests/resolution_checks.py
 
 bench: $(VENV)/installed
 	$(BIN)/concord bench
@@ -42,13 +45,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun]'
 	@touch $@
 
 $(VENV)/installed-server: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[server]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,server]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,dev]'
 	@touch $@

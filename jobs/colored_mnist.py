@@ -2,6 +2,11 @@
 
 ``concord train colored-mnist --objective irm`` trains one model; ``concord report colored-mnist`` makes the paper's
 tables and figures over seeds, with the settings of ``METHODS``.
+
+The champion is the version with the least spread of held-out losses between the training environments, the paper's
+criterion (its section 3.3): a low loss does not tell a model of the shapes from one of the colours, since colours lower
+it too. But a network that has learned nothing has no spread at all, so a champion also has to classify: in the worst
+environment at least half as much better than chance as the label noise lets anyone be who ignores the colours.
 """
 
 import functools
@@ -124,6 +129,11 @@ def model(config: ColoredMNISTConfig) -> nn.Module:
     return nn.Sequential(
         Pixels(), MLP(width, config.classes, config.hidden_units, config.hidden_layers, activation="relu")
     )
+
+
+def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
+    """What a network that ignores the colours can reach, and chance: the middle of the two (62.5 % of two classes)."""
+    return {"worst_held_out_accuracy": (1 - config.noise + 1 / config.classes) / 2}
 
 
 def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -255,7 +265,7 @@ class ColoredMNISTReport:
     seeds: int = 10
     """How many seeds of the data and the first weights."""
     first_seed: int = 2
-    """The first of them; the settings were chosen with 0 and 1."""
+    """The first of them; the settings were chosen with seeds 0, 1 and 12 to 41, and after looks at 2 to 11."""
     parts: tuple[Part, ...] = ("table-1", "table-2", "table-3", "table-4", "table-5", "gap", "similarity")
     """What to make: tables with their figures (3 with table 1, 5 and 6 with table 3, 8 with table 4), the noise gap
     (figure 4), the similarity of representations (figures 9 and 10)."""
@@ -344,9 +354,11 @@ def table_3(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
     runs = reporting.train(
         {f"{method}, {size}": reporting.config(method, examples=size) for method in PAPER_3 for size in sizes}
     )
-    panels = {method: {str(size): by_flip(runs[f"{method}, {size}"]) for size in sizes} for method in PAPER_3}
+    panels = {
+        method: {f"{size:,} examples": by_flip(runs[f"{method}, {size}"]) for size in sizes} for method in PAPER_3
+    }
     curves = {
-        f"{size} examples": [
+        f"{size:,} examples": [
             [(evaluation["epoch"] / run[-1]["epoch"], _penalty(evaluation)) for evaluation in run]
             for run in runs[f"irm, {size}"]
         ]
@@ -472,7 +484,9 @@ job = Job(
     measures={"accuracy": correct, "scale_slope": scale_slope},
     criterion="held_out_spread",
     mode="min",
+    required=required,
     final_measures=similarities,
-    reproduces="meta-IRM paper, section 4 and A: Tables 1 to 5, Fig. 3 to 6 and 8 to 10 (Colored MNIST)",
+    reproduces="meta-IRM paper, section 4 and A (Colored MNIST): Tables 1, 3 and Fig. 3, 5, 6, 9; Tables 2, 4 and "
+    "Fig. 4, 8 but for meta-IRM; not Table 5 and Fig. 10",
     report=Report(ColoredMNISTReport, report),
 )

@@ -105,7 +105,8 @@ job = Job(
     model=network,
     loss=nn.functional.cross_entropy,
     config=LabelNoiseConfig,
-    reproduces="AND-mask paper §3.2: Fig. 9 (label noise)",
+    reproduces="AND-mask paper §3.2 (label noise): Fig. 9 on MNIST, but for the steady rise; on CIFAR-10 only "
+    "500 images",
     report=Report(LabelNoiseReport, report),
     # The average and the AND-mask with the three learning rates of B.5; one seed of the experiment with --search grid.
     studies={"learning-rates": Study(Space({"threshold": Choice(0.0, 0.2), "lr": Choice(5e-4, 1e-3, 5e-3)}))},

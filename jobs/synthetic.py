@@ -5,17 +5,22 @@ spirals hold in the test environment, where shortcuts are random. ``concord trai
 AND-mask, ``--aggregator mean`` gives the baseline, ``concord report synthetic`` the paper's figures.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from concord.analysis.figures import save
-from concord.analysis.gradient_correlation import gradient_correlations
+from concord.analysis.figures import method_name, save
+from concord.analysis.gradient_correlation import (
+    Correlation,
+    gradient_correlations,
+    summarize,
+    write_correlations,
+)
 from concord.analysis.synthetic_figures import (
     comparison_figure,
     correlation_figure,
@@ -30,7 +35,7 @@ from concord.models import MLP
 from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
 from concord.training.config import DEFAULT_OUTPUT
-from concord.training.sweep import sweep
+from concord.training.sweep import histories
 from concord.training.tracked import finished_histories
 
 
@@ -135,7 +140,7 @@ def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: n
     """The data (Fig. 5, if there are shortcuts to show) and what the trained network decides on the spiral's plane."""
     data = spirals(config)
     test = data.load("ood")
-    title = f"{config.aggregator}, o.o.d. accuracy {outcome.metrics['ood_accuracy']:.3f}"
+    title = f"{method_name(config.method)}, o.o.d. accuracy {outcome.metrics['ood_accuracy']:.3f}"
     drawn = {"decision": decision_figure(trained, test, title)}
     if config.shortcut_dimensions >= 2:
         names = data.as_environments().train[:2]
@@ -234,7 +239,7 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
             raise InputError(f"--{option.replace('_', '-')} {getattr(options, option)}: must be at least 1")
     if any(count < 1 for count in options.counts):
         raise InputError(f"--counts {' '.join(map(str, options.counts))}: every number must be at least 1")
-    histories = finished_histories("synthetic", options.output, options.tracking_uri, by="aggregator")
+    tracked = finished_histories("synthetic", options.output, options.tracking_uri, by="aggregator")
     folder = options.output / "reports" / "synthetic"
     result: dict[str, Any] = {"job": "synthetic", "figures": {}}
 
@@ -246,31 +251,28 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
         revolutions=options.revolutions,
     ).as_environments()
     batch = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
-    correlations = []
+    correlations: list[Correlation] = []
     for seed in range(options.seeds):
         network = lambda: MLP(batch[0].shape[-1], 2, initialization="default")  # noqa: E731
         correlations += gradient_correlations(network, *batch, MECHANISM_DIMENSIONS, thresholds, seed)
         say(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     result["figures"]["correlation"] = str(save(correlation_figure(correlations), folder / "correlation.png"))
     result["correlation"] = {
-        f"{mask} τ={threshold} {signal}": torch.tensor(
-            [c.rho for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal)]
-        )
-        .nanmean()
-        .item()
-        for mask in ("and-mask", "xor-mask")
-        for threshold in (0.0, 0.5, 1.0)
+        f"{mask} τ={threshold:g} {signal}": _correlation(correlations, mask, threshold, signal)
+        for mask, at in (("and-mask", (0.0, 0.5, 0.7, 0.8, 1.0)), ("xor-mask", (0.5, 1.0)))
+        for threshold in at
         for signal in ("mechanism", "shortcuts")
     }
+    write_correlations(correlations, folder / "correlation.csv")
 
-    if histories:
-        result["figures"]["curves"] = str(save(comparison_figure(histories), folder / "curves.png"))
+    if tracked:
+        result["figures"]["curves"] = str(save(comparison_figure(tracked), folder / "curves.png"))
     else:
         say("curves: no finished run of synthetic is tracked yet; concord train synthetic makes one")
 
     if options.counts:
-        accuracies = {
-            method: sweep(
+        runs = {
+            method: histories(
                 job,
                 {
                     count: [
@@ -290,15 +292,48 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
                     ]
                     for count in options.counts
                 },
-                "ood_accuracy",
                 folder / f"environments-{method}.jsonl",
                 say,
+                shown="ood_accuracy",
             )
             for method in ("and-mask", "mean")
         }
+        ended = {method: {n: [run[-1] for run in each] for n, each in by.items()} for method, by in runs.items()}
+        accuracies = {
+            method: {count: [metrics["ood_accuracy"] for metrics in each] for count, each in by_count.items()}
+            for method, by_count in ended.items()
+        }
         result["figures"]["environments"] = str(save(environments_figure(accuracies), folder / "environments.png"))
         result["environments"] = accuracies
+        result["accuracy"] = {
+            f"{method_name(method)}, {count} environments": _summary(each)
+            for method, by_count in ended.items()
+            for count, each in by_count.items()
+        }
     return result
+
+
+def _correlation(correlations: Sequence[Correlation], mask: str, threshold: float, signal: str) -> str:
+    """ρ in a table's cell, with what it rests on."""
+    found = summarize(c for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal))
+    least, most = found.components[0], found.components[-1]
+    mean = "too few" if math.isnan(found.mean) else f"{found.mean:.2f} ± {found.deviation:.2f}"
+    pooled = "too few" if math.isnan(found.pooled) else f"{found.pooled:.2f}"
+    return (
+        f"{mean} ({found.networks} of {found.of} networks); pooled {pooled} "
+        f"({sum(found.components)} components, {least} to {most} a network)"
+    )
+
+
+def _summary(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the runs of one method and number of environments ended with: a row of the README's table."""
+    ood = [metrics["ood_accuracy"] for metrics in runs]
+    return {
+        "o.o.d. mean": sum(ood) / len(ood),
+        "o.o.d. least": min(ood),
+        "o.o.d. largest": max(ood),
+        "train least": min(metrics["train_accuracy"] for metrics in runs),
+    }
 
 
 job = Job(
@@ -306,7 +341,8 @@ job = Job(
     model=model,
     loss=nn.functional.cross_entropy,
     config=SyntheticConfig,
-    reproduces="AND-mask paper §3.1: Fig. 5, 6, 7, 14, 15, Table 1 (synthetic memorization)",
+    reproduces="AND-mask paper §3.1 (synthetic memorization): Fig. 5, 7, 13; Fig. 6 by smaller searches of Table 1; "
+    "Fig. 14 of two methods",
     criterion="validation_accuracy",
     figures=figures,
     report=Report(SyntheticReport, report),

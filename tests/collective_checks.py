@@ -256,6 +256,75 @@ def hook_with_small_buckets_from_the_first_pass_on() -> None:
     assert len(indices) >= 8
 
 
+class Images(nn.Module):
+    """Convolutions whose weights may lie in memory with the channels last."""
+
+    def __init__(self, memory_format: torch.memory_format = torch.contiguous_format) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 2), nn.Tanh(), nn.Conv2d(6, 4, 2), nn.Tanh())
+        self.last = nn.Linear(4, 3)
+        self.to(memory_format=memory_format)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.features(inputs).mean((2, 3)))
+
+
+@check(2, form=["hook", "two-level"])
+def channels_last_with_a_fused_optimizer(form: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(4, 5, 3, 4, 4, generator=generator)
+    targets = torch.randn(4, 5, 3, generator=generator)
+    rank, counts = dist.get_rank(), [2, 2]
+    if form == "hook":
+        images, targets = images[:2], targets[:2]
+    plain, model = Images(), Images(torch.channels_last)
+    alone = StackedGradients(plain, mse_loss, AndMask(0.6))
+    slow = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, foreach=False)
+    fused = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
+    if form == "hook":
+        wrapped = DistributedDataParallel(model)
+        register_aggregation_hook(wrapped, AndMask(0.6))
+    else:
+        together = two_level(model, AndMask(0.6), counts)
+    for _ in range(3):
+        alone(images, targets)
+        slow.step()
+        if form == "hook":
+            backward(wrapped, images[rank], targets[rank])
+        else:
+            together(images[local(counts, rank)], targets[local(counts, rank)])
+        for parameter in model.parameters():
+            assert parameter.grad.stride() == parameter.stride()
+        fused.step()
+    for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
+
+
+@check(2)
+def what_a_hooked_model_refuses_by_name() -> None:
+    inputs, targets = (each[dist.get_rank()] for each in batches(2))
+    model = ddp(network())
+    register_aggregation_hook(model, AndMask(0.6))
+    backward(model, inputs, targets)
+    with pytest.raises(InputError, match=r"model.join\(\): uneven numbers of batches"):
+        model.join()
+    backward(model, inputs, targets)
+    state = {name: value.clone() for name, value in model.module.state_dict().items()}
+    model.module.load_state_dict(state, assign=True)  # the new parameters are in no bucket
+    with pytest.raises(InputError, match=r"parameter 0.weight: it is another one"):
+        model(inputs)
+    frozen = network()
+    frozen[0].weight.requires_grad_(False)
+    model = ddp(frozen)
+    register_aggregation_hook(model, AndMask(0.6))
+    model.module[0].weight.requires_grad_(True)
+    with pytest.raises(InputError, match=r"parameter 0.weight: it was unfrozen"):
+        model(inputs)
+    with torch.no_grad():
+        model(inputs)  # an evaluation needs no gradients
+
+
 @check(2, 4, rule=["and-mask", "geometric-mean"])
 def layers_split_over_slices(rule: str) -> None:
     torch.manual_seed(3)

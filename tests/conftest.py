@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from mlflow_server import Server
 
+from concord.errors import InputError
+from concord.reinforcement.extra import require_coinrun
+
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
+settings.register_profile("concord", deadline=None)
+settings.load_profile("concord")
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +27,15 @@ def ray_cluster() -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="session")
+def coinrun() -> None:
+    """Procgen and RLlib; without the extra, what needs them is skipped."""
+    try:
+        require_coinrun("this test")
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

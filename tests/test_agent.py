@@ -22,7 +22,8 @@ from concord.reinforcement.episodes import play, policy_of, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
-from concord.tracking import Store
+from concord.tracking import Store, models
+from concord.tracking.journal import entries
 from concord.training import load_job
 
 numbers = st.floats(-5, 5, width=32)
@@ -70,6 +71,7 @@ def sampler(**options: Any) -> Sampler:
     return Sampler(environment, steps=8, discount=0.99, decay=0.9, autocast=torch.float32, **options)
 
 
+@pytest.mark.usefixtures("coinrun")
 def test_samples_say_what_was_seen_and_done() -> None:
     torch.manual_seed(0)
     network = ActorCritic()
@@ -117,7 +119,7 @@ def by_hand(network: ActorCritic, samples: Samples) -> None:
     optimizer.step()
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build()
     runner = algorithm.env_runner_group.local_env_runner
@@ -150,7 +152,7 @@ def counts_of_lr(algorithm: Any) -> float:
     return rate
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_schedule_goes_on_where_it_was() -> None:
     options: dict[str, Any] = {"lr": [[0, 1e-3], [256, 0.0]]}
     algorithm = build(**options)
@@ -168,9 +170,11 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
-    from concord.reinforcement.policy_optimization import Placement
+    import ray
+
+    from concord.reinforcement.policy_optimization import Placement, _reward_scale
 
     def of_runners() -> list[Any]:
         group = algorithm.env_runner_group
@@ -191,7 +195,19 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     assert not np.array_equal(before["policy.weight"], algorithm.weights()["policy.weight"])
     for held in of_runners():  # after what they sample meanwhile, they have taken what was learned
         np.testing.assert_array_equal(held, algorithm.weights()["policy.weight"])
+    # A checkpoint that is written while a runner is dead is gone on from by both.
+    group = algorithm.env_runner_group
+    ray.kill(group._worker_manager.actors()[1])
+    arrays_, counts = copy.deepcopy(algorithm.training_state())
     algorithm.stop()
+    counts = json.loads(json.dumps(counts))
+    (number,) = counts["reward_scales"]
+    again = build(overlap=True, placement=Placement(runners=2, cpus_per_runner=1), minibatches=2)
+    again.set_training_state(arrays_, counts)
+    of_lost = [list(scale) for _, scale in again.env_runner_group.foreach_env_runner(_reward_scale)]
+    assert of_lost == [counts["reward_scales"][number]] * 2
+    again.step_batch(256)
+    again.stop()
 
 
 def expert_options(output: Path) -> dict[str, Any]:
@@ -201,17 +217,22 @@ def expert_options(output: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
     lines: list[str] = []
     config = AgentConfig(**expert_options(tmp_path))
+    in_the_way = tmp_path / "artifacts" / "models"
+    in_the_way.parent.mkdir()
+    in_the_way.write_text("no model can be logged")
     finished = job.job.run(job, config, lines.append)
     store = Store.open(tmp_path)
     assert finished.metrics["steps"] == 256
+    assert finished.model is None
+    assert "the model could not be kept in MLflow, --resume tries again" in lines[-1]
     assert store.run(finished.run_id).status == "FINISHED"
     assert store.metrics(finished.run_id)["unseen_return"] == finished.metrics["unseen_return"]
-    assert finished.model == "models:/coinrun-expert-bigfish-easy/1"
+    in_the_way.unlink()
     for file in ("figures/return.png", "figures/episode.gif", EXPERT, "metrics.json"):
         assert (finished.folder / file).stat().st_size > 1000 or file == "metrics.json"
     expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
@@ -219,25 +240,46 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     with pytest.raises(InputError, match="add --resume to continue it"):
         job.job.run(job, config, lines.append)
 
-    # Killed after its last checkpoint but one: the end of the record and the last checkpoint are not there.
-    record = json.loads((finished.folder / "run.json").read_text())
-    record.pop("report")
-    (finished.folder / "run.json").write_text(json.dumps(record))
+    # Killed after its last checkpoint but one: the last checkpoint is not there.
+    before = dict(store.history(finished.run_id, "policy_loss"))
     checkpoints = sorted(finished.folder.glob("checkpoints/*"))
     assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}.safetensors" for n in (192, 256)]
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:1000])  # torn as the machine died
+    checkpoints[-1].with_suffix(".new").write_bytes(b"torn, too")
     (finished.folder / EXPERT).unlink()
     again = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
     assert "going on from 192 steps, with new episodes" in lines
+    assert not list(again.folder.glob("checkpoints/*.new"))
     assert again.metrics["steps"] == 256
-    assert again.model == "models:/coinrun-expert-bigfish-easy/2"
+    assert again.model == "models:/coinrun-expert-bigfish-easy/1"
     assert load_expert(again.folder / EXPERT).provenance["steps"] == 256
+    # The branch that was continued, in the store as in the journal.
+    after = dict(store.history(again.run_id, "policy_loss"))
+    assert [step for step, loss in before.items() if after[step] != loss] == [256]
+    journal = [entry for entry in entries(again.folder / "metrics.jsonl") if "policy_loss" in entry.metrics]
+    assert [(entry.step, entry.metrics["policy_loss"]) for entry in journal] == list(after.items())
+    # Killed after the model was registered, and before that was recorded.
+    record = json.loads((again.folder / "run.json").read_text())
+    record.pop("report")
+    (again.folder / "run.json").write_text(json.dumps(record))
+    once = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
+    assert once.model == again.model
+    assert [each.version for each in models(store)] == [1]
     done = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
     assert done.model == again.model
 
 
+def test_the_scales_of_rewards_of_a_checkpoint_are_those_of_its_runners_by_number() -> None:
+    from concord.reinforcement.policy_optimization import _scales_by_runner
+
+    assert _scales_by_runner(json.loads(json.dumps({"2": (1.0, 2.0, 3.0)}))) == {2: (1.0, 2.0, 3.0)}
+    # As earlier versions wrote them, with runners of their own and without.
+    assert _scales_by_runner([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) == {1: (1.0, 2.0, 3.0), 2: (4.0, 5.0, 6.0)}
+    assert _scales_by_runner([[1.0, 2.0, 3.0]])[0] == (1.0, 2.0, 3.0)
+
+
 def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
-    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coinrun: None, ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load_job("coinrun-expert")
     with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
@@ -251,6 +293,7 @@ def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
     assert "secret" not in json.dumps(said)
 
 
+@pytest.mark.usefixtures("coinrun")
 def test_the_first_episodes_to_begin_are_counted_not_the_first_to_end() -> None:
     policy = ActorCritic()
 
@@ -309,6 +352,7 @@ def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("coinrun")
 def test_the_expert_that_comes_with_concord_plays_as_well_as_it_says() -> None:
     """500 episodes on levels that it was not trained on, other ones than those of its own evaluation."""
     expert = load_expert(shipped_expert("coinrun", "easy"))

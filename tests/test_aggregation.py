@@ -292,6 +292,14 @@ def test_equal_gradients_have_no_variance_whatever_rounding_says() -> None:
             assert_close(update.value, row, rtol=1e-4, atol=0)
 
 
+def test_squares_that_overflow_are_a_variance_without_end() -> None:
+    gradients = torch.tensor([[1e18, 1e20, 1e30], [1.1e18, 1.5e20, 2e30], [0.9e18, 0.5e20, 3e30]])
+    update = aggregate(SandMask(0.5, steepness=1e35), gradients)
+    expected = aggregate(SandMask(0.5, steepness=1e35), gradients.double())
+    assert_close(update.kept.double(), expected.kept, rtol=1e-3, atol=1e-3)
+    assert update.kept[0] > 0.5
+
+
 def test_a_zero_counts_for_neither_sign() -> None:
     gradients = torch.tensor([[1.0], [0.0], [1.0], [1.0]])  # |Σ sign| is 3 of 4
     assert aggregate(AndMask(0.75), gradients).kept.item() == 1

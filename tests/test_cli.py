@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -521,7 +522,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("store")
         opened = Store.open(folder)
     for accuracy in (0.75, float("nan")):
-        run_id = opened.start_run("mine", "one", {}, {})
+        run_id = opened.start_run("mine", "one", {"aggregator": "and-mask", "objective": "irm"}, {})
         uri = log_model(opened, run_id, torch.nn.Linear(3, 2).eval(), torch.ones(2, 3))
         register(opened, uri, run_id, "mine", {"validation_accuracy": accuracy}, "validation_accuracy", "max")
     return folder
@@ -541,11 +542,32 @@ def test_a_model_that_is_not_there_is_refused(refused: Callable[..., str], store
 def test_models_follow_the_contract(concord_: Concord, store: Path) -> None:
     first = {"name": "mine", "version": 1, "aliases": ["champion"], "metrics": {"validation_accuracy": 0.75}}
     second = {"name": "mine", "version": 2, "aliases": [], "metrics": {"validation_accuracy": None}}  # JSON has no NaN
-    assert concord_("models", "--json", "--output", store).json == {"models": [second, first]}
-    assert concord_("models", "show", "mine", "--json", "--output", store).json == {"models": [first]}
+    both = concord_("models", "--json", "--output", store).json["models"]
+    assert [{key: each[key] for key in first} for each in both] == [second, first]
+    (shown,) = concord_("models", "show", "mine", "--json", "--output", store).json["models"]
+    assert shown == both[1]
+    assert {key: shown[key] for key in ("criterion", "aggregator", "objective", "run", "inputs", "outputs")} == {
+        "criterion": "validation_accuracy",
+        "aggregator": "and-mask",
+        "objective": "irm",
+        "run": "one",
+        "inputs": "float32 (-1, 3)",
+        "outputs": "float32 (-1, 2)",
+    }
+    assert datetime.fromisoformat(shown["created"]) - datetime.now(UTC) < timedelta(minutes=10)
+    assert (shown["promoted"], len(shown["run_id"]), shown["data"]) == (False, 32, None)
     table = concord_("models", "--output", store).out
-    assert "champion" in table
-    assert "validation_accuracy 0.7500" in table
+    for text in ("champion", "validation_accuracy 0.7500", "and-mask, irm", "float32 (-1, 3) → float32 (-1, 2)", "one"):
+        assert text in table
+    page = concord_("models", "show", "mine", "--output", store).out
+    for text in ("and-mask, irm", "float32 (-1, 3)", f"{datetime.now(UTC):%Y-%m-}", shown["run_id"]):
+        assert text in page
+
+
+def test_or_better_belongs_to_promote(refused: Callable[..., str], store: Path) -> None:
+    assert refused("models", "show", "mine", "--or-better", "--output", store) == (
+        "--or-better: only with models promote, not show"
+    )
 
 
 # --- passwords

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import pwd
 import re
 import runpy
 import shutil
@@ -170,6 +171,52 @@ def test_a_cluster_is_of_whoever_calls_sudo_and_of_whoever_calls(
     if sudo is not None:
         monkeypatch.setenv("SUDO_UID", sudo)
     assert runpy.run_path(str(SCRIPT))["_user"]().pw_uid == whose
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root does is tried as root")
+def test_links_in_the_users_folder_lead_root_to_nobody_elses_files() -> None:
+    defined = runpy.run_path(str(SCRIPT))
+    user = pwd.getpwnam("nobody")
+    # Where the user gets through, unlike in pytest's own folders.
+    outer = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
+    try:
+        outer.chmod(0o711)
+        theirs, folder = outer / "theirs", outer / "users"
+        theirs.mkdir()
+        (theirs / "config").write_text("theirs")
+        (theirs / "secret").write_text("theirs")
+        (theirs / "secret").chmod(0o600)
+        folder.mkdir()
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        name = f"c{os.getpid()}"
+        cluster = defined["LocalCluster"](name, "10.0.0", folder, user)
+        (folder / "runs").symlink_to(theirs)
+        with pytest.raises(defined["UsageError"], match="runs: belongs to another user"):
+            cluster._make_folders()
+        (folder / "runs").unlink()
+        for link, target in {
+            "mlflow-auth.ini": "config",
+            "mlflow-password": "secret",
+            "logs/ray.log": "config",
+        }.items():
+            (folder / "logs").mkdir(exist_ok=True)
+            os.chown(folder / "logs", user.pw_uid, user.pw_gid)
+            (folder / link).symlink_to(theirs / target)
+        cluster._make_folders()
+        with pytest.raises(PermissionError):
+            cluster._read("mlflow-password")
+        cluster._write("mlflow-auth.ini", "mine")
+        with cluster._as_user(), cluster._log(folder / "logs" / "ray.log") as log:
+            log.write(b"mine")
+        assert {path.name: path.read_text() for path in theirs.iterdir()} == {"config": "theirs", "secret": "theirs"}
+        assert {path.lstat().st_uid for path in (theirs, *theirs.iterdir())} == {0}
+        mine = ["runs", "token", "mlflow-key", "mlflow-auth.ini", "logs/ray.log"]
+        assert {(folder / path).lstat().st_uid for path in mine} == {user.pw_uid}
+        assert [(folder / path).read_text() for path in mine[3:]] == ["mine", "mine"]
+        assert os.geteuid() == 0
+    finally:
+        shutil.rmtree(outer)
+        shutil.rmtree(f"/tmp/{name}-{user.pw_uid}", ignore_errors=True)
 
 
 def test_a_python_without_ray_is_refused_before_anything_starts(tmp_path: Path) -> None:

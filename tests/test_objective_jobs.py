@@ -1,6 +1,8 @@
 """The jobs on objectives, small: they train from the command line, their reports are whole, wrong input is one line."""
 
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from test_shortcut_environments import write_sst2
 from concord.cli import main
 from concord.training import Place, load_job, train
 from concord.training.loop import Silent
+from concord.training.run import criterion_of, shortfall
 
 
 @pytest.fixture
@@ -159,3 +162,19 @@ def test_a_run_that_never_becomes_alike_says_so(
     assert result["metrics"]["spread_reached"] == 0.0
     kept = int(result["metrics"]["kept_epoch"])
     assert f"--stop-spread 1e-12: never reached; the model of epoch {kept} is kept" in printed.err
+    assert result["champion"] == (result["metrics"]["worst_held_out_accuracy"] >= 0.625)  # however small its spread
+
+
+def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Path) -> None:
+    job = load_job("colored-mnist").job
+    config = job.config(data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1)
+    metrics = train(job, config, Place(), Silent()).metrics
+    criterion, mode = criterion_of(job, metrics)
+    assert (criterion, mode) == ("held_out_spread", "min")
+    short = shortfall(job, config, metrics)
+    assert short is not None
+    assert short.endswith("is below 0.625, which the job requires of a champion")
+    invariant = {"held_out_spread": 1.0, "worst_held_out_accuracy": 0.67}  # what meta-IRM reaches
+    assert shortfall(job, config, invariant) is None
+    assert shortfall(job, dataclasses.replace(config, classes=10), invariant) is None
+    assert shortfall(job, config, {"held_out_spread": 0.0, "worst_held_out_accuracy": math.nan}) is not None

@@ -10,6 +10,8 @@ from gymnasium.vector import AutoresetMode
 from concord.errors import InputError
 from concord.reinforcement.procgen_environment import ACTIONS, GAMES, LARGEST_LEVEL, ProcgenVectorEnv
 
+pytestmark = pytest.mark.usefixtures("coinrun")
+
 Steps = list[tuple[npt.NDArray[Any], ...]]
 
 

@@ -2,19 +2,25 @@
 
 import dataclasses
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from concord.errors import InputError
 from concord.training import load_job
 from concord.training.run import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = README + "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = "".join(path.read_text() for path in PAGES)
 
 
 def snippet(name: str) -> str:
@@ -23,12 +29,16 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "procgen", "objective"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None) -> None:
+    test_a_snippet_runs_as_it_stands("procgen")
 
 
 def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
@@ -118,3 +128,96 @@ def test_every_command_of_the_readme_exists() -> None:
     named = set(re.findall(r"`concord ([a-z]+)", README)) | set(re.findall(r"^concord ([a-z]+)", README, re.MULTILINE))
     assert named <= set(COMMANDS)
     assert named >= {"jobs", "train", "tune", "report", "demo", "models", "ui", "bench"}
+
+
+# ---- the commands of the documents, as a shell takes them
+
+# In place of the program: keeps the words it was given. There are no other programs.
+PRELUDE = r"""
+PATH=/nowhere
+concord() { printf '%s\037' "$@" >> .said; printf '\036' >> .said; }
+"""
+
+
+def commands(page: Path, shell: str, folder: Path) -> list[list[str]]:
+    """The words of every `concord …` of a page, as this shell divides them; it has to make no file of its own."""
+    text = page.read_text()
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in fenced if not language]
+    inline = re.findall(
+        r"`((?:\w+=\S+ )?concord [a-z]+ [^`|]*--[^`|]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    )
+    script = [block for block in blocks if re.search(r"\bconcord [a-z]", block)]
+    script += [" ".join(each.split()) for each in inline]
+    folder.mkdir()
+    (folder / "script").write_text("\n".join([PRELUDE, *script]))
+    flags = ["-f"] if shell == "zsh" else ["--norc"]
+    subprocess.run([shutil.which(shell) or shell, *flags, "script"], cwd=folder, capture_output=True, check=False)
+    made = {path.name for path in folder.iterdir()} - {"script", ".said"}
+    assert made <= {"log.jsonl"}, "an unquoted > makes files"
+    said = (folder / ".said").read_text() if (folder / ".said").exists() else ""
+    return [command.split("\037")[:-1] for command in said.split("\036")[:-1]]
+
+
+class Parsed(Exception):  # noqa: N818 - it ends a command, as intended
+    """The options are right."""
+
+
+def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse the words, and check the options as `concord submit` does before it sends them; run nothing.
+
+    Raises:
+        InputError: there is no such option, or its value is wrong.
+    """
+    from concord.cli import COMMANDS, cluster
+    from concord.cli.parsing import job_and_words, parse
+    from concord.tuning.options import combined
+    from concord.tuning.report import StudyReport
+
+    def parsed(*arguments: Any, **given: Any) -> None:
+        parse(*arguments, **given)
+        raise Parsed
+
+    words = ["synthetic" if word == "JOB" else word for word in words if word != "…"]
+    command, rest = words[0], words[1:]
+    if command == "submit":
+        mine, rest = cluster._divided(rest)
+        parse(cluster._Submit, mine, "concord submit")
+        command, rest = rest[0], rest[1:]
+    if command in ("train", "tune"):
+        job, own = job_and_words(rest, command)
+        cluster._checked(command, job, own, rest[0])
+    elif command in ("report", "data"):
+        job, own = job_and_words(rest, command)
+        options = getattr(job.job, command).options
+        parse(combined(options, StudyReport) if command == "report" else options, own, f"concord {command}")
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[COMMANDS[command].__module__], "parse", parsed)
+            with pytest.raises(Parsed):
+                COMMANDS[command](rest, False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = commands(page, "bash", tmp_path / "shell")
+    assert found
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_job.py").write_text(snippet("job"))
+    for words in found:
+        try:
+            check_command(words, monkeypatch)
+        except InputError as error:
+            pytest.fail(f"concord {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_zsh_reads_the_commands_of_a_page_as_bash_does(page: Path, tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("there is no zsh here")
+    assert commands(page, "zsh", tmp_path / "zsh") == commands(page, "bash", tmp_path / "bash")
+
+
+def test_options_that_the_text_names_can_be_pasted() -> None:
+    for option in re.findall(r"`(--[a-z][^`|…]* [^`|…]*)`", DOCUMENTS):
+        assert not {"<", ">"} & set(shlex.shlex(option, posix=True, punctuation_chars="<>")), option

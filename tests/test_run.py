@@ -78,19 +78,55 @@ def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(ca
         assert any(path.endswith(wanted) for path in artifacts), wanted
 
 
+def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
+    client = Store.open(calm.folder.parent.parent, None).client
+    entry = client.get_run(calm.run_id)
+    logged = {
+        each.dataset.name: (each.tags[0].key, each.tags[0].value, json.loads(each.dataset.profile)["num_rows"])
+        for each in entry.inputs.dataset_inputs
+    }
+    job = load_job(JOB_FILE).job
+    environments = job.environments(job.config(**OPTIONS))
+    sizes = {name: len(environments[name]) for name in "abcd"}
+    held_out = {name: max(round(0.1 * sizes[name]), 1) for name in "abc"}
+    context = "mlflow.data.context"
+    assert logged == {
+        **{name: (context, "train", sizes[name] - held_out[name]) for name in "abc"},
+        **{f"{name}, held out": (context, "held-out", held_out[name]) for name in "abc"},
+        "d": (context, "ood", sizes["d"]),
+    }
+    assert len({each.dataset.digest for each in entry.inputs.dataset_inputs}) == 7
+    assert entry.data.tags["mlflow.source.name"] == "tests/jobs/shared_rule.py"
+    source = json.loads(entry.inputs.dataset_inputs[0].dataset.source)["tags"]
+    assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
+
+
+def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun) -> None:
+    output = calm.folder.parent.parent
+    before = models(Store.open(output, None))
+    kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
+    assert kept.registered is None
+    assert models(Store.open(output, None)) == before
+    client = Store.open(output, None).client
+    assert kept.model is not None
+    assert client.get_logged_model(kept.model.removeprefix("models:/")).source_run_id == kept.run_id
+    again = start(output, name="unregistered", epochs=1, workers=1, resume=True)  # it is finished, also so
+    assert (again.model, again.registered) == (kept.model, None)
+
+
 def test_the_registered_model_predicts_where_concord_is_not_imported(calm: FinishedRun) -> None:
     program = (
         "import sys, json, numpy, mlflow\n"
         f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
         f"model = mlflow.pyfunc.load_model({calm.model!r})\n"
-        "rows = numpy.random.default_rng(0).normal(size=(50, 4)).astype('float32')\n"
+        "rows = numpy.random.default_rng(0).normal(size=(50, 4))\n"  # float64
         "assert not any(name.split('.')[0] == 'concord' for name in sys.modules)\n"
         "print(json.dumps(model.predict(rows).argmax(1).tolist()))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     predicted = np.array(json.loads(done.stdout.strip().splitlines()[-1]))
-    rows = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
+    rows = np.random.default_rng(0).normal(size=(50, 4))
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 

@@ -29,7 +29,9 @@ from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.storage import Folder, StorageError, TakenOverError, access, granted, local, settled, shown
 from concord.tracking import MetricLog, Store
+from concord.tracking.journal import entries
 from concord.training import Place, load_job, train
+from concord.training.distributed import _fetched
 from concord.training.run import FinishedRun, run
 from concord.tuning import journal as journals
 
@@ -91,6 +93,11 @@ def in_mlflow(store: Store, run_id: str, names: set[str]) -> list[tuple[str, int
     """Every point that MLflow has, also if it has two of a step."""
     points = (point for name in names for point in store.client.get_metric_history(run_id, name))
     return sorted((point.key, point.step, point.value) for point in points)
+
+
+def continued(store: Store, run_id: str, names: set[str]) -> dict[tuple[str, int], float]:
+    """The points of the branch that was continued, by name and step."""
+    return {(name, step): value for name in names for step, value in store.history(run_id, name)}
 
 
 def write_environments(folder: Path) -> None:
@@ -252,6 +259,42 @@ def test_a_growing_file_is_kept_in_pieces_of_whole_lines(
         folder.lines("log").fetch()
 
 
+def test_a_growing_file_is_cut_in_all_its_pieces(
+    storage: s3_server.Server, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.storage.folder._PIECE", 50)
+    folder = Folder(ADDRESS / "cut").claimed()
+    written = [f"line {number:02d} {'x' * 11}\n".encode() for number in range(20)]  # of 20 bytes: 3 a piece
+    for start in (19, 12, 7, 3, 0):  # within a piece, and between two
+        lines = folder.lines("log")
+        lines.file.write_bytes(b"")
+        for number in range(20):
+            with lines.file.open("ab") as file:
+                file.write(written[number])
+            lines.keep()
+        lines.cut(20 * start, b"cut\n")
+        expected = b"".join(written[:start]) + b"cut\n"
+        assert lines.file.read_bytes() == expected
+        with lines.file.open("ab") as file:
+            file.write(b"after\n")
+        lines.keep()
+        elsewhere()
+        there = folder.lines("log")
+        there.fetch()
+        assert there.file.read_bytes() == expected + b"after\n"
+        assert len([name for name in folder.names() if name.startswith("log.")]) == start // 3 + 1
+        for name in folder.names():
+            folder.remove(name) if name.startswith("log") else None
+    first = Folder(ADDRESS / "cut").claimed()
+    lines = first.lines("log")
+    lines.file.write_bytes(written[0])
+    lines.keep()
+    Folder(ADDRESS / "cut").claimed()
+    with pytest.raises(TakenOverError):
+        lines.cut(0, b"cut\n")
+    assert lines.file.read_bytes() == written[0]
+
+
 def test_a_storage_that_went_away_is_said_in_one_line(storage: s3_server.Server) -> None:
     folder = Folder(ADDRESS / "gone").claimed()
     (folder.path / "record").write_text("x")
@@ -267,21 +310,21 @@ def test_a_storage_that_went_away_is_said_in_one_line(storage: s3_server.Server)
     folder.keep("record")
 
 
-def test_no_metric_reaches_mlflow_before_the_storage_so_none_is_logged_twice_elsewhere(
+def test_metrics_reach_mlflow_after_the_storage_and_end_as_the_branch_that_was_continued_elsewhere(
     storage: s3_server.Server, elsewhere: Callable[[], None], server: Server, tmp_path: Path
 ) -> None:
     store = Store.open(tmp_path, server.uri)
     run_id = store.start_run("elsewhere", "elsewhere", {}, {})
     folder = Folder(ADDRESS / "metrics").claimed()
 
-    def opened() -> MetricLog:
-        lines = folder.lines("metrics.jsonl")
-        lines.fetch()
-        return MetricLog(lines.file, store.uri, run_id, lines.keeper)
+    def opened(start: int) -> MetricLog:
+        return MetricLog.going_on(folder.lines("metrics.jsonl"), store.uri, run_id, start)
 
-    log = opened()
+    log = opened(0)
     for step in range(50):
         log.log({"loss": float(step)}, step)
+        if step == 29:
+            checkpoint = log.keep()
     storage.stop()
     log.log({"loss": 50.0}, 50)
     with pytest.raises(StorageError):
@@ -292,13 +335,20 @@ def test_no_metric_reaches_mlflow_before_the_storage_so_none_is_logged_twice_els
             thread.join(60)
     sent = len(in_mlflow(store, run_id, {"loss"}))
     storage.start()
-    elsewhere()
-    log = opened()
-    for step in range(100):  # a run that goes on repeats what came after its checkpoint
-        log.log({"loss": float(step)}, step)
-    assert log.close(30.0) == 0
     assert sent <= 50
-    assert in_mlflow(store, run_id, {"loss"}) == [("loss", step, float(step)) for step in range(100)]
+    for number in (1, 2):  # lost twice, and continued elsewhere from the same checkpoint
+        elsewhere()
+        log = opened(checkpoint)
+        for step in range(30, 100, number):
+            log.log({"loss": step + number / 4}, step)
+        assert log.close(30.0) == 0
+    continued = [(step, step + 0.5) for step in range(30, 100, 2)]
+    assert store.history(run_id, "loss") == [(step, float(step)) for step in range(30)] + continued
+    elsewhere()
+    lines = folder.lines("metrics.jsonl")
+    lines.fetch()
+    kept = [(entry.step, entry.metrics["loss"]) for entry in entries(lines.file) if entry.metrics]
+    assert kept == store.history(run_id, "loss")
 
 
 def test_access_of_another_process_replaces_this_ones_keys_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,10 +424,94 @@ def test_a_file_is_fetched_again_only_when_it_changed_and_is_gone_when_it_was_re
     assert not local(address / "x").exists()
 
 
+FETCH = """
+import pathlib, sys
+from concord.storage import local
+for address in sys.argv[1:]:
+    print(local(pathlib.Path(address)).stat().st_size, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_cache_keeps_to_its_limit_by_what_was_used_longest_ago_and_never_by_what_is_in_use(
+    storage: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "below").mkdir(parents=True)
+    for name in "abcdef":
+        (tmp_path / "data" / "below" / name).write_bytes(bytes(1 << 20))
+    address = upload(storage, tmp_path / "data", "limited") / "below"
+    monkeypatch.setenv("CONCORD_CACHE_LIMIT", str(3.5 / 1024))
+
+    def another(*names: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", FETCH, *(str(address / name) for name in names)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in names] == ["1048576\n"] * len(names)
+        return process
+
+    def there() -> set[str]:
+        return {file.name for file in (tmp_path / "cache" / "data").rglob("*") if file.is_file()}
+
+    work = (Folder(ADDRESS / "limited-runs") / "a").claimed()
+    (work.path / "under way").write_bytes(bytes(10))
+    another("a", "b", "c").communicate()
+    another("a").communicate()
+    assert there() == {"a", "b", "c"}
+    with another("c") as lives:
+        local(address / "d")
+        assert there() == {"a", "c", "d"}
+        assert local(address / "e").is_file()
+        assert there() == {"c", "d", "e"}
+        assert local(address / "f").is_file()  # more than the limit is in use
+        assert there() == {"c", "d", "e", "f"}
+        lives.communicate()
+    another("b").communicate()
+    assert there() == {"b", "d", "e", "f"}
+    assert (work.path / "under way").exists()
+    assert local(address / "c").is_file()
+    assert there() == {"c", "d", "e", "f"}
+    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "other"))
+    monkeypatch.setenv("CONCORD_CACHE_LIMIT", "much")
+    with pytest.raises(InputError, match="CONCORD_CACHE_LIMIT much: must be a number of GiB, not negative"):
+        local(address / "a")
+
+
 def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
     storage.client().put_object(Bucket=BUCKET, Key="outside/../../../../../evil.txt", Body=b"1")
     with pytest.raises(InputError, match=r"s3://.*/outside: cannot be fetched; it holds .*evil\.txt"):
         local(ADDRESS / "outside")
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
+    import ray.train
+
+    folder = Folder(ADDRESS / "runs" / "planted")
+    at = f"{BUCKET}/runs/planted/checkpoints"
+    for key in ("good/model.safetensors", "good/deep/x", "evil/model.safetensors", "evil/../../../../../evil.txt"):
+        storage.client().put_object(Bucket=BUCKET, Key=f"runs/planted/checkpoints/{key}", Body=key.encode())
+    files = folder.place_for_ray()["storage_filesystem"]
+    good = _fetched(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
+    assert (good / "model.safetensors").read_text() == "good/model.safetensors"
+    assert (good / "deep" / "x").exists()
+    with pytest.raises(InputError, match=r"--output s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
+        _fetched(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
+    assert not list(tmp_path.rglob("evil.txt"))
+    with pytest.raises(StorageError, match="is no name of a file below it"):
+        _fetched(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
+
+
+def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:
+    folder = Folder(ADDRESS / "runs" / "names")
+    storage.client().put_object(Bucket=BUCKET, Key="runs/names/checkpoints/../../../evil.txt", Body=b"1")
+    with pytest.raises(StorageError, match="it holds"):
+        folder.fetch_all("checkpoints")
+    for name in ("../evil.txt", "a/../../evil.txt", "/evil.txt"):
+        for use in (folder.fetch, folder.remove, folder.fetch_tree):
+            with pytest.raises(StorageError, match="is no name of a file below it"):
+                use(name)
+    with pytest.raises(InputError, match=r"must be one plain address, without \.\."):
+        local(ADDRESS / "data" / ".." / ".." / ".." / "evil.txt")
     assert not list(tmp_path.rglob("evil.txt"))
 
 
@@ -492,8 +626,7 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_of_an_undisturbed_
     report = result(command([*words, "--resume"], tmp_path / "two", storage))
     metrics, logged = trained_here("shared_rule.py", **options)
     assert comparable(report["metrics"]) == {name: value for name, value in metrics.items() if "/" not in name}
-    points = in_mlflow(store, report["run_id"], {name for name, _ in logged})
-    assert points == sorted((name, step, value) for (name, step), value in logged.items())
+    assert continued(store, report["run_id"], {name for name, _ in logged}) == logged
 
 
 @pytest.mark.slow
@@ -560,13 +693,12 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
     report = run(job, job.job.config(**vars(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
     assert comparable(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
-    points = in_mlflow(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged})
-    assert points == sorted((name, step, value) for (name, step), value in logged.items())
+    assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged
 
 
 @pytest.mark.slow
 def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
-    ray_cluster: None, storage: s3_server.Server, server: Server, elsewhere: Callable[[], None]
+    coinrun: None, ray_cluster: None, storage: s3_server.Server, server: Server, elsewhere: Callable[[], None]
 ) -> None:
     job, lines = load_job("coinrun-expert"), list[str]()
     options: dict[str, Any] = {

@@ -1,10 +1,11 @@
 """Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
 
 import json
+import shlex
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import concord
 from concord.cli import main
 from concord.cli.cluster import _checked, _divided, _replaced
 from concord.errors import InputError
-from concord.submission.cluster import _Shown
+from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
 from concord.training import load_job
@@ -134,7 +135,8 @@ def test_headers_in_a_profile_that_others_can_read_are_refused(tmp_path: Path) -
 def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Path) -> None:
     work = tmp_path / "work"
     files = ["job.py", "data/north.npz", "ignored.bin", "server.pem", ".env", "concord-runs/mlflow.db", "venv/lib.py"]
-    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc"]
+    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc", "credentials.json", "kubeconfig", "keys/id_dsa"]
+    files += ["SERVER.PEM", "hub_token.txt"]
     for name in files:
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(name)
@@ -166,9 +168,13 @@ def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> 
     (work / "job.py").write_text("1")
     (tmp_path / "elsewhere.txt").write_text("theirs")
     (work / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (work / ".env").write_text("PASSWORD=theirs")
+    (work / "settings.txt").symlink_to(".env")
+    (work / "more.txt").symlink_to("settings.txt")
+    (work / "same.py").symlink_to("job.py")
     with packed(work, 100) as package:
         assert package.working_dir is not None
-        assert [path.name for path in package.working_dir.iterdir()] == ["job.py"]
+        assert sorted(path.name for path in package.working_dir.iterdir()) == ["job.py", "same.py"]
     (tmp_path / "home").mkdir(exist_ok=True)
     with pytest.raises(InputError, match="is your home"):
         packed(tmp_path / "home", 100).__enter__()
@@ -318,6 +324,44 @@ def test_a_submitted_run_is_followed_listed_and_ends_as_it_does_here(
     ]
     assert main(["logs", result["submission"], *where]) == 0
     assert "run first: 3 environments" in capfd.readouterr().out
+
+
+def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concord.submission.cluster._SILENT_SECONDS", 0.2)
+    cluster = Cluster(Profile.find(address=head.address, token_file=head.token_file))
+    looked, read = 0, 0
+    find, tail = cluster.find, cluster._client.tail_job_logs
+
+    def counted_find(identity: str) -> Submission:
+        nonlocal looked
+        looked += 1
+        return find(identity)
+
+    async def counted_tail(identity: str) -> AsyncIterator[str]:
+        nonlocal read
+        async for piece in tail(identity):
+            read += piece.count("\nfirst line\n")
+            yield piece
+
+    monkeypatch.setattr(cluster, "find", counted_find)
+    monkeypatch.setattr(cluster._client, "tail_job_logs", counted_tail)
+    quiet = "echo first line; sleep 4; echo last line"
+    identity, end = "", time.monotonic() + 60
+    while not identity and time.monotonic() < end:
+        try:
+            identity = cluster._client.submit_job(entrypoint=f"sh -c {shlex.quote(quiet)}")
+        except RuntimeError as error:
+            if "No available agent" not in str(error):  # of a head that has just started
+                raise
+            time.sleep(0.5)
+    shown: list[str] = []
+    assert cluster.follow(identity, shown.append).status == "succeeded"
+    assert "".join(shown).endswith("last line\n")
+    assert "".join(shown).count("\nfirst line\n") == 1
+    assert looked > 5
+    assert read <= 2  # the second time after the job has ended
 
 
 def test_a_submission_is_stopped_once(

@@ -1,28 +1,34 @@
 """What tracking promises, on real MLflow stores: an SQLite file, and a server process that is killed."""
 
+import contextlib
 import json
 import logging
 import math
 import os
+import pickle
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from mlflow_server import Server
+from test_champion import the_best_of_those_at_once_is_the_champion
 
 from concord.errors import InputError, RunFailedError
-from concord.tracking import MetricLog, Store, log_model, models, promote, register, show
+from concord.storage import Folder, JsonLines, append_line, read_lines
+from concord.tracking import MetricLog, Store, log_model, models, promote, register, registry, show
 from concord.tracking.client import metric_name, redact
-from concord.tracking.journal import Journal, Steps, entries
+from concord.tracking.journal import Journal, cut, entries
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -109,14 +115,31 @@ def test_a_store_that_cannot_be_used_is_refused_at_once_in_one_line(tmp_path: Pa
     assert time.monotonic() - start < 8
 
 
-def test_a_server_that_accepts_and_stays_silent_is_refused_within_seconds(tmp_path: Path) -> None:
+def test_a_server_that_accepts_and_stays_silent_is_refused_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("concord.tracking.store._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("concord.tracking.store._LATE_ANSWER_SECONDS", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        start = time.monotonic()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(InputError, match="no answer in time"):
-            Store.open(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert time.monotonic() - start < 8
+            Store.open(tmp_path, uri)
+    assert caplog.messages == [
+        f"tracking at {uri} took the connection and does not answer yet; waiting for it, 1 s at most"
+    ]
+
+
+def test_a_server_that_is_slow_to_answer_at_first_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("concord.tracking.store._ANSWER_SECONDS", 0.5)
+    assert server.process is not None
+    os.killpg(server.process.pid, signal.SIGSTOP)  # connections are taken by the system, and nobody answers
+    threading.Timer(2.0, os.killpg, (server.process.pid, signal.SIGCONT)).start()
+    assert Store.open(tmp_path, server.uri).uri == server.uri
+    assert "waiting for it, 60 s at most" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +205,35 @@ def test_a_deleted_experiment_comes_back_for_a_new_run(store: Store) -> None:
     store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
     store.start_run("gone", "second", {}, {})
     assert "second" in [run.name for run in store.runs("gone", finished_only=False)]
+
+
+def test_an_experiment_that_was_there_becomes_one_of_trainings(store: Store) -> None:
+    made = store.client.create_experiment("made elsewhere")
+    chosen = store.client.create_experiment("of agents", tags={"mlflow.experimentKind": "genai_development"})
+    for name in ("made elsewhere", "of agents", "new"):
+        store.start_run(name, "a run", {}, {})
+    kinds = {
+        name: store.client.get_experiment_by_name(name).tags["mlflow.experimentKind"]
+        for name in ("made elsewhere", "of agents", "new")
+    }
+    ours = "custom_model_development"
+    assert kinds == {"made elsewhere": ours, "of agents": "genai_development", "new": ours}
+    assert made != chosen
+
+
+def test_the_pages_begin_with_trainings_where_a_browser_was_told_nothing() -> None:
+    code = """
+        import concord.tracking.pages, mlflow.server
+        page = mlflow.server.app.test_client().get("/")
+        print(page.headers["cache-control"], page.text[:300])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "no-store" in done.stdout
+    assert "if(localStorage.getItem(k)===null)localStorage.setItem(k,'\"machine_learning\"')" in done.stdout
+    names = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert names["mlflow.app"] == {"concord": "concord.tracking.pages:app"}
 
 
 def test_no_secret_is_tracked(store: Store) -> None:
@@ -263,37 +315,116 @@ def test_a_killed_process_loses_nothing_and_its_torn_last_line_is_cut(
     with journal.open("ab") as file:
         file.write(b'[1795193052061,500,{"a":5')  # as if the machine itself had died
     log = MetricLog(journal, store.uri, run_id)
-    for step in range(400, 600):  # from the last checkpoint
-        log.log({"a": step, "b": -step}, step)
+    log.log({"a": 500, "b": -500}, 500)
     assert log.close(10.0) == 0
-    assert logged(store, run_id, "a") == [(step, float(step)) for step in range(600)]
-    assert logged(store, run_id, "b") == [(step, float(-step)) for step in range(600)]
+    assert logged(store, run_id, "a") == [(step, float(step)) for step in range(501)]
+    assert logged(store, run_id, "b") == [(step, float(-step)) for step in range(501)]
 
 
-def test_a_step_logged_before_is_dropped_name_by_name(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "metrics.jsonl")
-    assert journal.append({"a": 1.0}, 5) == 1
-    assert journal.append({"a": 2.0, "b": 2.0}, 5) == 1
-    assert journal.append({"a": 3.0, "b": 3.0}, 5) == 0
-    journal.close()
-    assert Journal(tmp_path / "metrics.jsonl").append({"a": 4.0, "c": 4.0}, 5) == 1
-    assert [entry.metrics for entry in entries(tmp_path / "metrics.jsonl")] == [{"a": 1.0}, {"b": 2.0}, {"c": 4.0}]
+def going_on(folder: Path, store: Store, run_id: str, start: int | None) -> MetricLog:
+    return MetricLog.going_on(Folder(folder).lines("metrics.jsonl"), store.uri, run_id, start)
 
 
-@given(st.lists(st.integers(-20, 60)))
-def test_steps_are_a_set(steps: list[int]) -> None:
-    ours, plain = Steps(), set[int]()
-    for step in steps:
-        assert ours.add(step) == (step not in plain)
-        plain.add(step)
+def test_a_run_that_goes_on_from_a_checkpoint_leaves_what_came_after_it(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    """Twice from the same one; the branches that are left reach further than the one that is continued."""
+    log = going_on(tmp_path, store, run_id, 0)
+    log.log({}, 5)
+    log.log({"loss": 1.0, "epoch": 1.0}, 10)
+    checkpoint = log.keep()
+    for lost in (1, 2):
+        log.log({"resumed": float(lost)}, 10)
+        for step in (17 + lost, 20, 30 + lost):
+            log.log({"loss": 100.0 * lost, "epoch": 7.0, f"once/{lost}": 1.0}, step)
+        assert log.close(10.0) == 0
+        log = going_on(tmp_path, store, run_id, checkpoint)
+    log.log({"resumed": 3.0}, 10)
+    log.log({"loss": 2.0, "epoch": 2.0}, 20)
+    assert log.close(10.0) == 0
+
+    journal = [(entry.step, entry.metrics) for entry in entries(tmp_path / "metrics.jsonl") if entry.metrics]
+    assert journal == [(10, {"loss": 1.0, "epoch": 1.0}), (10, {"resumed": 3.0}), (20, {"loss": 2.0, "epoch": 2.0})]
+    assert store.history(run_id, "loss") == [(10, 1.0), (20, 2.0)]
+    assert store.history(run_id, "resumed") == [(10, 3.0)]
+    assert store.metrics(run_id) == {"loss": 2.0, "epoch": 2.0, "resumed": 3.0}
+    assert store.run(run_id).metrics == store.metrics(run_id)
+    assert store.run(run_id).tags == {}
 
 
-def test_evenly_spaced_steps_take_no_memory() -> None:
-    steps = Steps()
-    assert all(steps.add(step) for step in range(0, 1_000_000, 10))
-    assert not any(steps.add(step) for step in range(0, 1_000_000, 1000))
-    assert len(steps._ranges) == 1
-    assert not steps._late
+def test_a_run_that_begins_anew_leaves_all_that_was_logged_before(server: Server, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, server.uri)
+    run_id = store.start_run("anew", "named", {}, {})
+    for value in (1.0, math.nan, 3.0):
+        log = going_on(tmp_path, store, run_id, 0)
+        log.log({"loss": value}, 5)
+        assert log.close(10.0) == 0
+    assert store.history(run_id, "loss") == [(5, 3.0)]
+    assert store.metrics(run_id) == {"loss": 3.0}
+    assert [run.metrics for run in store.runs("anew", finished_only=False)] == [{"loss": 3.0}]
+
+
+def test_a_branch_is_left_also_where_the_store_hears_of_it_later(store: Store, run_id: str, tmp_path: Path) -> None:
+    log = going_on(tmp_path, store, run_id, 0)
+    log.log({"loss": 1.0}, 1)
+    checkpoint = log.keep()
+    log.log({"loss": 9.0}, 9)
+    assert log.close(10.0) == 0
+    away = MetricLog.going_on(Folder(tmp_path).lines("metrics.jsonl"), NOWHERE, run_id, checkpoint)
+    assert away.close(0.0) == 1  # that the branch was left
+    assert store.metrics(run_id) == {"loss": 9.0}
+    assert going_on(tmp_path, store, run_id, None).close(10.0) == 0
+    assert store.metrics(run_id) == {"loss": 1.0}
+
+
+def test_of_what_is_logged_twice_the_last_value_counts_where_a_checkpoint_notes_no_length(
+    store: Store, run_id: str, tmp_path: Path
+) -> None:
+    for value in (1.0, 2.0):
+        log = going_on(tmp_path, store, run_id, None)
+        log.log({"loss": value}, 5)
+        assert log.close(10.0) == 0
+    assert store.history(run_id, "loss") == [(5, 2.0)]
+    assert [entry.metrics for entry in entries(tmp_path / "metrics.jsonl")] == [{"loss": 1.0}, {"loss": 2.0}]
+
+
+def test_a_journal_is_cut_once_and_by_whole_lines_only(tmp_path: Path) -> None:
+    lines = Folder(tmp_path).lines("metrics.jsonl")
+    cut(lines, 0)  # there is none
+    journal = Journal(lines.file)
+    lengths = []
+    for step in range(4):
+        journal.append({"a": float(step)}, step)
+        lengths.append(journal.synced())
+    for elsewhere in (lengths[-1], lengths[-1] + 100, lengths[0] + 3):
+        cut(lines, elsewhere)
+        assert [entry.step for entry in entries(lines.file)] == [0, 1, 2, 3]
+    before = list(entries(lines.file))
+    cut(lines, lengths[1])
+    journal.append({"a": 9.0}, 9)  # of a process that is not dead yet
+    for _ in range(2):  # killed before it wrote anything, and again
+        *kept, mark = entries(lines.file)
+        assert kept == before[:2]
+        assert mark.left_since == before[2].timestamp
+        assert mark.timestamp > before[3].timestamp
+        cut(lines, lengths[1])
+    times = [entry.timestamp for entry in before]
+    assert times == sorted(set(times))
+
+
+def test_what_is_left_of_a_torn_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "lines.jsonl"
+    append_line(file, {"a": 1})
+    whole = file.read_bytes()
+    for torn in (b'{"a": 2', b"x" * 200_000):
+        file.write_bytes(whole + torn)
+        append_line(file, {"a": 3})
+        assert [value for value, _ in read_lines(file)] == [{"a": 1}, {"a": 3}]
+    file.write_bytes(b'{"a"')
+    with JsonLines(file) as lines:
+        assert lines.end == 0
+        lines.append(4)
+    assert [value for value, _ in read_lines(file)] == [4]
 
 
 def test_a_run_that_is_gone_is_not_asked_for_for_ever(
@@ -401,19 +532,24 @@ class Branches(torch.nn.Module):
 PREDICT = """
     import sys
     sys.modules["concord"] = None  # importing it fails
-    import mlflow.pyfunc, numpy
+    import mlflow.pyfunc, numpy, pandas
     model = mlflow.pyfunc.load_model(sys.argv[1])
     rows = numpy.linspace(-1, 1, 6000, dtype="float32").reshape(1000, 6)
     assert model.predict(rows[:1]).shape == (1, 2)
-    numpy.save(sys.argv[2], model.predict(rows))
-    print(model.metadata.signature.inputs)
+    answer = model.predict(rows)
+    assert numpy.array_equal(model.predict(rows.astype("float64")), answer)
+    assert numpy.array_equal(model.predict(pandas.DataFrame(rows.astype("float64"))).to_numpy(), answer)
+    ones = numpy.ones((3, 6), int)
+    assert numpy.array_equal(model.predict(ones), model.predict(ones.astype("float32")))
+    numpy.save(sys.argv[2], answer)
+    print(model.metadata.signature.outputs)
 """
 
 
 def predict_elsewhere(uri: str, model: str, tmp_path: Path) -> tuple[torch.Tensor, str]:
     done = subprocess.run(
         [sys.executable, "-I", "-c", textwrap.dedent(PREDICT), model, str(tmp_path / "answer.npy")],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -444,7 +580,47 @@ def test_a_logged_model_predicts_where_concord_is_not(store: Store, run_id: str,
     register(store, uri, run_id, "predicts", {"accuracy": 0.5}, "accuracy", "max")
     answer, signature = predict_elsewhere(store.uri, "models:/predicts@champion", tmp_path)
     torch.testing.assert_close(answer, expected(model))
-    assert "(-1, 6)" in signature
+    assert "(-1, 2)" in signature
+    version = show(store, "predicts")
+    assert (version.inputs, version.outputs) == ("float32 (-1, 6)", "float32 (-1, 2)")
+    assert (version.run, version.run_id) == ("a run", run_id)
+
+
+class _Program:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.witness),)
+
+
+def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: str, tmp_path: Path) -> None:
+    model, rows = Halves().eval(), torch.zeros(2, 6)
+    uri = log_model(store, run_id, model, rows)
+    assert store.artifacts is not None
+    folder = tmp_path / "model"
+    shutil.copytree(store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts", folder)
+    archive, witness = folder / "data" / "model.pt2", tmp_path / "the program ran"
+    with zipfile.ZipFile(archive) as whole:
+        records = {name: whole.read(name) for name in whole.namelist()}
+    (settings,) = (name for name in records if name.endswith("weights/model_weights_config.json"))
+    weights = json.loads(records[settings])
+    weight = next(iter(weights["config"].values()))
+    weight["use_pickle"] = True
+    records[settings] = json.dumps(weights).encode()
+    records[f"{settings.rpartition('/')[0]}/{weight['path_name']}"] = pickle.dumps(_Program(witness))
+    with zipfile.ZipFile(archive, "w") as changed:
+        for name, content in records.items():
+            changed.writestr(name, content)
+    with pytest.raises(Exception, match="pickle"):
+        registry._check_batch_sizes(folder, rows, model(rows).detach())
+    assert not witness.exists()
+    assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION" not in os.environ
+    with contextlib.suppress(Exception):  # that it is one which runs where nobody looks
+        torch.export.load(archive)
+    assert witness.exists()
 
 
 def test_models_are_kept_and_registered_through_a_server(
@@ -462,6 +638,7 @@ def test_models_are_kept_and_registered_through_a_server(
     assert len(list(kept.rglob("model.pt2"))) == 1
     store.finish_run(run_id)
     assert capsys.readouterr() == ("", "")  # standard output belongs to the command line
+    the_best_of_those_at_once_is_the_champion([Store.open(tmp_path, server.uri) for _ in range(3)], "together")
 
 
 @pytest.mark.parametrize("model", [FixedBatch(), Branches()])
@@ -481,6 +658,10 @@ def model_uri(store: Store) -> str:
     return log_model(store, store.start_run("tests", "a model", {}, {}), Halves(), torch.zeros(2, 6))
 
 
+def another_run(store: Store) -> str:
+    return store.start_run("tests", "another", {}, {})
+
+
 @pytest.mark.parametrize(
     ("mode", "values", "champions"),
     [
@@ -490,11 +671,13 @@ def model_uri(store: Store) -> str:
     ],
 )
 def test_the_champion_moves_only_when_strictly_better(
-    store: Store, run_id: str, model_uri: str, mode: str, values: list[float], champions: list[int | None]
+    store: Store, model_uri: str, mode: str, values: list[float], champions: list[int | None]
 ) -> None:
     name = f"champion {mode} {len(values)}"
     for version, (value, champion) in enumerate(zip(values, champions, strict=True), start=1):
-        became = register(store, model_uri, run_id, name, {"accuracy": value, "loss": 1.0}, "accuracy", mode)
+        became = register(
+            store, model_uri, another_run(store), name, {"accuracy": value, "loss": 1.0}, "accuracy", mode
+        )
         assert (became.name, became.version, became.champion) == (name, version, champion == version)
         if champion is None:
             with pytest.raises(InputError):
@@ -504,16 +687,29 @@ def test_the_champion_moves_only_when_strictly_better(
             assert show(store, name).metrics["accuracy"] == values[champion - 1]
 
 
-def test_a_champion_without_the_criterion_stays_until_somebody_promotes(
-    store: Store, run_id: str, model_uri: str
-) -> None:
-    register(store, model_uri, run_id, "judged", {"accuracy": 0.5}, "accuracy", "max")
-    other = register(store, model_uri, run_id, "judged", {"f1": 0.9, "accuracy": 0.9}, "f1", "max")
+def test_a_champion_without_the_criterion_stays_until_somebody_promotes(store: Store, model_uri: str) -> None:
+    register(store, model_uri, another_run(store), "judged", {"accuracy": 0.5}, "accuracy", "max")
+    other = register(store, model_uri, another_run(store), "judged", {"f1": 0.9, "accuracy": 0.9}, "f1", "max")
     assert (other.champion, other.previous) == (False, None)
     assert "has no f1, only accuracy" in other.reason
     assert promote(store, "judged", 2).aliases == ("champion",)
-    third = register(store, model_uri, run_id, "judged", {"accuracy": 0.95}, "accuracy", "max")
+    assert promote(store, "judged", 2, or_better=True).version == 2
+    third = register(store, model_uri, another_run(store), "judged", {"accuracy": 0.95}, "accuracy", "max")
     assert (third.champion, third.previous) == (True, 0.9)  # the champion has accuracy too, whatever it was judged by
+
+
+def test_a_run_that_is_registered_again_has_one_version(store: Store, model_uri: str) -> None:
+    """As after a kill between registering and the record of it, also of one that was no champion."""
+    first, second = another_run(store), another_run(store)
+    for version, (run_id, value, champion) in enumerate([(first, 0.5, True), (second, 0.4, False)], 1):
+        for _ in range(2):
+            became = register(store, model_uri, run_id, "once", {"accuracy": value}, "accuracy", "max")
+            assert (became.version, became.champion) == (version, champion)
+    assert [(each.version, each.run_id) for each in models(store) if each.name == "once"] == [(2, second), (1, first)]
+    # Killed between the version and the alias of the champion.
+    store.client.delete_registered_model_alias("once", "champion")
+    became = register(store, model_uri, first, "once", {"accuracy": 0.5}, "accuracy", "max")
+    assert (became.version, became.champion) == (1, True)
 
 
 def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_id: str, model_uri: str) -> None:

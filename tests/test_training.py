@@ -402,3 +402,10 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert first == again
     assert len(first[1]) == 2
     assert (tmp_path / "sweep.jsonl").read_text() == recorded
+    # Killed as it wrote: what comes next is not spoiled by what is left of the line.
+    (tmp_path / "sweep.jsonl").write_text(recorded[: len(recorded) - 100])
+    assert sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append) == first
+    (_, _, result), before = lines[-3:], len(lines)
+    assert result.startswith("2 of 2: ")
+    assert sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append) == first
+    assert lines[before:] == ["2 of 2 are there already"]

@@ -2,13 +2,15 @@
 """A Ray cluster of several hosts on this machine, with MLflow and PostgreSQL: one command starts it, one ends it.
 
 Every node lives in a network namespace of its own, with an address of its own, on a bridge that only this machine
-reaches: the namespaces have no route to anywhere else. Making them needs root; what runs in them is the user's.
+reaches: the namespaces have no route to anywhere else. Making them needs root; what runs in them is the user's. Files
+are read and written with the user's rights: no link in the user's folder leads root to a file of anybody else's.
 
     cluster.py up        cluster.py status      cluster.py kill 1     a node, as with a power cut
     cluster.py down      cluster.py env         cluster.py start 1    and back
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pwd
@@ -22,9 +24,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 # The same on every Ray node; README.md lists them.
 RAY_PORTS = {
@@ -102,15 +105,16 @@ class LocalCluster:
 
     def environment(self) -> dict[str, str]:
         """What a client of the cluster needs. Raises UsageError if it was never started."""
-        if not (self.folder / "mlflow-password").exists():
-            raise UsageError(f"--folder {self.folder}: no cluster was started there; start one with up")
+        with self._as_user():
+            if not (self.folder / "mlflow-password").exists():
+                raise UsageError(f"--folder {self.folder}: no cluster was started there; start one with up")
         return {
             "RAY_API_SERVER_ADDRESS": self.dashboard,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "MLFLOW_TRACKING_URI": self.tracking_uri,
             "MLFLOW_TRACKING_USERNAME": _USER_NAME,
-            "MLFLOW_TRACKING_PASSWORD": (self.folder / "mlflow-password").read_text(),
+            "MLFLOW_TRACKING_PASSWORD": self._read("mlflow-password"),
         }
 
     # Starting
@@ -139,18 +143,19 @@ class LocalCluster:
     def _start_store(self) -> None:
         address = self._start_postgresql()
         # Without the password, which goes by the environment.
-        (self.folder / "mlflow-auth.ini").write_text(
+        self._write(
+            "mlflow-auth.ini",
             f"[mlflow]\ndefault_permission = NO_PERMISSIONS\ndatabase_uri = {address.format('mlflow_auth')}\n"
             f"admin_username = {_USER_NAME}\nauthorization_function = "
             "mlflow.server.auth:authenticate_request_basic_auth\ngrant_default_workspace_access = false\n"
             # Comparing a password takes its time by design, and training asks often.
-            "auth_cache_ttl_seconds = 60\n"
+            "auth_cache_ttl_seconds = 60\n",
         )
         environment = {
             "MLFLOW_AUTH_CONFIG_PATH": str(self.folder / "mlflow-auth.ini"),
             "MLFLOW_AUTH_ADMIN_USERNAME": _USER_NAME,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": (self.folder / "mlflow-password").read_text(),
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": (self.folder / "mlflow-key").read_text(),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self._read("mlflow-password"),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": self._read("mlflow-key"),
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }
@@ -168,13 +173,16 @@ class LocalCluster:
         """Gives the address of a database, with ``{}`` for its name."""
         data, sockets, binaries = self.folder / "postgresql", self.temporary / "postgresql", _postgresql()
         owner = self._database_owner
-        # What one that was killed left behind; nothing runs here now.
-        shutil.rmtree(sockets, ignore_errors=True)
-        (data / "postmaster.pid").unlink(missing_ok=True)
-        for folder in (data, sockets):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
-        if not (data / "PG_VERSION").exists():
+        with self._as_user():
+            # What one that was killed left behind; nothing runs here now.
+            shutil.rmtree(sockets, ignore_errors=True)
+            (data / "postmaster.pid").unlink(missing_ok=True)
+            for folder in (data, sockets):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if owner != self.user:  # then the user is root, and nobody else writes to these folders
+                    os.chown(folder, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+            made = (data / "PG_VERSION").exists()
+        if not made:
             # Only this user of this machine, through a socket that no other can reach: there is no password to keep.
             make = [str(binaries / "initdb"), "--auth=peer", f"--username={self.user.pw_name}", "-D", str(data)]
             self._run(STORE, make, owner)
@@ -197,9 +205,9 @@ class LocalCluster:
 
     def _start_ray(self, host: str) -> "_Started":
         temporary = self.temporary / host
-        shutil.rmtree(temporary, ignore_errors=True)  # of the node that was here before
-        temporary.mkdir(mode=0o700)
-        os.chown(temporary, self.user.pw_uid, self.user.pw_gid)
+        with self._as_user():
+            shutil.rmtree(temporary, ignore_errors=True)  # of the node that was here before
+            temporary.mkdir(mode=0o700)
         ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
         ray += ["--node-ip-address", self.hosts[host], "--temp-dir", str(temporary), "--num-cpus", str(self.cpus)]
         ray += ["--object-store-memory", str(_OBJECT_STORE_BYTES)]
@@ -236,7 +244,8 @@ class LocalCluster:
             _ip("netns", "delete", self.namespace(host), check=False)  # another "down" may have been quicker
         if _links(self._bridge):
             _ip("link", "delete", self._bridge)
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        with self._as_user():
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
     def kill(self, host: str, number: int = signal.SIGKILL) -> None:
         """Send every process of a host a signal, and with -9 wait until they are gone."""
@@ -286,23 +295,52 @@ class LocalCluster:
         spaces = [line.split()[0] for line in _ip("netns", "list").splitlines() if line]
         return [space.removeprefix(f"{self.name}-") for space in spaces if space.startswith(f"{self.name}-")]
 
+    @contextlib.contextmanager
+    def _as_user(self) -> Iterator[None]:
+        """Do what is done in the body with the user's rights: what the user may not, root does not do for the user."""
+        if os.geteuid() != 0 or self.user.pw_uid == 0:
+            yield
+            return
+        groups = os.getgroups()
+        os.setgroups(os.getgrouplist(self.user.pw_name, self.user.pw_gid))
+        os.setegid(self.user.pw_gid)
+        os.seteuid(self.user.pw_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+    def _read(self, name: str) -> str:
+        with self._as_user():
+            return (self.folder / name).read_text()
+
+    def _write(self, name: str, text: str, mode: int = 0o644) -> None:
+        """A new file of the user's, in place of what is there."""
+        path = self.folder / name
+        with self._as_user():
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w") as file:
+                file.write(text)
+
     def _make_folders(self) -> None:
         for folder in (self.folder, self.folder / "logs", self.folder / "runs", self.temporary):
-            try:
-                # The database's owner has to get through; each secret is for its user alone.
-                folder.mkdir(mode=0o711, parents=folder == self.folder, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--folder {self.folder}: cannot be made ({error.strerror})") from error
-            owner = folder.stat().st_uid
-            if owner not in {0, self.user.pw_uid}:
+            with self._as_user():
+                try:
+                    # The database's owner has to get through; each secret is for its user alone.
+                    folder.mkdir(mode=0o711, parents=folder == self.folder, exist_ok=True)
+                    # In /tmp anybody may have put a link of that name; whose it is then is whose the link is.
+                    about = folder.lstat() if folder == self.temporary else folder.stat()
+                except OSError as error:
+                    raise UsageError(f"{folder}: cannot be made by {self.user.pw_name} ({error.strerror})") from error
+            if about.st_uid != self.user.pw_uid:  # whoever owns it may change what is in it
                 raise UsageError(f"{folder}: belongs to another user")
-            os.chown(folder, self.user.pw_uid, self.user.pw_gid)
         for secret in ("token", "mlflow-password", "mlflow-key"):
-            path = self.folder / secret
-            if not path.exists():
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    file.write(secrets.token_hex(24))
-                os.chown(path, self.user.pw_uid, self.user.pw_gid)
+            with self._as_user():
+                there = (self.folder / secret).exists()
+            if not there:
+                self._write(secret, secrets.token_hex(24), 0o600)
 
     def _make_bridge(self) -> None:
         if not _links(self._bridge):
@@ -357,7 +395,9 @@ class LocalCluster:
         owner: pwd.struct_passwd | None = None,
     ) -> "_Started":
         path = self.folder / "logs" / f"{name}.log"
-        with path.open("ab") as log:
+        with self._as_user():
+            log = self._log(path)
+        with log:
             process = subprocess.Popen(
                 self._words(host, command, owner),
                 cwd="/" if owner else self.folder,
@@ -368,6 +408,16 @@ class LocalCluster:
                 start_new_session=True,
             )
         return _Started(name, process, path)
+
+    @staticmethod
+    def _log(path: Path) -> BinaryIO:
+        """The log, to go on with; a new one in place of a link, or of one that is another's."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            return open(os.open(path, flags, 0o644), "ab")
+        except OSError:
+            path.unlink()
+            return open(os.open(path, flags | os.O_EXCL, 0o644), "ab")
 
     def _run(self, host: str, command: Sequence[str], owner: pwd.struct_passwd) -> None:
         words = self._words(host, command, owner)
@@ -383,7 +433,7 @@ class LocalCluster:
         """Addresses of the Ray nodes that the head node sees."""
         request = urllib.request.Request(
             f"{self.dashboard}/nodes?view=summary",
-            headers={"Authorization": f"Bearer {(self.folder / 'token').read_text()}"},
+            headers={"Authorization": f"Bearer {self._read('token')}"},
         )
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:

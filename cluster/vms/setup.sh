@@ -8,10 +8,10 @@ uv=0.13.9
 
 role=$1
 shift
-extras=
+extras='[coinrun]'
 packages="python3-venv rsync nfs-common"
 if [ "$role" = head ]; then
-    extras='[server]'
+    extras='[coinrun,server]'
     packages="$packages nfs-kernel-server postgresql-common"
     # mlflow.sh makes a database of its own, which listens on no port; Debian's would.
     sudo mkdir -p /etc/postgresql-common/createcluster.d

@@ -1,6 +1,7 @@
 """Ratios measured in one run, interleaved, so that a machine whose speed drifts drifts for both sides.
 
-A benchmark is a file that names its rows: ``rows() -> list[Row]``. ``concord bench`` runs those of the project.
+A benchmark is a file with a function ``rows() -> Iterable[Row]``, best a generator, so that a row is seen when it is
+measured. ``concord bench`` runs those of the project; those that take minutes each lie in a folder ``long``.
 """
 
 import importlib
@@ -8,12 +9,14 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import concord
 from concord.errors import InputError
+
+_LONG = "long"
 
 
 @dataclass(frozen=True)
@@ -75,21 +78,25 @@ def benchmarks_folder() -> Path:
     return inside if inside.is_dir() else package.parent.parent / "tests" / "benchmarks"
 
 
-def run_benchmarks(only: str, say: Callable[[str], None]) -> list[Row]:
-    """The rows of every benchmark whose file name contains ``only``.
+def benchmark_files(only: str = "", everything: bool = False) -> list[Path]:
+    """The benchmarks whose file name contains ``only``: with neither argument, those that take no minutes each.
 
     Raises:
         InputError: there is none.
     """
-    files = [path for path in sorted(benchmarks_folder().glob("*.py")) if only in path.stem]
+    folder = benchmarks_folder()
+    wanted = [*folder.glob("*.py"), *(folder / _LONG).glob("*.py")] if only or everything else [*folder.glob("*.py")]
+    files = sorted((path for path in wanted if only in path.stem), key=lambda path: path.stem)
     if not files:
-        raise InputError(f"--only {only}: no benchmark of this name in {benchmarks_folder()}")
-    rows: list[Row] = []
+        raise InputError(f"--only {only}: no benchmark of this name in {folder}")
+    return files
+
+
+def rows_of(file: Path) -> Iterator[Row]:
+    """The rows of a benchmark, each as soon as it is measured."""
     # Some benchmarks start processes, which import the file by its name.
-    sys.path.insert(0, str(benchmarks_folder()))
-    for path in files:
-        say(f"measuring {path.stem}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rows += importlib.import_module(path.stem).rows()
-    return rows
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from importlib.import_module(file.stem).rows()

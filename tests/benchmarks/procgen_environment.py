@@ -1,9 +1,9 @@
 """Stepping 64 CoinRun environments through gymnasium's interface against Procgen's own."""
 
 import numpy as np
-from procgen import ProcgenGym3Env
 
 from concord.benchmark import Row, interleaved
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
 
 ENVIRONMENTS, STEPS = 64, 200
@@ -11,6 +11,9 @@ ENVIRONMENTS, STEPS = 64, 200
 
 def rows() -> list[Row]:
     """Seconds for 200 steps of all environments, the same random actions, levels and threads; the ratio is of speed."""
+    require_coinrun("procgen_environment")
+    from procgen import ProcgenGym3Env
+
     actions = np.random.default_rng(0).integers(0, ACTIONS, (STEPS, ENVIRONMENTS))
     ours = ProcgenVectorEnv(ENVIRONMENTS, seed=0, threads=2)
     ours.reset()

@@ -1,6 +1,6 @@
 """One step of temporal AND-mask Adam on ResNet-18's weights against PyTorch's Adam."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -21,12 +21,11 @@ def step(make: Callable[..., torch.optim.Optimizer], **options: object) -> Calla
     return make(model.parameters(), lr=1e-3, **options).step
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """The default path, and the fused one."""
     tune_process()
     target = "≤ 1.3" if DEVICE.type == "cuda" else "≤ 1.5"
     synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None
-    found = []
     for name, options, other in (
         ("", {}, {"foreach": True}),
         (", fused", {"fused": True}, {"foreach": True}),
@@ -41,5 +40,4 @@ def rows() -> list[Row]:
         )
         kind = next(iter(other))
         goal = target if kind == "foreach" else "no target"
-        found.append(Row(f"temporal AND-mask Adam{name}, ResNet-18", ours, f"Adam, {kind}", theirs, ratio, goal))
-    return found
+        yield Row(f"temporal AND-mask Adam{name}, ResNet-18", ours, f"Adam, {kind}", theirs, ratio, goal)

@@ -20,6 +20,9 @@ class SandMask:
     Where the variance is zero (one environment, or equal gradients) the argument is infinite: m is 1 above the
     threshold and 0 at or below it. With τ = 1 nothing passes.
 
+    In float32, d environments that differ by less than about √(ε (d + 4)) of their mean (0.2 % for 32) count as equal,
+    and where gradients are so large that their squares overflow (from about 1e19) nothing passes.
+
     Args:
         threshold: the agreement threshold τ in [0, 1].
         steepness: k > 0.
@@ -42,8 +45,10 @@ class SandMask:
         mean = sums["gradient"] / environments
         # Where the gradients are equal, Σg² - d·mean² is not zero but a rounding beside it, which grows with the
         # length of the sums (measured: up to 0.4·d where environments were added one by one).
-        deviations = sums["square"] - environments * mean.square()
-        rounding = (4 + environments) * torch.finfo(mean.dtype).eps * sums["square"]
+        numbers = torch.finfo(mean.dtype)
+        # Squares that overflow are an infinite variance, not a variance of zero: the clamps keep ∞ - ∞ away.
+        deviations = sums["square"] - (environments * mean.square()).clamp_(max=numbers.max)
+        rounding = ((4 + environments) * numbers.eps * sums["square"]).clamp_(max=numbers.max)
         variance = torch.where(deviations > rounding, deviations, 0) / max(environments - 1, 1)
         excess = (sums["sign"].abs() / environments - self.threshold).clamp_(min=0)
         kept = torch.where(excess > 0, torch.tanh(self.steepness * excess / variance), 0)

@@ -7,14 +7,14 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
 
 
 def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Figure:
-    """Fig. 12 of the paper: the value of each of the best runs, a column a method."""
+    """The panel in §3.3 of the paper (Fig. 3.12 of the thesis): each of the best runs, a column a method."""
     figure = Figure(figsize=(1.5 + 1.2 * len(values), 3.2), layout="constrained")
     axes = figure.subplots()
     jitter = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Fig
         places = index + jitter.uniform(-0.12, 0.12, len(each))
         axes.scatter(places, each, color=_COLOURS[index % 4], s=22, alpha=0.8, linewidths=0)
         axes.hlines(float(np.median(each)), index - 0.25, index + 0.25, color=_COLOURS[index % 4])
-    names = [f"{method}\n({len(each)} runs)" for method, each in values.items()]
+    names = [f"{method_name(method)}\n({len(each)} runs)" for method, each in values.items()]
     axes.set_xticks(range(len(values)), names)
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.set_ylabel(measure)
@@ -48,7 +48,9 @@ def mean_curves_figure(
             shown = grid >= max(run[0][0] for run in runs)
             low, high = bootstrapped_interval(lines)
             colour = _COLOURS[index % 4]
-            axes.plot(grid[shown], lines.mean(0)[shown], color=colour, label=f"{method} ({len(runs)} runs)")
+            axes.plot(
+                grid[shown], lines.mean(0)[shown], color=colour, label=f"{method_name(method)} ({len(runs)} runs)"
+            )
             axes.fill_between(grid[shown], low[shown], high[shown], color=colour, alpha=0.2, linewidth=0)
         axes.set(title=panel, xlabel="fraction of the run", ylabel=measure, yscale="log")
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 
 Runs = Mapping[float, Sequence[float]]
 """The values of all runs at each place on the horizontal axis."""
@@ -36,7 +36,7 @@ def flips_figure(panels: Mapping[str, Mapping[str, Runs]], optimal: float | None
         if optimal is not None:
             axes.axhline(optimal, color="black", linewidth=0.8, linestyle=":")
         axes.set_xlabel("p_e of the test")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(method_name(title), fontsize=10)
         axes.set_ylim(0, 1)
     row[0].set_ylabel("test accuracy")
     row[-1].legend(fontsize=8, frameon=False)
@@ -58,7 +58,7 @@ def band_figure(methods: Mapping[str, Runs], across: str, measure: str) -> Figur
         values = [np.array(runs[place]) for place in places]
         mean = np.array([each.mean() for each in values])
         spread = np.array([each.std(ddof=1) if len(each) > 1 else 0.0 for each in values])
-        axes.plot(places, mean, color=_colour(method, index), label=method, marker="o", markersize=3)
+        axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
         axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
     axes.set_xlabel(across)
     axes.set_ylabel(measure)
@@ -106,7 +106,7 @@ def _dots(axes: Axes, method: str, runs: Runs, index: int, shift: float) -> None
     mean = [each.mean() for each in values]
     spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
     axes.errorbar(
-        np.array(places) + shift, mean, yerr=spread, fmt="o-", color=_colour(method, index), label=method,
+        np.array(places) + shift, mean, yerr=spread, fmt="o-", color=_colour(method, index), label=method_name(method),
         markersize=3, linewidth=1, capsize=2,
     )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)

@@ -7,6 +7,38 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette: told apart with every kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 
+# What methods are called where they are published. By the option's value, or the study's method, that chooses them.
+_METHODS = {
+    "mean": "average",
+    "plain": "average",
+    "and-mask": "AND-mask",
+    "geometric-mean": "geometric mean",
+    "xor-mask": "XOR-mask",
+    "sand-mask": "SAND-mask",
+    "erm": "ERM",
+    "irm": "IRMv1",
+    "vrex": "V-REx",
+    "mm-rex": "MM-REx",
+    "dann": "DANN",
+    "meta-irm": "meta-IRM",
+    "l1": "L1",
+    "l2": "L2",
+    "batch-norm": "batch norm",
+    "adam": "Adam",
+    "sgd": "SGD",
+    "temporal-and-mask": "temporal AND-mask Adam",
+    "tpe": "TPE",
+}
+
+
+def method_name(method: str) -> str:
+    """What a reader knows the method as: ``vrex`` is V-REx. A user's own names stay as they are.
+
+    Args:
+        method: an option's value, the name of a study's method, or several of them with commas between.
+    """
+    return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
+
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG of 150 dots an inch, making the folder; returns the path."""

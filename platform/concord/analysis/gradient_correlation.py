@@ -1,33 +1,121 @@
 """What the average gradient contains: the mechanism's signal, or the shortcuts' (AND-mask paper, Fig. 7 and B.3.5)."""
 
-from collections.abc import Callable, Sequence
+import csv
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from concord.aggregation import Aggregator, AndMask, Mean, XorMask
-from concord.gradients import StackedGradients
+from concord.aggregation import AndMask, XorMask, aggregate
+
+# A strict mask leaves a handful of components of some networks, and a correlation over a handful says nothing.
+FEWEST_COMPONENTS = 30
+
+
+class Moments(NamedTuple):
+    """Sums over components of a masked gradient x and a reference gradient y, enough for their correlation."""
+
+    components: int
+    x: float
+    y: float
+    xx: float
+    yy: float
+    xy: float
+
+    @property
+    def rho(self) -> float:
+        """Pearson's correlation; NaN where there are fewer than 3 components, or one of the two is constant."""
+        if self.components < 3:
+            return math.nan
+        covariance = self.xy - self.x * self.y / self.components
+        variances = (self.xx - self.x**2 / self.components) * (self.yy - self.y**2 / self.components)
+        return max(-1.0, min(1.0, covariance / math.sqrt(variances))) if variances > 0 else math.nan
 
 
 class Correlation(NamedTuple):
-    """A correlation between masked and reference gradient.
+    """A correlation between the masked and a reference gradient of one network.
 
     Attributes:
         seed: of the network's weights and of the permutations.
         mask: ``and-mask`` or ``xor-mask``.
         threshold: τ.
         signal: ``mechanism`` (shortcuts permuted away) or ``shortcuts`` (mechanism permuted away).
-        rho: Pearson's correlation over the components that the mask left other than zero; NaN if fewer than 3.
-        components: how many those are.
+        moments: over the components that the mask left other than zero.
     """
 
     seed: int
     mask: str
     threshold: float
     signal: str
-    rho: float
-    components: int
+    moments: Moments
+
+    @property
+    def rho(self) -> float:
+        """Pearson's correlation over the components that are left."""
+        return self.moments.rho
+
+    @property
+    def components(self) -> int:
+        """How many components are left."""
+        return self.moments.components
+
+
+class Summary(NamedTuple):
+    """What several networks say together, and on how much it rests.
+
+    Attributes:
+        networks: networks with at least :data:`FEWEST_COMPONENTS` components left.
+        of: all networks.
+        components: the components left in each network, in order of size.
+        mean, deviation: of ρ over ``networks``, the deviation the sample's; NaN where these are fewer than two, or
+            fewer than half of all.
+        pooled: ρ over the components of all networks together; NaN where these are fewer than
+            :data:`FEWEST_COMPONENTS`.
+    """
+
+    networks: int
+    of: int
+    components: tuple[int, ...]
+    mean: float
+    deviation: float
+    pooled: float
+
+
+def summarize(correlations: Iterable[Correlation]) -> Summary:
+    """Summarize the correlations of several networks with one mask, threshold and signal."""
+    found = list(correlations)
+    counts = tuple(sorted(each.components for each in found))
+    rhos = [each.rho for each in found if each.components >= FEWEST_COMPONENTS and not math.isnan(each.rho)]
+    enough = len(rhos) >= max(2, len(found) / 2)
+    mean, deviation = (statistics.mean(rhos), statistics.stdev(rhos)) if enough else (math.nan, math.nan)
+    count = sum(counts)
+    sums = [sum(column) for column in zip(*(each.moments[1:] for each in found), strict=True)]
+    pooled = Moments(count, *sums).rho if count >= FEWEST_COMPONENTS else math.nan
+    return Summary(len(rhos), len(found), counts, mean, deviation, pooled)
+
+
+def write_correlations(correlations: Iterable[Correlation], path: Path) -> None:
+    """Write one line a correlation; :func:`read_correlations` reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow([*Correlation._fields[:-1], *Moments._fields])
+        for *which, moments in correlations:
+            lines.writerow([*which, moments.components, *(f"{value:.9g}" for value in moments[1:])])
+
+
+def read_correlations(path: Path) -> list[Correlation]:
+    """Read what :func:`write_correlations` wrote."""
+    with path.open(newline="") as file:
+        _, *lines = csv.reader(file)
+    return [
+        Correlation(int(seed), mask, float(threshold), signal, Moments(int(count), *map(float, sums)))
+        for seed, mask, threshold, signal, count, *sums in lines
+    ]
 
 
 def gradient_correlations(
@@ -53,27 +141,35 @@ def gradient_correlations(
     """
     torch.manual_seed(seed)
     model = network()
+    parameters = list(model.parameters())
 
-    def gradient(features: Tensor, rule: Aggregator) -> Tensor:
-        StackedGradients(model, nn.functional.cross_entropy, rule)(features, targets)
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    def gradients(features: Tensor) -> Tensor:
+        """``(environments, components)``. All masks are of the same gradients, which are therefore kept."""
+        of_environments = []
+        for batch, labels in zip(features, targets, strict=True):
+            risk = nn.functional.cross_entropy(model(batch), labels)
+            of_environments.append(torch.cat([part.flatten() for part in torch.autograd.grad(risk, parameters)]))
+        return torch.stack(of_environments)
 
     mechanism, shortcuts = inputs[..., :mechanism_dimensions], inputs[..., mechanism_dimensions:]
     references = {
-        "mechanism": gradient(torch.cat([mechanism, _permuted(shortcuts)], dim=-1), Mean()),
-        "shortcuts": gradient(torch.cat([_permuted(mechanism), shortcuts], dim=-1), Mean()),
+        "mechanism": gradients(torch.cat([mechanism, _permuted(shortcuts)], dim=-1)).mean(0),
+        "shortcuts": gradients(torch.cat([_permuted(mechanism), shortcuts], dim=-1)).mean(0),
     }
+    own = gradients(inputs)
     found = []
     for threshold in thresholds:
         for mask, rule in (("and-mask", AndMask(threshold)), ("xor-mask", XorMask(threshold))):
-            masked = gradient(inputs, rule)
+            masked = aggregate(rule, own).value
             left = masked != 0
             for signal, reference in references.items():
-                rho = float("nan")
-                if int(left.sum()) >= 3:
-                    rho = float(torch.corrcoef(torch.stack([masked[left], reference[left]]).double())[0, 1])
-                found.append(Correlation(seed, mask, threshold, signal, rho, int(left.sum())))
+                moments = _moments(masked[left].double(), reference[left].double())
+                found.append(Correlation(seed, mask, threshold, signal, moments))
     return found
+
+
+def _moments(x: Tensor, y: Tensor) -> Moments:
+    return Moments(len(x), *(float(values.sum()) for values in (x, y, x * x, y * y, x * y)))
 
 
 def _permuted(features: Tensor) -> Tensor:

@@ -76,6 +76,9 @@ def label_noise_figure(curves: Mapping[tuple[float, float], Runs], wrong: str, r
         axes.set_title(title, fontsize=10)
         _finish(axes)
     panels[0].axhline(0.1, color=GREY, linewidth=0.8, linestyle=":")
+    panels[0].text(
+        1, 0.1, "chance", color=GREY, fontsize=8, ha="right", va="bottom", transform=panels[0].get_yaxis_transform()
+    )
     panels[0].set_ylabel("accuracy")
     panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 _STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
@@ -75,7 +75,7 @@ def scaling_figure(curves: Sequence[ScalingCurve], rule: str) -> Figure:
     ]
     bytes_axes.legend(handles=colours, fontsize=8, frameon=False)
     messages_axes.legend(handles=styles, fontsize=8, frameon=False)
-    figure.suptitle(f"{rule} over gloo, weak scaling", fontsize=11)
+    figure.suptitle(f"{method_name(rule)} over gloo, weak scaling", fontsize=11)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name
 
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -59,7 +59,7 @@ def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max
     axes.scatter(order, values, s=10, alpha=0.5, color=BLUE, label="trial", linewidths=0)
     axes.step(order, _best_so_far(values, mode), where="post", color=RED, label="best so far")
     axes.set(xlabel="finished trials", ylabel=_words(metric))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, markerscale=2)  # off the points
     return figure
 
 
@@ -158,7 +158,9 @@ def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: s
             box.set(facecolor=(BLUE, ORANGE)[offset], alpha=0.75)
         boxes["boxes"][0].set_label(label)
     counts = [len(values["ood"]) for values in runs.values()]
-    axes.set_xticks(range(len(runs)), [f"{name}\n({n} seeds)" for name, n in zip(runs, counts, strict=True)])
+    axes.set_xticks(
+        range(len(runs)), [f"{method_name(name)}\n({n} seeds)" for name, n in zip(runs, counts, strict=True)]
+    )
     axes.set(ylabel=measure)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
     return figure
@@ -180,7 +182,7 @@ def searches_figure(
         length = min(map(len, values))
         curves = np.stack([_best_so_far(np.asarray(each[:length]), mode) for each in values])
         order = np.arange(1, length + 1)
-        label = f"{search} ({len(values)} studies)"
+        label = f"{method_name(search)} ({len(values)} studies)"
         axes.plot(order, np.median(curves, 0), color=_COLOURS[index], label=label)
         axes.fill_between(order, *np.quantile(curves, [0.25, 0.75], axis=0), color=_COLOURS[index], alpha=0.2, lw=0)
     axes.set(xlabel="finished trials", ylabel=f"best {_words(metric)} so far")

@@ -9,8 +9,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from concord.analysis.figures import BLUE, GREY, ORANGE
-from concord.analysis.gradient_correlation import Correlation
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED, method_name
+from concord.analysis.gradient_correlation import FEWEST_COMPONENTS, Correlation, summarize
 from concord.analysis.training_curves import Evaluated, draw_curves
 
 Points = tuple[Tensor, Tensor]
@@ -68,31 +68,48 @@ def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
 
 
 def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
-    """Fig. 7: mean and standard deviation over seeds of ρ against τ; XOR-mask on the left, AND-mask on the right."""
-    figure = Figure(figsize=(7.5, 3.4))
-    xor_axes, and_axes = figure.subplots(1, 2, sharey=True)
-    for axes, mask in ((xor_axes, "xor-mask"), (and_axes, "and-mask")):
+    """Fig. 7: ρ against τ, and what it rests on; XOR-mask on the left, AND-mask on the right.
+
+    Above, the mean and standard deviation over networks, where at least half of them have enough components left, and
+    crosses for the components of all networks pooled. Below, the components left in each network.
+    """
+    figure = Figure(figsize=(7.5, 5.2), layout="constrained")
+    panels = figure.subplots(2, 2, sharex="col", sharey="row", height_ratios=(3, 2))
+    for column, mask in enumerate(("xor-mask", "and-mask")):
+        above, below = panels[:, column]
+        of_mask = [each for each in correlations if each.mask == mask]
+        thresholds = sorted({each.threshold for each in of_mask})
         for signal, style, colour in (("mechanism", "-", BLUE), ("shortcuts", "--", ORANGE)):
-            chosen = [c for c in correlations if c.mask == mask and c.signal == signal]
-            thresholds = sorted({c.threshold for c in chosen})
-            at = [[c.rho for c in chosen if c.threshold == t and not np.isnan(c.rho)] for t in thresholds]
-            shown = [
-                (t, float(np.mean(values)), float(np.std(values)))
-                for t, values in zip(thresholds, at, strict=True)
-                if values
-            ]
-            x, mean, deviation = (np.array(column) for column in zip(*shown, strict=True))
-            axes.plot(x, mean, style, color=colour, marker=".", label=f"with the {signal} gradient")
-            axes.fill_between(
-                x, mean - deviation, np.minimum(mean + deviation, 1), color=colour, alpha=0.2, linewidth=0
-            )
-        axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.set_xlabel("agreement threshold τ")
-        axes.set_title("XOR-mask: what disagrees" if mask == "xor-mask" else "AND-mask: what agrees", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-    xor_axes.invert_xaxis()
-    xor_axes.set_ylabel("correlation ρ of the masked gradient")
-    and_axes.legend(fontsize=8, frameon=False)
+            at = {
+                threshold: summarize(c for c in of_mask if (c.threshold, c.signal) == (threshold, signal))
+                for threshold in thresholds
+            }
+            enough = [(t, each.mean, each.deviation) for t, each in at.items() if not np.isnan(each.mean)]
+            if enough:
+                x, mean, deviation = (np.array(values) for values in zip(*enough, strict=True))
+                above.plot(x, mean, style, color=colour, marker=".", label=f"{signal}, mean of networks")
+                low, high = np.maximum(mean - deviation, -1), np.minimum(mean + deviation, 1)
+                above.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+            pooled = [(t, each.pooled) for t, each in at.items() if not np.isnan(each.pooled)]
+            if pooled:
+                above.plot(*zip(*pooled, strict=True), "x", color=colour, label=f"{signal}, networks pooled")
+        counts = [(c.threshold, c.components) for c in of_mask if c.signal == "mechanism" and c.components > 0]
+        if counts:
+            below.plot(*zip(*counts, strict=True), ".", color=GREY, markersize=4)
+        empty = [c.threshold for c in of_mask if c.signal == "mechanism" and c.components == 0]
+        below.plot(empty, [0.5] * len(empty), "v", color=RED, markersize=4, label="none left")
+        below.axhline(FEWEST_COMPONENTS, color=GREY, linewidth=0.6, linestyle=":")
+        below.set_yscale("log")
+        below.set_xlabel("agreement threshold τ")
+        above.axhline(0, color=GREY, linewidth=0.6)
+        above.set_title("XOR-mask: what disagrees" if mask == "xor-mask" else "AND-mask: what agrees", fontsize=10)
+        for axes in (above, below):
+            axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].invert_xaxis()
+    panels[0, 0].set_ylabel("correlation ρ of the\nmasked gradient")
+    panels[1, 0].set_ylabel("components left\nin each network")
+    panels[0, 1].legend(fontsize=7, frameon=False, handlelength=3.5)
+    panels[1, 1].legend(fontsize=7, frameon=False)
     return figure
 
 
@@ -102,7 +119,7 @@ def comparison_figure(histories: Mapping[str, Sequence[Evaluated]]) -> Figure:
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
     for axes, (method, history) in zip(panels, histories.items(), strict=True):
         draw_curves(axes, history, "accuracy")
-        axes.set_title(method, fontsize=10)
+        axes.set_title(method_name(method), fontsize=10)
         if axes is not panels[0]:
             axes.set_ylabel("")
             axes.legend().remove()
@@ -115,7 +132,9 @@ def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]])
     axes: Axes = figure.subplots()
     for (method, by_count), colour in zip(accuracies.items(), (BLUE, ORANGE), strict=False):
         counts = sorted(by_count)
-        axes.plot(counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method}, best run")
+        axes.plot(
+            counts, [max(by_count[count]) for count in counts], color=colour, label=f"{method_name(method)}, best run"
+        )
         for count in counts:
             axes.scatter([count] * len(by_count[count]), by_count[count], color=colour, s=10, alpha=0.6, linewidths=0)
     axes.set_xscale("log", base=2)

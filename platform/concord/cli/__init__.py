@@ -21,7 +21,7 @@ from concord.cli.output import complain, without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
 from concord.cli.scaling import scaling
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, UnfinishedError
 
 USAGE = """\
 usage: concord COMMAND [options]
@@ -36,7 +36,7 @@ usage: concord COMMAND [options]
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
-  concord bench                         the benchmark table
+  concord bench                         the benchmark table, in minutes; --all measures everything
   concord scaling                       bytes and messages of a step against workers
 
 JOB is a name from `concord jobs` or a Python file of your own.
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
     """The exit status of a command and what --json shows; what went wrong is said here."""
+    partial: Mapping[str, Any] = {}
     try:
         structured_logs.check()
         if structured_logs.as_json():
@@ -76,6 +77,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         return 0, COMMANDS[words[0]](words[1:], as_json)
     except (InputError, RunFailedError) as error:
         status, problem = (2 if isinstance(error, InputError) else 1), str(error)
+        partial = error.result if isinstance(error, UnfinishedError) else {}
     except KeyboardInterrupt:
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
@@ -83,7 +85,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         complain(without_passwords(traceback.format_exc()))
     problem = without_passwords(problem)
     complain(f"concord: {problem}")
-    return status, {"error": problem}
+    return status, {**partial, "error": problem}
 
 
 def _plain(value: Any) -> Any:

@@ -1,44 +1,83 @@
 """The command that measures: bench."""
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from concord.cli.output import say, table
 from concord.cli.parsing import parse
+from concord.errors import InputError, UnfinishedError
+
+if TYPE_CHECKING:
+    from concord.benchmark import Row
+
+_FIELDS = ("name", "seconds", "reference", "reference_seconds", "ratio", "memory", "reference_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
-    """The benchmark table: ratios, measured interleaved on this machine."""
+    """Ratios, measured interleaved on this machine.
+
+    Every row is printed to standard error as soon as it is measured, with --json as a JSON line; Ctrl-C ends with the
+    table of what there is.
+    """
 
     only: str = ""
-    """Only benchmarks whose file name contains this."""
+    """Only benchmarks whose file name contains this, also those that take minutes."""
+    all: bool = False
+    """Also the benchmarks that take minutes each."""
 
 
 def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The benchmark table."""
-    from concord.benchmark import run_benchmarks
+    from concord.benchmark import benchmark_files, rows_of
     from concord.machine import machine
 
     options = parse(_Bench, words, "concord bench")
-    rows = run_benchmarks(options.only, say)
+    files = benchmark_files(options.only, options.all)
+    rows: list[Row] = []
+    problems = []
+    try:
+        for file in files:
+            say(f"measuring {file.stem}")
+            try:
+                for row in rows_of(file):
+                    rows.append(row)
+                    say(json.dumps(_as_json(row)) if as_json else "  " + "  ".join(_cells(row)))
+            except InputError as error:  # what it measures is not installed
+                if len(files) == 1:
+                    raise
+                say(f"left out: {error}")
+            except Exception as error:  # a package or a device that this one needs; the others go on
+                problems.append(f"{file.stem} could not be measured ({type(error).__name__}: {error})".split("\n")[0])
+                say(problems[-1])
+    except KeyboardInterrupt:
+        problems.append("stopped")
     if not as_json:
         print(machine())
-        shown = [
-            [
-                row.name,
-                _ms(row.seconds) + _gib(row.memory),
-                row.reference,
-                _ms(row.reference_seconds) + _gib(row.reference_memory),
-                f"{row.ratio:.3f}",
-                row.target,
-            ]
-            for row in rows
-        ]
-        table(["what", "time", "against", "time", "ratio", "target"], shown)
-    fields = ("name", "seconds", "reference", "reference_seconds", "ratio", "memory", "reference_memory")
-    return {"machine": machine(), "rows": [{field: getattr(row, field) for field in fields} for row in rows]}
+        table(["what", "time", "against", "time", "ratio", "target"], [_cells(row) for row in rows])
+    result = {"machine": machine(), "rows": [_as_json(row) for row in rows]}
+    if problems:
+        raise UnfinishedError("; ".join(problems), result)
+    return result
+
+
+def _as_json(row: "Row") -> dict[str, Any]:
+    values = dataclasses.asdict(row)
+    return {field: values[field] for field in _FIELDS}
+
+
+def _cells(row: "Row") -> list[str]:
+    return [
+        row.name,
+        _ms(row.seconds) + _gib(row.memory),
+        row.reference,
+        _ms(row.reference_seconds) + _gib(row.reference_memory),
+        f"{row.ratio:.3f}",
+        row.target,
+    ]
 
 
 def _ms(seconds: float) -> str:

@@ -17,6 +17,7 @@ from concord import logs as structured_logs
 from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError, RunFailedError
+from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 
 SUBMITTED = ("train", "tune")
@@ -248,7 +249,6 @@ def _replaced(words: Sequence[str], option: str, value: str) -> list[str]:
 
 def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
     """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
-    from concord.tracking.client import is_secret
     from concord.training.job import OwnJob
     from concord.training.run_folder import new_name
     from concord.tuning.options import config_part, options_for, study_part
@@ -264,10 +264,12 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
         option = sorted(clash)[0].replace("_", "-")
         raise InputError(f"job option --{option}: also an option of concord submit; rename it")
     for word in words:
-        if word.startswith("--") and is_secret(_option(word).removeprefix("--").replace("-", "_")):
+        if word.startswith("--") and is_secret(_option(word)):
             raise InputError(
                 f"{_option(word)}: would be shown on the cluster; let the job read it from the environment"
             )
+        if redact(word) != word:
+            raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
     options = parse(kind, words, f"concord submit {command} {reference}")
     if command == "train":
         config, method = options, getattr(options, "method", None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord import logs
+from concord.redaction import redact
 
 
 def say(line: str) -> None:
@@ -89,6 +90,4 @@ def shown(value: Any) -> str:
 
 def without_passwords(text: str) -> str:
     """The text, its passwords and tokens replaced."""
-    from concord.tracking.client import redact
-
     return redact(text)

@@ -55,6 +55,9 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             return f"{' '.join(event.tokens)}: there is no such option; {meant}{event.prog} --help lists them"
         case "InvalidChoice":
             return f"{option} {event.value}: must be one of {', '.join(event.choices)}"
+        case "MissingArgs":
+            missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
+            return f"{', '.join(missing)}: needed; {event.prog} --help says what it is"
         case "BadValue" if event.reason == "too_few_values":
             return f"{option}: needs a value, {kind}"
         case "BadValue":

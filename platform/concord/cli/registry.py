@@ -2,15 +2,16 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
+from concord.cli import process_group
 from concord.cli.output import say, table, without_passwords
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -28,6 +29,8 @@ class _Models:
     """Of the registered model, for show and promote."""
     version: tyro.conf.Positional[str | None] = None
     """Number of the version, or (for show) an alias; show takes the champion if it is not given."""
+    or_better: bool = False
+    """With promote: versions that are better may take its place, now and later; without it none may."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None
@@ -43,24 +46,68 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
     if options.do == "promote" and not (options.version or "").isdecimal():
         raise InputError(f"models promote {options.name}: which version? give its number")
+    if options.or_better and options.do != "promote":
+        raise InputError(f"--or-better: only with models promote, not {options.do}")
     store = _store(options.output, options.tracking_uri)
     if options.do == "list":
         versions = models(store)
     elif options.do == "show":
         versions = [show(store, str(options.name), options.version or "champion")]
     else:
-        versions = [promote(store, str(options.name), int(str(options.version)))]
-    listed = [
-        {"name": v.name, "version": v.version, "aliases": list(v.aliases), "metrics": v.metrics} for v in versions
-    ]
+        versions = [promote(store, str(options.name), int(str(options.version)), options.or_better)]
     if not as_json and options.do == "show":
         version = versions[0]
-        print(f"{version.uri}  {' '.join(version.aliases)}\nrun {version.run_id}, judged by {version.criterion}")
+        print(f"{version.uri}  {_aliases(version)}")
+        described = {
+            "trained by": _method(version),
+            "judged by": _judged(version),
+            "takes": version.inputs,
+            "gives": version.outputs,
+            "data": version.data,
+            "registered": f"{version.created:%Y-%m-%d %H:%M} UTC",
+            "run": " ".join(filter(None, (version.run, version.run_id))),
+        }
+        table(["", ""], [[name, text] for name, text in described.items() if text])
         table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
     elif not as_json:
-        rows = [[v.name, str(v.version), " ".join(v.aliases), _judged(v)] for v in versions]
-        table(["model", "version", "aliases", "judged by"], rows)
-    return {"models": listed}
+        rows = [
+            [v.name, str(v.version), _aliases(v), _judged(v), _method(v), _signature(v), v.run or "", f"{v.created:%F}"]
+            for v in versions
+        ]
+        table(["model", "version", "aliases", "judged by", "trained by", "signature", "run", "date"], rows)
+    return {"models": [_as_json(version) for version in versions]}
+
+
+def _as_json(version: Any) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "version": version.version,
+        "aliases": list(version.aliases),
+        "promoted": version.promoted,
+        "metrics": version.metrics,
+        "criterion": version.criterion,
+        "aggregator": version.aggregator,
+        "objective": version.objective,
+        "data": version.data,
+        "inputs": version.inputs,
+        "outputs": version.outputs,
+        "run": version.run,
+        "run_id": version.run_id,
+        "created": version.created.isoformat(timespec="seconds"),
+    }
+
+
+def _aliases(version: Any) -> str:
+    return " ".join(version.aliases) + (" (promoted)" if version.promoted else "")
+
+
+def _method(version: Any) -> str:
+    """The aggregator, and the objective if it is no plain mean."""
+    return ", ".join(filter(None, (version.aggregator, version.objective if version.objective != "erm" else None)))
+
+
+def _signature(version: Any) -> str:
+    return f"{version.inputs} → {version.outputs}" if version.inputs else ""
 
 
 def _judged(version: Any) -> str:
@@ -97,24 +144,27 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = _store(options.output, options.tracking_uri)
-    dashboard = _ray_dashboard()
-    say(f"Ray dashboard: {dashboard or 'no Ray is running here; a run shows it while it lasts'}")
+    from concord.training.dashboard import described, running_dashboard
+
+    dashboard = running_dashboard()
+    shown_dashboard = described(dashboard) if dashboard else "you run no Ray here; a run shows it while it lasts"
+    say(f"Ray dashboard: {shown_dashboard}")
     if store.uri.startswith("http"):
         address = without_passwords(store.uri)
         say(f"MLflow UI: {address}")
         return {"mlflow": address, "ray": dashboard}
     address = f"http://{options.host}:{options.port}"
     say(f"MLflow UI: {address}")
-    server = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.uri]
-    server += ["--host", options.host, "--port", str(options.port)]
+    server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
+    server += ["--workers", "1"]  # processes of some 300 MiB each, which one reader does not need
+    if "concord" in entry_points(group="mlflow.app").names:  # not in an installation from before it was there
+        server += ["--app-name", "concord"]
+    # The store's address may hold a password, and everybody on the machine can read the words of a command.
+    environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": store.uri}
+    # Its queues of jobs are for what MLflow does with language models.
+    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     with contextlib.suppress(KeyboardInterrupt):
-        status = subprocess.run(server, check=False, stdout=subprocess.DEVNULL).returncode
+        status = process_group.run(server, environment)
         if status != 0:
             raise RunFailedError(f"the MLflow UI stopped with status {status}; is port {options.port} taken?")
     return {"mlflow": address, "ray": dashboard}
-
-
-def _ray_dashboard() -> str | None:
-    from concord.training.distributed import running_dashboard
-
-    return running_dashboard()

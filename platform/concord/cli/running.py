@@ -50,13 +50,15 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_options(job: Any, words: Sequence[str]) -> Any:
     """With --resume, the options the run was started with: they need not be given again."""
+    import tyro
+
     from concord.training.run_folder import kept_record, restored_config, run_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None
     recorded = kept_record(run_folder(_output(words), words[words.index("--name") + 1]))["config"]
-    return restored_config(job.job.config, recorded)
+    return restored_config(job.job.config, recorded, missing=tyro.MISSING)
 
 
 def _output(words: Sequence[str]) -> Path:
@@ -106,6 +108,8 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
 
 def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
     """The options that the study of this --name was started with, which need not be given again, and their names."""
+    import tyro
+
     from concord.training.run_folder import restored_config
     from concord.tuning.plan import kept_study, study_folder
 
@@ -118,7 +122,8 @@ def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any
         return None, set()
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
-    return restored_config(kind, {**record["config"], **record["options"], "name": name}), set(record["given"])
+    earlier = {**record["config"], **record["options"], "name": name}
+    return restored_config(kind, earlier, missing=tyro.MISSING), set(record["given"])
 
 
 def _print_study(result: Any) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from concord.analysis.scaling_figures import ScalingCurve
 
 _NETWORKS = ("synthetic-mlp", "fast-resnet", "resnet-18")
+_TITLES = {"synthetic-mlp": "the synthetic task's MLP", "fast-resnet": "FastResNet", "resnet-18": "ResNet-18"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,11 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     table(header + (["seconds"] if rows[0]["seconds"] is not None else []), lines)
 
 
+def _drawn_name(network: str, parameters: int) -> str:
+    size = f"{parameters / 1e6:.2f} million parameters"
+    return f"{_TITLES[network]}, {size}" if network in _TITLES else size
+
+
 def _mb(number: float) -> str:
     return f"{number / 1e6:.3f} MB"
 
@@ -147,7 +153,7 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> "list[ScalingCurve]":
         own = [row for row in rows if (row["network"], row["environments"]) == (network, environments)]
         result.append(
             ScalingCurve(
-                network=f"{network}, {own[0]['parameters'] / 1e6:.2f} M",
+                network=_drawn_name(network, own[0]["parameters"]),
                 environments=environments,
                 workers=[row["workers"] for row in own],
                 wire=[row["wire_bytes"] for row in own],

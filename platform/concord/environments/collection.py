@@ -10,6 +10,14 @@ from torch import Tensor
 
 from concord.errors import InputError
 
+SPLITS = {
+    "train": "the training environments",
+    "held_out": "what is held out of the training environments",
+    "validation": "the validation environments",
+    "ood": "the test environments",
+}
+"""What metrics begin with that are of several environments together, and of which. Observed ones have their names."""
+
 Array = Any
 """A tensor, a numpy array, or what ``numpy.asarray`` takes."""
 
@@ -73,7 +81,8 @@ class Environments:
             then. None where the options alone decide the data.
 
     Raises:
-        InputError: no training environment, or a name that stands twice.
+        InputError: no training environment, a name that stands twice, or an observed environment whose metrics would
+            be those of several others.
     """
 
     def __init__(
@@ -98,6 +107,12 @@ class Environments:
             if name in seen:
                 raise InputError(f"environment {name}: named twice; an environment is for one purpose")
             seen.add(name)
+        for name in self.observed:
+            if name in SPLITS:
+                raise InputError(
+                    f"environment {name}: what is observed is reported by its name, and {name}_loss is that of "
+                    f"{SPLITS[name]}; name it otherwise"
+                )
 
     @staticmethod
     def from_arrays(

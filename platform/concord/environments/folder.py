@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from concord.environments.collection import Array, Environments, require_names
+from concord.environments.parquet import read_table
 from concord.errors import InputError
 from concord.storage import listing, local, shown
 
@@ -79,7 +79,7 @@ def _npz(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, 
 
 
 def _parquet(path: Path, inputs: str | Sequence[str], targets: str) -> tuple[Array, Array]:
-    table = pq.read_table(path)
+    table = read_table(path)
     if inputs == "inputs" and "inputs" not in table.column_names:
         inputs = [name for name in table.column_names if name != targets]
     wanted = [inputs] if isinstance(inputs, str) else list(inputs)

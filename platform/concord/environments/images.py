@@ -222,10 +222,11 @@ def read_cifar10(archive: Path) -> ImageDataset:
 
 def _parquet(path: Path) -> LabelledImages:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from concord.environments.parquet import read_table
 
     try:
-        table = pq.read_table(path)
+        table = read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"{path}: cannot be read ({str(error).splitlines()[0]}); it is cut short, or no parquet"

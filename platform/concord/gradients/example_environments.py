@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from concord.aggregation import Aggregator, sum_over_environments
 from concord.errors import InputError
 from concord.gradients.autocast import outputs_of
+from concord.gradients.layout import match_strides
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.per_example import PerExample
 from concord.gradients.stacked import Loss, random_state, set_random_state
@@ -171,7 +172,7 @@ class PerExampleGradients:
             for index, gradient in enumerate(gradients):
                 sum_over_environments(self.rule, gradient[None], sums.part(index), accumulate=True)
         for index, parameter in enumerate(self._parameters):
-            parameter.grad = sums.part(index)["gradient"].to(parameter.dtype)
+            parameter.grad = match_strides(sums.part(index)["gradient"].to(parameter.dtype), parameter)
         return torch.stack(losses).mean()
 
     def _finite(self) -> bool:

@@ -17,6 +17,7 @@ from concord.aggregation import Statistics
 from concord.errors import InputError
 from concord.gradients.example_gradients import Added, ExampleGradients
 from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, symmetric_padding
+from concord.gradients.layout import require_no_hooks_after_accumulation
 from concord.gradients.sums import Sums
 from concord.gradients.supplied_convolution import convolve
 
@@ -220,6 +221,13 @@ class ExampleHooks:
             raise InputError(
                 "model: other parameters want a gradient than when it was registered; remove() that, and register again"
             )
+        require_no_hooks_after_accumulation(self._sums.parameters)
+        for name, parameter in self._sums.parameters.items():
+            if len(parameter._backward_hooks or {}) > 1:  # one is ours
+                raise InputError(
+                    f"parameter {name}: its gradient hook would see the sum over the examples alone, and what it "
+                    "changes would not be in the rule's other statistics; remove it, and do its work after finish()"
+                )
         self._current = _new_pass(arguments, keywords)
 
     def _end(self, model: nn.Module, *_: Any) -> None:

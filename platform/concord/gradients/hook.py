@@ -10,10 +10,11 @@ wrapper such as PyTorch's ``fp16_compress_wrapper`` can be put around :func:`agg
 How the environments' gradients meet is said, with measurements, in :mod:`concord.gradients.exchange`.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import Aggregator
 from concord.aggregation.rule import accumulation_dtype
+from concord.errors import InputError
 from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
-from concord.gradients.layout import trainable
+from concord.gradients.layout import require_unchanged, trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
@@ -179,6 +181,10 @@ def register_aggregation_hook(
     """Aggregate the gradients of a DDP model with ``rule``, every process being one environment.
 
     Call it in every process, before the first backward pass. Arguments as for :class:`AggregationHook`.
+
+    From then on a forward pass for training raises InputError if a parameter was frozen, unfrozen or exchanged since,
+    which DDP does not notice, and so does ``model.join()``: a process without batches would take part as an
+    environment of gradient zero.
     """
     hook = AggregationHook(
         rule,
@@ -189,7 +195,21 @@ def register_aggregation_hook(
         clock=clock,
     )
     model.register_comm_hook(hook, aggregation_hook)
+    model.register_forward_pre_hook(functools.partial(_check_parameters, trainable(model.module)))
+    model.join_hook = _refuse_to_join  # type: ignore[method-assign]  # Join() asks each of its models for it
     return hook
+
+
+def _check_parameters(known: dict[str, nn.Parameter], model: DistributedDataParallel, _: object) -> None:
+    if torch.is_grad_enabled():
+        require_unchanged(model.module, known)
+
+
+def _refuse_to_join(**_: Any) -> NoReturn:
+    raise InputError(
+        "model.join(): uneven numbers of batches cannot be aggregated, since a rule needs every environment at every "
+        "step; give all processes the same number"
+    )
 
 
 class HookedGradients:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.aggregation.rule import accumulation_dtype
+from concord.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,53 @@ class Layout:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that want a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def require_unchanged(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a model whose trainable parameters are not ``parameters`` any more (InputError, which names one).
+
+    A parameter that was frozen, unfrozen or exchanged later would be trained wrongly, or not at all, without a word.
+    """
+    now = trainable(model)
+    if len(now) == len(parameters) and all(now.get(name) is parameter for name, parameter in parameters.items()):
+        return
+    for name, parameter in model.named_parameters():
+        known = parameters.get(name)
+        if known is parameter and not parameter.requires_grad:
+            _refuse(name, "was frozen")
+        if known is None and parameter.requires_grad:
+            _refuse(name, "was unfrozen or added")
+        if known is not None and known is not parameter:
+            _refuse(name, "is another one (load_state_dict with assign=True does that)")
+    _refuse(next(iter(parameters.keys() - now.keys())), "is gone")
+
+
+def require_no_hooks_after_accumulation(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters with a hook that would not run on what is left in ``grad`` (InputError)."""
+    for name, parameter in parameters.items():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f"parameter {name}: its post-accumulate-grad hook cannot run, since the aggregated gradient is put "
+                "there by no backward pass; remove the hook, and do its work after the gradients were aggregated"
+            )
+
+
+def _refuse(name: str, what: str) -> None:
+    raise InputError(
+        f"parameter {name}: it {what} since its gradients were set up; set them up anew after such a change"
+    )
+
+
+def match_strides(value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` with the strides of ``parameter``, as PyTorch leaves a gradient behind; itself if it has them already.
+
+    Fused optimizers walk through a parameter, its gradient and its state side by side in memory, so that other strides
+    pair components that do not belong together. For a parameter with gaps or overlaps in memory the result is dense.
+
+    Args:
+        value: shaped as the parameter.
+        parameter: whose gradient or state it is.
+    """
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

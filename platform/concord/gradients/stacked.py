@@ -14,6 +14,7 @@ from concord.aggregation import Aggregator, sum_over_environments
 from concord.errors import InputError
 from concord.gradients.autocast import outputs_of
 from concord.gradients.exchange import SliceExchange
+from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.nonfinite import NonFinite
 from concord.gradients.recorded import recorded
 from concord.gradients.step import EnvironmentStep
@@ -117,7 +118,8 @@ class StackedGradients:
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
-            InputError: inputs and targets do not fit each other or the names.
+            InputError: inputs and targets do not fit each other or the names, or a parameter was frozen, unfrozen
+                or exchanged since this was made, or has a hook that cannot run.
         """
         self._check(inputs, targets)
         step = self.steps if step is None else step
@@ -130,19 +132,28 @@ class StackedGradients:
 
     def _sum(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Put the summed statistics into ``self._sums``; return losses and the new buffers of the model."""
-        if self.vectorize and len(inputs) > 1:
-            try:
-                return self._sum_vectorized(inputs, targets)
-            except Exception as error:  # whatever the model does that vmap cannot
-                result = self._sum_one_by_one(inputs, targets)  # a mistake of the user's own is raised again here
-                self.vectorize = False
-                reason = str(error).strip().split("\n")[0]
-                warnings.warn(
-                    f"environments are done one after the other, since vmap cannot take this model or loss: {reason}",
-                    stacklevel=4,  # the caller of this object
-                )
-                return result
-        return self._sum_one_by_one(inputs, targets)
+        if not self.vectorize or len(inputs) == 1:
+            return self._sum_one_by_one(inputs, targets)
+        hooked = next((name for name, each in self._sums.parameters.items() if each._backward_hooks), None)
+        if hooked is not None:
+            return self._fall_back(inputs, targets, f"the gradient hook of parameter {hooked} has to see each of them")
+        try:
+            return self._sum_vectorized(inputs, targets)
+        except Exception as error:  # whatever the model does that vmap cannot
+            said = str(error).strip().split("\n")[0]
+            reason = f"vmap cannot take this model or loss: {said}"
+            if _is_out_of_memory(error):
+                together = min(self._chunk, len(inputs))
+                reason = f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
+        return self._fall_back(inputs, targets, reason)  # here the error and what it holds in memory are gone
+
+    def _fall_back(self, inputs: Tensor, targets: Tensor, reason: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Do one environment after the other from now on, and say why."""
+        result = self._sum_one_by_one(inputs, targets)  # a mistake of the user's own is raised again here
+        self.vectorize = False
+        # Reported where this object was called.
+        warnings.warn(f"environments are done one after the other, since {reason}", stacklevel=5)
+        return result
 
     def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())
@@ -201,10 +212,10 @@ class StackedGradients:
         # The parameters come as a tuple: functorch flattens its arguments at every level, and dictionaries cost
         # it 2 % of a small network's step.
         named = dict(zip(self._sums.layout.names, parameters, strict=True))
-        outputs = outputs_of(
-            lambda batch: functional_call(self.model, {**named, **buffers}, (batch,)), inputs, self.autocast
-        )
-        return self.loss(outputs, targets), buffers
+        state = {**named, **buffers}
+        outputs = outputs_of(lambda batch: functional_call(self.model, state, (batch,)), inputs, self.autocast)
+        # A forward pass may write into a buffer or assign it anew; functional_call puts what is assigned into state.
+        return self.loss(outputs, targets), {name: state[name].detach() for name in buffers}
 
     def _sum_of_finite(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Sum the environments whose gradients are finite, or all of them if that is an error anyway.
@@ -258,6 +269,8 @@ class StackedGradients:
                 buffer.copy_(new[name])
 
     def _check(self, inputs: Tensor, targets: Tensor) -> None:
+        require_unchanged(self.model, self._sums.parameters)
+        require_no_hooks_after_accumulation(self._sums.parameters)
         if inputs.ndim < 2 or inputs.shape[:2] != targets.shape[:2] or inputs.shape[0] == 0:
             raise InputError(
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: both must begin with the same "
@@ -265,6 +278,11 @@ class StackedGradients:
             )
         if self.names is not None and len(self.names) != inputs.shape[0]:
             raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # On a CPU PyTorch says so in a RuntimeError like any other.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ from concord.aggregation import Aggregator, Statistics, rescaling_factor
 from concord.aggregation.rule import new_statistics
 from concord.errors import InputError
 from concord.gradients.exchange import SliceExchange
-from concord.gradients.layout import Layout, trainable
+from concord.gradients.layout import Layout, match_strides, trainable
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.step_clock import StepClock
 
@@ -105,7 +105,7 @@ class Sums:
         if any(update.untyped_storage().data_ptr() == sums.untyped_storage().data_ptr() for sums in self.flat.values()):
             update = update.clone()  # a rule may give back a sum as it is; the sums are zeroed for the next step
         for index, parameter in enumerate(self.parameters.values()):
-            parameter.grad = self.layout.part(update, index).to(parameter.dtype)
+            parameter.grad = match_strides(self.layout.part(update, index).to(parameter.dtype), parameter)
         self._clock.switch(before)
         return kept, skipped
 

@@ -7,7 +7,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from concord.errors import InputError
-from concord.gradients.layout import Layout, trainable
+from concord.gradients.layout import (
+    Layout,
+    match_strides,
+    require_no_hooks_after_accumulation,
+    require_unchanged,
+    trainable,
+)
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
@@ -46,10 +52,11 @@ class ObjectiveGradients:
         self.objective = objective
         self.group = group
         self.names = list(names)
-        self._parameters = list(trainable(model).values())
+        self._trainable = trainable(model)
+        self._parameters = list(self._trainable.values())
         if not self._parameters:
             raise InputError("model: none of its parameters requires a gradient")
-        self._layout = Layout.of(trainable(model))
+        self._layout = Layout.of(self._trainable)
         everyone: list[list[str]] = [list(names)]
         self._rank = 0
         if group is not None:
@@ -69,7 +76,11 @@ class ObjectiveGradients:
 
         Raises:
             NonFiniteGradientError: a term, or the gradient, is not finite; in every process.
+            InputError: a parameter was frozen, unfrozen or exchanged since this was made, or has a hook that
+                cannot run.
         """
+        require_unchanged(self.model, self._trainable)
+        require_no_hooks_after_accumulation(self._trainable)
         if self.objective.others and self.group is not None:
             inputs, targets = self._everyones(inputs), self._everyones(targets)
         terms = self.objective.terms(self.model, inputs, targets, step, list(self._own))
@@ -85,7 +96,7 @@ class ObjectiveGradients:
         if not bool(torch.isfinite(flat.sum())):
             self._refuse(everyones.detach(), each, step)
         for index, parameter in enumerate(self._parameters):
-            parameter.grad = self._layout.part(flat, index).to(parameter.dtype)
+            parameter.grad = match_strides(self._layout.part(flat, index).to(parameter.dtype), parameter)
         kept = torch.ones(len(self._parameters), device=flat.device)
         return EnvironmentStep(terms.detach().unflatten(0, (-1, each)).mean(1), kept, ())
 

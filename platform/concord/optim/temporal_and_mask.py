@@ -1,12 +1,14 @@
 """Temporal AND-mask Adam: agreement over time in place of agreement between environments of one step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
+
+from concord.gradients.layout import match_strides
 
 # Elements that are updated together on a processor: what Adam and the mask read and write of them stays in its cache.
 _BLOCK = 1 << 18
@@ -51,7 +53,8 @@ class TemporalAndMaskAdam(Optimizer):
 
     Raises:
         ValueError: an option is out of its range, or a parameter is complex.
-        RuntimeError: a gradient is sparse (in ``step``), or options contradict one another.
+        RuntimeError: a gradient is sparse (in ``step``), or options contradict one another. With ``fused``, in
+            ``step``: a parameter has gaps or overlaps in memory, which PyTorch's fused kernel would write into.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class TemporalAndMaskAdam(Optimizer):
             return
         steps = [self._step_of(parameter, group) for parameter in parameters]
         states = [[self.state[parameter][name] for parameter in parameters] for name in _STATE]
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [match_strides(cast(Tensor, parameter.grad), parameter) for parameter in parameters]
         if group["bias_correction"]:
             counted = steps
         else:  # after infinitely many steps nothing is left to be corrected
@@ -174,6 +177,11 @@ class TemporalAndMaskAdam(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
             for name in _STATE:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        for name in _STATE:  # a checkpoint, or the model since, may have another memory format
+            state[name] = match_strides(state[name], parameter)
+        if group["fused"] and state["sign_avg"].stride() != parameter.stride():
+            shape = tuple(parameter.shape)
+            raise RuntimeError(f"fused: a parameter of shape {shape} has gaps or overlaps in memory; copy it densely")
         step: Tensor = state["step"]
         return step
 

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from concord.errors import InputError, RunFailedError
 from concord.machine import machine
+from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play, policy_of
 from concord.reinforcement.expert import load_expert, save_expert
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
     FIRST_UNSEEN_LEVEL,
     LARGEST_LEVEL,
@@ -31,11 +33,12 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.tracking import MetricLog, log_model, redact, register
+from concord.storage import full_disk_in_one_line, require_space
+from concord.tracking import MetricLog, Registered, log_model, register
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
-from concord.training.run import FinishedRun, Say, already_finished, settled_paths
+from concord.training.run import FinishedRun, Say, already_finished, send_unsent, settled_paths
 from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, run_tags
 
 EXPERT = "expert.safetensors"
@@ -163,7 +166,7 @@ class AgentConfig(RunConfig):
 
 PLACEMENT = frozenset(
     {
-        "name", "address", "output", "resume", "tracking_uri",
+        "name", "address", "output", "resume", "tracking_uri", "register",
         "overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile",
     }
 )  # fmt: skip
@@ -212,11 +215,16 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     name = config.name or new_name(job.name, config, config.game)
     config = dataclasses.replace(config, name=name)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
+    require_coinrun(f"job {job.name}")
     opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
     if opened.report is not None:
         return already_finished(opened, job.name, say)
     say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
-    with kept_honest(opened, job.name, config), ray_session(config, tracked_by_workers=False) as dashboard:
+    with (
+        full_disk_in_one_line(opened.folder),
+        kept_honest(opened, job.name, config),
+        ray_session(config, tracked_by_workers=False) as dashboard,
+    ):
         _check_cpus(config)
         if dashboard:
             say(f"Ray dashboard {dashboard}")
@@ -224,8 +232,6 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
             agent.start(initial.network if initial else None)
             agent.train()
             network, progress = agent.network(), agent.progress
-        if agent.unsent:
-            say(f"{agent.unsent} metrics could not be sent; --name {name} --resume sends them")
         # What is evaluated is what is kept: weights rounded to the file's precision.
         before = initial.provenance if initial else None
         save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
@@ -235,9 +241,14 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
         say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
         save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
         report = _keep(job, config, opened, network, progress, say)
+        # The store may have come back meanwhile: what has taken the model takes the metrics, too.
+        unsent = send_unsent(opened) if agent.unsent and report.model is not None else agent.unsent
+        if unsent:
+            say(f"{unsent} metrics could not be sent; --name {name} --resume sends them")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:  # otherwise --resume has still to keep it
-        opened.record(report=report.as_json())
+        with full_disk_in_one_line(opened.folder):
+            opened.record(report=report.as_json())
     return report
 
 
@@ -273,11 +284,12 @@ class _Agent:
 
         self._config, self._folder, self._say = config, opened.kept, say
         self._folder.fetch_all(_CHECKPOINTS)
+        for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
+            partial.unlink()
         self._kept = _last_checkpoint(opened.folder, say)
         self.unsent = 0
-        lines = opened.kept.lines(METRICS)
-        lines.fetch()
-        self._log = MetricLog(lines.file, opened.store.uri, opened.run_id, lines.keeper)
+        start = self._kept.journal_length if self._kept else 0
+        self._log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._settings = algorithm_config(
             environments=config.environments,
@@ -369,21 +381,27 @@ class _Agent:
 
     def _checkpoint(self) -> None:
         """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
-        self._log.keep()  # who goes on from this checkpoint logs no step before it again
         folder = self._folder.path / _CHECKPOINTS
         folder.mkdir(exist_ok=True)
         arrays, counts = self._algorithm.training_state()
         described = {
             "progress": dataclasses.asdict(self.progress),
             "counts": counts,
+            # Who goes on from here cuts the journal there, and logs what comes after it anew.
+            "journal_length": self._log.keep(),
         }
         path = folder / f"checkpoint_{self.progress.steps:012d}.safetensors"
         new = path.with_suffix(".new")
-        save_file(
-            {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
-            new,
-            {"run": json.dumps(described)},
-        )
+        require_space(folder, sum(value.nbytes for value in arrays.values()))
+        try:
+            save_file(
+                {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
+                new,
+                {"run": json.dumps(described)},
+            )
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
         new.replace(path)
         self._folder.keep(f"{_CHECKPOINTS}/{path.name}")
         for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
@@ -392,11 +410,12 @@ class _Agent:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A checkpoint: what training goes on from, and how far it was."""
+    """A checkpoint: what training goes on from, how far it was, and how long the journal was, where it says so."""
 
     arrays: dict[str, Any]
     counts: dict[str, Any]
     progress: _Progress
+    journal_length: int | None
 
 
 def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
@@ -414,7 +433,7 @@ def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
                 [Evaluation(**evaluation) for evaluation in said["evaluations"]],
                 said["late"],
             )
-            return _Kept(arrays, described["counts"], progress)
+            return _Kept(arrays, described["counts"], progress, described.get("journal_length"))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             say(f"{path.name} cannot be read ({str(error).splitlines()[0]}); the one before is taken")
     return None
@@ -451,7 +470,7 @@ def _provenance(
     config: AgentConfig, progress: _Progress, initial: Any | None, final: Evaluation | None = None
 ) -> dict[str, Any]:
     """What is to be known of an expert: what it plays, how it was trained, on what, and how well it plays."""
-    command = redact(shlex.join(["concord", *sys.argv[1:]])) if Path(sys.argv[0]).name == "concord" else None
+    command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     return {
         "game": config.game,
         "difficulty": config.difficulty,
@@ -500,7 +519,8 @@ def _keep(
     finally:
         environment.close()
     opened.kept.keep(EXPERT, "metrics.json", "figures")
-    registered = None
+    registered: Registered | None = None
+    model: str | None = None
     try:
         store.log_metrics(run_id, metrics, progress.steps)
         for path in (*figures, video):
@@ -509,16 +529,21 @@ def _keep(
         example = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
         uri = log_model(store, run_id, _PolicyAlone(network), example)
         name = f"{job.name}-{config.game}-{config.difficulty}"
-        registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
-        store.finish_run(run_id, "FINISHED")
+        if config.register:
+            registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
+        model = f"models:/{registered.name}/{registered.version}" if registered else uri
     except (RunFailedError, InputError) as error:
         say(f"the model could not be kept in MLflow, --resume tries again: {error}")
+    try:
+        store.finish_run(run_id, "FINISHED")
+    except RunFailedError as error:
+        say(f"the status could not be kept in MLflow, --resume tries again: {error}")
     return FinishedRun(
         job=job.name,
         name=opened.name,
         run_id=run_id,
         seconds=0.0,
-        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        model=model,
         registered=registered,
         kept=opened.kept,
         figures=figures,

@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
+from concord.environments.parquet import read_table
 from concord.errors import InputError, RunFailedError
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
     ACTIONS,
     FIRST_UNSEEN_LEVEL,
@@ -35,7 +37,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.storage import listing, local, shown
+from concord.storage import append_line, listing, local, read_lines, shown
 from concord.training.config import RunConfig
 from concord.training.distributed import ray_session
 from concord.training.process import tune_process
@@ -175,6 +177,7 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
+    require_coinrun("making cloning data")
     folder = options.folder.absolute()
     plan = {
         "format": _FORMAT,
@@ -191,8 +194,7 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
         with ray_session(RunConfig(address=options.address), tracked_by_workers=False):
             for done, (shard, content) in enumerate(_made(path, missing, options), 1):
                 _write(folder / shard.file, content)
-                with (folder / _MADE).open("a") as made_files:
-                    made_files.write(json.dumps({"file": shard.file, "sha256": _checksum(content)}) + "\n")
+                append_line(folder / _MADE, {"file": shard.file, "sha256": _checksum(content)})
                 if done % 8 == 0 or done == len(missing):
                     say(f"{done}/{len(missing)} files")
     described = [_described(folder, made[shard.file]) for shard in shards]
@@ -420,11 +422,13 @@ def _read(path: Path) -> States:
         InputError: it cannot be read, or holds something else.
     """
     try:
-        table = pq.read_table(path).combine_chunks()
+        table = read_table(path).combine_chunks()
         frames = table["frame"].chunk(0)
         pixels = np.frombuffer(frames.buffers()[1], np.uint8).reshape(len(frames), *FRAME)
         policy = table["policy"].chunk(0).flatten().to_numpy().reshape(-1, ACTIONS)
         return States(pixels, policy, *(table[name].to_numpy() for name in ("level", "episode", "step")))
+    except InputError as error:
+        raise InputError(f"--data-dir: {error}") from None
     except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(
@@ -440,9 +444,8 @@ def _whole(folder: Path) -> set[str]:
     """The files that are there as they were made."""
     made: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for line in (folder / _MADE).read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
-                entry = json.loads(line)
+        for entry, _ in read_lines(folder / _MADE):
+            with contextlib.suppress(KeyError, TypeError):
                 made[entry["file"]] = entry["sha256"]
     there = {file for file in made if (folder / file).is_file()}
     return {file for file in there if _checksum((folder / file).read_bytes()) == made[file]}

@@ -142,7 +142,7 @@ class ProcgenRunner(EnvRunner, Checkpointable):
         **_: Any,
     ) -> dict[str, Any]:
         """Weights, and the scale of rewards."""
-        state: dict[str, Any] = {"reward_scale": _reward_scale(self)}
+        state: dict[str, Any] = {"reward_scale": _reward_scale(self)[1]}
         if self._check_component(COMPONENT_RL_MODULE, components, not_components):
             state[COMPONENT_RL_MODULE] = {DEFAULT_MODULE_ID: self.module.get_state()}
         return state
@@ -162,9 +162,17 @@ class ProcgenRunner(EnvRunner, Checkpointable):
         return (), {"config": self.config}
 
 
-def _reward_scale(runner: ProcgenRunner) -> tuple[float, float, float]:
+def _reward_scale(runner: ProcgenRunner) -> tuple[int, tuple[float, float, float]]:
+    """The runner's number (0 samples where the learner is), and its scale of rewards."""
     scale = runner.sampler.scale
-    return scale.count, scale.mean, scale.squares
+    return runner.worker_index or 0, (scale.count, scale.mean, scale.squares)
+
+
+def _scales_by_runner(kept: Mapping[str, Sequence[float]] | Sequence[Sequence[float]]) -> dict[int, tuple[float, ...]]:
+    """Scales of rewards as a checkpoint has them, by number; those of earlier versions are a list, in order."""
+    if isinstance(kept, Mapping):
+        return {int(number): tuple(scale) for number, scale in kept.items()}
+    return dict(enumerate(map(tuple, kept), 0 if len(kept) == 1 else 1))
 
 
 def _for_runner(settings: dict[str, Any], seed: int, index: int) -> dict[str, Any]:
@@ -255,7 +263,8 @@ class PolicyOptimization(PPO):
                     steps[str(index)] = float(value)
                 else:
                     arrays[f"{name}.{index}"] = np.asarray(value)
-        scales = self.env_runner_group.foreach_env_runner(_reward_scale)
+        # Of the runners that live: by number, since one that has died says nothing, and comes again.
+        scales = {str(number): scale for number, scale in self.env_runner_group.foreach_env_runner(_reward_scale)}
         rate = float(optimizer["state"]["param_groups"][0]["lr"])
         return arrays, {"adam_steps": steps, "lr": rate, "reward_scales": scales}
 
@@ -282,9 +291,12 @@ class PolicyOptimization(PPO):
             for index, step in counts["adam_steps"].items()
         }
         self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_OPTIMIZER: {name: optimizer}}})
-        scales = counts["reward_scales"]
+        scales = _scales_by_runner(counts["reward_scales"])
+        if not scales:  # no runner lived
+            return
+        others = next(iter(scales.values()))
         self.env_runner_group.foreach_env_runner(
-            lambda runner: runner.set_state({"reward_scale": tuple(scales[max(runner.worker_index - 1, 0)])})
+            lambda runner: runner.set_state({"reward_scale": scales.get(runner.worker_index or 0, others)})
         )
 
     def _begin_sampling(self) -> None:

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from concord.errors import InputError
+from concord.reinforcement.extra import require_coinrun
 
 GAMES = (
     "bigfish",
@@ -240,6 +241,7 @@ def _check_seed(seed: int) -> None:
 
 def _procgen() -> Any:
     """Procgen's class, without the notice that its old dependency gym prints when it is first imported."""
+    require_coinrun("an environment of Procgen")
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         from procgen import ProcgenGym3Env

@@ -11,19 +11,29 @@ from concord.storage.address import check_address, is_remote, settled, shown
 from concord.storage.cache import listing, local
 from concord.storage.filesystem import StorageError, require_reachable
 from concord.storage.folder import Folder, Lines, TakenOverError
+from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
+from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 
 __all__ = [
     "Folder",
+    "FullDiskError",
+    "JsonLines",
     "Lines",
     "StorageError",
     "TakenOverError",
     "access",
+    "append_line",
     "check_address",
+    "full_disk",
+    "full_disk_in_one_line",
     "granted",
     "is_remote",
+    "json_line",
     "listing",
     "local",
+    "read_lines",
     "require_reachable",
+    "require_space",
     "settled",
     "shown",
 ]

@@ -1,5 +1,6 @@
 """This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from concord.errors import InputError
 from concord.storage.access import endpoint
 from concord.storage.address import is_remote, parts, shown
+from concord.storage.cache_limit import make_room, use
 from concord.storage.filesystem import filesystem, reason
 
 _AT_ONCE = 16
@@ -24,13 +26,22 @@ _SETTLED_SECONDS = 2.0
 def cached(path: Path, kind: str) -> Path:
     """Where this machine has what is at an address: below CONCORD_CACHE, or in the system's place for caches.
 
+    From now on, as long as this process lives, it is not removed to make room (see :mod:`concord.storage.cache_limit`).
+
     Args:
         path: the address.
         kind: what for; what is read and what is written are kept apart.
+
+    Raises:
+        InputError: the address leads out of its bucket, so its place would be elsewhere on this machine's disk.
     """
     scheme, rest = parts(path)
+    if not is_below(rest):
+        raise InputError(f"{shown(path)}: must be one plain address, without ..")
     server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
-    return _root() / kind / f"{scheme}-{server}" / rest
+    target = _root() / kind / f"{scheme}-{server}" / rest
+    use(_root(), target)
+    return target
 
 
 def local(path: Path) -> Path:
@@ -63,6 +74,21 @@ def local(path: Path) -> Path:
     except Exception as error:  # of the network, the credentials, this machine's disk: each has its own
         raise InputError(f"{shown(path)}: cannot be fetched; {reason(error)}") from error
     return target
+
+
+def fetch_folder(found: Any, root: str, target: Path) -> None:
+    """Bring the files below a folder of a storage; those that are here already are not fetched again.
+
+    Args:
+        found: PyArrow's file system.
+        root: the folder in it.
+        target: the folder here.
+
+    Raises:
+        ValueError: one is called such that it would lie elsewhere on this machine's disk; nothing is fetched.
+        OSError, InputError: the storage does not answer, or what came is cut short.
+    """
+    _fetch_all(found, [(each, target / name) for name, each in _below(found, root, recursive=True).items()])
 
 
 def listing(path: Path, recursive: bool = False) -> list[str] | None:
@@ -105,13 +131,20 @@ def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
     prefix = root.rstrip("/") + "/"
     below = {each.path.removeprefix(prefix): each for each in listed if each.is_file}
     for name in below:
-        if name.startswith("/") or ".." in name.split("/"):
+        if not is_below(name):
             raise ValueError(f"it holds {name}, which is no name of a file below it")
     return below
 
 
+def is_below(name: str) -> bool:
+    """Whether what is called so lies in the folder that it is to lie in."""
+    return not name.startswith("/") and ".." not in name.split("/")
+
+
 def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
     missing = [(each, target) for each, target in files if not _is_there(each, target)]
+    if missing:
+        make_room(_root(), sum((each.size or 0) - _size(target) for each, target in missing))
     if len(missing) == 1:
         _fetch(found, *missing[0])
     elif missing:
@@ -119,12 +152,24 @@ def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
             list(threads.map(lambda pair: _fetch(found, *pair), missing))
 
 
+def _size(file: Path) -> int:
+    """Bytes of a file that may not be there."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
 def _is_there(about: Any, target: Path) -> bool:
     try:
         kept = target.stat()
     except OSError:
         return False
-    return bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
+    there = bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
+    if there:  # noted here, since a disk may be mounted such that reading is not
+        with contextlib.suppress(OSError):
+            os.utime(target, ns=(time.time_ns(), kept.st_mtime_ns))
+    return there
 
 
 def _fetch(found: Any, about: Any, target: Path) -> None:
@@ -142,7 +187,7 @@ def _fetch(found: Any, about: Any, target: Path) -> None:
             raise
     changed = about.mtime_ns or 0
     young = changed and abs(time.time_ns() - changed) < _SETTLED_SECONDS * 1e9
-    os.utime(draft.name, ns=(changed, 1 if young else changed))
+    os.utime(draft.name, ns=(time.time_ns(), 1 if young else changed))
     os.replace(draft.name, target)
 
 

@@ -8,8 +8,11 @@ Two machines must not go on with the same folder. Nothing tells a machine that d
 that claims the folder last has it, and the other is refused the next time it keeps something.
 """
 
+import bisect
 import contextlib
 import dataclasses
+import fcntl
+import itertools
 import json
 import os
 import platform
@@ -25,7 +28,7 @@ from typing import Any
 
 from concord.errors import InputError, RunFailedError
 from concord.storage.address import is_remote, shown
-from concord.storage.cache import cached, replace
+from concord.storage.cache import cached, fetch_folder, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
 OWNER = "owner.json"
@@ -111,17 +114,44 @@ class Folder:
     def fetch(self, *names: str) -> None:
         """Bring these files; those that are not kept are removed here."""
         for name in names if self.remote else ():
-            content = self._get(name)
+            path, content = self._here(name), self._get(name)
             if content is None:
-                (self.path / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             else:
-                replace(self.path / name, content)
+                replace(path, content)
 
     def fetch_all(self, below: str) -> None:
         """Bring all files that are in its folder ``below`` itself; others are removed here."""
         if self.remote:
             shutil.rmtree(self.path / below, ignore_errors=True)
             self.fetch(*(f"{below}/{name}" for name in self.names(below)))
+
+    def fetch_tree(self, name: str) -> Path:
+        """Bring its folder ``name`` with all that is below, for every process of this machine; where it is then.
+
+        Of the folders beside it, what was brought before is removed here.
+
+        Raises:
+            InputError: it holds files that are called such that they would lie elsewhere on this machine's disk.
+        """
+        path = self._here(name)
+        if not self.remote:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / ".lock").open("w") as lock, self._storage(name) as (files, root):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes fetches, the others find it there
+            for old in path.parent.iterdir():
+                if old.is_dir() and old != path:
+                    shutil.rmtree(old, ignore_errors=True)
+            try:
+                fetch_folder(files, root, path)
+            except InputError:
+                raise
+            except ValueError as error:
+                problem = f"--output {self.shown}/{name}: {error}"
+            else:
+                return path
+        raise InputError(problem)
 
     def keep(self, *names: str) -> None:
         """Send these files, and all files of these folders, in this order.
@@ -150,11 +180,15 @@ class Folder:
 
         with self._storage(below) as (files, root):
             listed = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-            return sorted(each.base_name for each in listed)
+            names = sorted(each.base_name for each in listed)
+            for name in names:
+                if not is_below(name):
+                    raise ValueError(f"it holds {name}, which is no name of a file below it")
+            return names
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder of it, here and where it is kept, if it is there."""
-        path = self.path / name
+        path = self._here(name)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -206,6 +240,12 @@ class Folder:
             files, root = filesystem(self.place)
             yield files, f"{root}/{below}" if below else root
 
+    def _here(self, name: str) -> Path:
+        """Where a file of it is on this machine, whoever said its name."""
+        if not is_below(name):
+            raise StorageError(f"{self.shown}: {name} is no name of a file below it")
+        return self.path / name
+
     def _get(self, name: str) -> bytes | None:
         with self._storage(name) as (files, path):
             try:
@@ -240,9 +280,8 @@ class Lines:
         self._folder = folder
         self._name = name
         self._lock = threading.Lock()
-        self._number = 0  # of the last piece
-        self._start = 0  # where it begins in the file
-        self._kept = 0  # where it ends
+        self._starts = [0]  # where each piece begins in the file
+        self._kept = 0  # where the last one ends
 
     @property
     def keeper(self) -> Callable[..., None] | None:
@@ -271,9 +310,8 @@ class Lines:
         else:
             target.unlink(missing_ok=True)
         with self._lock:
-            self._kept = sum(map(len, contents))
-            self._number = max(len(numbers) - 1, 0)
-            self._start = self._kept - len(contents[-1]) if contents else 0
+            ends = list(itertools.accumulate(map(len, contents), initial=0))
+            self._starts, self._kept = ends[:-1] or [0], ends[-1]
 
     def keep(self, end: int | None = None) -> None:
         """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``.
@@ -287,16 +325,47 @@ class Lines:
             if end is not None and end <= self._kept:
                 return
             with self.file.open("rb") as lines:
-                lines.seek(self._start)
+                lines.seek(self._starts[-1])
                 content = lines.read()
             content = content[: content.rfind(b"\n") + 1]
-            if self._start + len(content) == self._kept:
+            if self._starts[-1] + len(content) == self._kept:
                 return
             self._folder.check_claim()
-            self._folder._put(self._piece(self._number), content)
-            self._kept = self._start + len(content)
-            if len(content) >= _PIECE:
-                self._number, self._start = self._number + 1, self._kept
+            self._put_last(content)
+
+    def cut(self, start: int, line: bytes) -> None:
+        """Replace all from byte ``start`` on by one line, at once, here and where it is kept.
+
+        Raises:
+            TakenOverError: another process went on with the folder.
+            OSError: the disk of this machine is full; nothing is changed.
+        """
+        with self.file.open("rb") as lines:
+            content = lines.read(start) + line
+        new = self.file.with_name(f"{self.file.name}.new")
+        with new.open("wb") as draft:
+            draft.write(content)
+            draft.flush()
+            os.fsync(draft.fileno())
+        if self._folder.remote:
+            with self._lock:
+                self._folder.check_claim()
+                numbers = range(len(self._starts))
+                del self._starts[max(1, bisect.bisect_right(self._starts, start)) :]
+                # First the piece: a process killed before the others are removed has cut where the next one cuts again.
+                before = len(self._starts)
+                self._put_last(content[self._starts[-1] :])
+                for number in reversed(numbers[before:]):
+                    self._folder.remove(self._piece(number))
+        # Renamed, and not cut short: a process that is not dead yet writes to the file that was.
+        new.replace(self.file)
+
+    def _put_last(self, content: bytes) -> None:
+        """Keep the last piece, and begin another after one that is large."""
+        self._folder._put(self._piece(len(self._starts) - 1), content)
+        self._kept = self._starts[-1] + len(content)
+        if len(content) >= _PIECE:
+            self._starts.append(self._kept)
 
     def _piece(self, number: int) -> str:
         return f"{self._name}.{number:06d}"

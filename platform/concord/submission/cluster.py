@@ -23,13 +23,15 @@ import concord
 from concord.errors import InputError, RunFailedError
 from concord.submission.package import Package
 from concord.submission.profile import Profile
-from concord.training.distributed import running_dashboard
+from concord.training.dashboard import running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take; a package of 100 MiB is unpacked before one comes.
 _ANSWER_SECONDS = 60.0
-# A log that says nothing for so long is asked whether its job is still there.
+# While a log says nothing, its job is looked for so often.
 _SILENT_SECONDS = 30.0
+# How long the log of a job that has ended may take to come.
+_LAST_WORDS_SECONDS = 30.0
 # Between looks at a job that ends, and before a broken connection is made again.
 _POLL_SECONDS = 1.0
 # How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
@@ -246,12 +248,25 @@ class Cluster:
             time.sleep(_POLL_SECONDS)
 
     async def _tail(self, identity: str, log: "_Shown") -> None:
-        """Show the log until it ends or says nothing for a while; it always comes from its start."""
+        """Show the log until its connection is closed, as it is when the job ends; it always comes from its start.
+
+        The connection is kept while the log says nothing, and only the job is looked for meanwhile. Where that has
+        ended, or cannot be found, nobody may be left to close the connection.
+        """
         log.rewind()
         pieces = self._client.tail_job_logs(identity)
-        with contextlib.suppress(StopAsyncIteration, TimeoutError):
-            while True:
-                log.add(await asyncio.wait_for(anext(pieces), _SILENT_SECONDS))
+        ended: float | None = None
+        while True:
+            piece = asyncio.ensure_future(anext(pieces))
+            while not (await asyncio.wait([piece], timeout=_SILENT_SECONDS))[0]:
+                if ended is not None and time.monotonic() - ended > _LAST_WORDS_SECONDS:
+                    return  # which cancels the piece
+                if ended is None and (await asyncio.to_thread(self.find, identity)).status.upper() in _ENDED:
+                    ended = time.monotonic()
+            try:
+                log.add(await piece)
+            except StopAsyncIteration:
+                return
 
     def stop(self, identity: str, seconds: float) -> Submission:
         """End it, and wait for that.

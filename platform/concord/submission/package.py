@@ -11,13 +11,14 @@ from pathlib import Path
 
 import concord
 from concord.errors import InputError
+from concord.redaction import is_secret_file
 from concord.training.job import jobs_folder
 
 # Never of use on the cluster, or not for others' eyes; as is what begins with a dot.
 _LEFT_OUT_FOLDERS = {
     "venv", "node_modules", "__pycache__", "concord-runs", "mlruns", "mlartifacts",
 }  # fmt: skip
-_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".pem", ".key", ".p12", ".env", ".tmp", ".swp", "_rsa", "_ed25519", "_ecdsa")
+_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".tmp", ".swp")
 _MIB = 1 << 20
 
 
@@ -41,7 +42,8 @@ def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) 
     """Copy what goes along into a folder of its own, which is gone afterwards.
 
     Of the working directory go the files that git would take (tracked ones, and others that are not ignored), or all
-    where there is no git; without what is hidden or lies elsewhere (links), environments, caches, results and keys.
+    where there is no git; without what is hidden or lies elsewhere, environments, caches, results and files named like
+    secrets. A link goes along as the file that it leads to, if that would.
 
     Args:
         working_dir: the user's folder; None takes none.
@@ -59,7 +61,8 @@ def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) 
         for path in needed:
             if path not in files:
                 raise InputError(
-                    f"{working_dir / path}: would not go along; it is ignored by git, hidden, or not there"
+                    f"{working_dir / path}: would not go along; it is ignored by git, hidden, named like a secret, "
+                    "or not there"
                 )
     sizes = {path: source.stat().st_size for path, source in files.items()}
     package = Path(concord.__file__).parent
@@ -107,15 +110,24 @@ def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
         for place, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if name not in _LEFT_OUT_FOLDERS and name[0] != "."]
             found += [(Path(place) / name).relative_to(folder) for name in names]
-    return sorted(
-        path
-        for path in found
-        if not _LEFT_OUT_FOLDERS & set(path.parts[:-1])
+    root = folder.resolve()
+    return sorted(path for path in found if _goes_along(path) and _leads_to_one(folder / path, root))
+
+
+def _goes_along(path: Path) -> bool:
+    """By its name, relative to the folder."""
+    return (
+        not _LEFT_OUT_FOLDERS & set(path.parts[:-1])
         and not any(part.startswith(".") for part in path.parts)
         and not path.name.endswith(_LEFT_OUT_ENDINGS)
-        and (folder / path).is_file()
-        and (folder / path).resolve().is_relative_to(folder.resolve())
+        and not is_secret_file(path)
     )
+
+
+def _leads_to_one(path: Path, root: Path) -> bool:
+    """Whether it is, after all links, a file of the folder that goes along itself."""
+    target = path.resolve()
+    return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 
 
 def _of_git(folder: Path) -> list[Path] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
-from concord.tracking import redact
+from concord.redaction import redact
 
 PROFILES = Path("~/.config/concord/profiles.toml")
 _RAY_TOKEN = Path("~/.ray/auth_token")

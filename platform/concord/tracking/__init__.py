@@ -4,11 +4,11 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
+from concord.redaction import redact
 from concord.tracking.child_runs import ChildRuns
-from concord.tracking.client import redact
 from concord.tracking.metric_log import MetricLog
 from concord.tracking.registry import ModelVersion, Registered, log_model, models, promote, register, show
-from concord.tracking.store import Run, Store
+from concord.tracking.store import Run, Store, TrackedData
 
 __all__ = [
     "ChildRuns",
@@ -17,6 +17,7 @@ __all__ = [
     "Registered",
     "Run",
     "Store",
+    "TrackedData",
     "log_model",
     "models",
     "promote",

@@ -6,7 +6,6 @@ one can be watched. Which child belongs to which trial is kept in a file, so tha
 twice.
 """
 
-import json
 import logging
 import threading
 import time
@@ -14,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from concord.tracking.client import import_mlflow, is_final, metric_name, one_line, redact
+from concord.redaction import redact
+from concord.storage import append_line, read_lines
+from concord.tracking.client import import_mlflow, is_final, metric_name, one_line
 from concord.tracking.store import Status, Store, clean_parameters
 
 _logger = logging.getLogger("concord.tracking")
@@ -64,17 +65,9 @@ class ChildRuns:
         self._deadline = 0.0
         self._refused: set[str] = set()
         self._experiment: str | None = None
-        if record.exists():
-            text = record.read_text()
-            if text and not text.endswith("\n"):  # torn by a kill; what comes next is a line of its own
-                self._append("\n")
-            for line in text.splitlines():
-                try:
-                    key, run_id, done = json.loads(line)
-                except ValueError:
-                    continue
-                self._ids[key] = run_id
-                (self._done.add if done else self._done.discard)(key)
+        for (key, run_id, done), _ in read_lines(record) if record.exists() else ():
+            self._ids[key] = run_id
+            (self._done.add if done else self._done.discard)(key)
         self._sender = threading.Thread(target=self._send_for_ever, name="concord-children", daemon=True)
         self._sender.start()
 
@@ -230,10 +223,6 @@ class ChildRuns:
                 del self._waiting[key]
 
     def _write(self, key: str, done: bool) -> None:
-        self._append(json.dumps([key, self._ids[key], done]) + "\n")
-
-    def _append(self, text: str) -> None:
-        with self._record.open("a") as lines:
-            lines.write(text)
+        append_line(self._record, [key, self._ids[key], done])
         if self._keep is not None:
             self._keep()

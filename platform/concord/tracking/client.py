@@ -13,11 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from concord.errors import RunFailedError
+from concord.redaction import redact
 
-# The user part of "scheme://user:secret@host", with or without the secret; and secrets given as ?password=…
-_USER_INFO = re.compile(r"://([^/@\s:]*)(:\S*)?@")
-_SECRET_QUERY = re.compile(r"([?&][\w.-]*(?:password|passwd|secret|token|api_?key)=)[^&\s'\"]+", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"(?:^|[_.\-\s])(?:password|passwd|secret|token|api_?key)$", re.IGNORECASE)
 _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 
 # What the store said about the request itself: asking again would bring the same answer.
@@ -32,20 +29,6 @@ _FINAL_CODES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-
-
-def redact(text: str) -> str:
-    """Return `text` with the passwords and tokens of every URI in it replaced by ``***``.
-
-    A user name before a password stays; user information without a password is taken for a token and goes.
-    """
-    text = _USER_INFO.sub(lambda found: f"://{found[1]}:***@" if found[2] else "://***@", text)
-    return _SECRET_QUERY.sub(r"\1***", text)
-
-
-def is_secret(name: str) -> bool:
-    """Tell whether a parameter or tag of this name (``api_key``, ``hub.token``) holds what must not be stored."""
-    return _SECRET_NAME.search(name) is not None
 
 
 def metric_name(name: str) -> str:

@@ -1,28 +1,41 @@
 """The metrics of a run on this machine's disk, one line a call, so that they outlive whatever should receive them.
 
-The journal is the truth; MLflow has a copy. A line is written by one system call, so that a process killed at
-any moment leaves whole lines and at most one torn last line, which is cut off when the journal is opened again.
-Nothing is kept in memory but which steps were seen, as ranges.
+The journal is the truth; MLflow has a copy. It holds every value that was logged on the way to where the run is: of a
+(name, step) that was logged twice the last value counts, here and in the store.
+
+A checkpoint notes how long the journal was. Who goes on from it cuts off what was logged later (:func:`cut`): that is
+of a branch that was left. What of it the store has already cannot be taken back, so a line in place of what was cut
+says which timestamps are of that branch, and readers of the store leave them out. For this no timestamp comes twice in
+the life of a journal, and each is later than the one before it.
 """
 
 import json
-import os
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from concord.storage import JsonLines, Lines, json_line, read_lines
+
 
 @dataclass(frozen=True)
 class Entry:
-    """What one call logged. `timestamp` is in milliseconds since 1970; `end` is the first byte after the entry."""
+    """What one call logged.
+
+    Attributes:
+        timestamp: in milliseconds since 1970.
+        step, metrics: what was logged.
+        end: the first byte after the entry.
+        left_since: None, but for an entry in place of what was cut off: points with timestamps from this one on, and
+            before the entry's own, are of a branch that was left.
+    """
 
     timestamp: int
     step: int
     metrics: dict[str, float]
     end: int
+    left_since: int | None = None
 
 
 def entries(file: Path, start: int = 0) -> Iterator[Entry]:
@@ -30,85 +43,68 @@ def entries(file: Path, start: int = 0) -> Iterator[Entry]:
 
     A last line without its end is not an entry yet; lines that are none (a full disk cut them) are passed over.
     """
-    with file.open("rb") as lines:
-        end = lines.seek(start)
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            try:
-                timestamp, step, metrics = json.loads(line)  # Python's JSON reads and writes NaN and Infinity
-                yield Entry(int(timestamp), int(step), dict(metrics), end)
-            except (ValueError, TypeError):
-                continue
-
-
-class Steps:
-    """A set of steps. Steps come mostly evenly spaced, and then cost no memory: they are kept as ranges."""
-
-    def __init__(self) -> None:
-        self._ranges: list[range] = []  # ascending and apart
-        self._late: set[int] = set()  # came after a higher one
-
-    def add(self, step: int) -> bool:
-        """Add `step`; return whether it is new."""
-        if not self._ranges:
-            self._ranges.append(range(step, step + 1))
-            return True
-        last = self._ranges[-1]
-        if step > last[-1]:
-            if len(last) == 1:
-                self._ranges[-1] = range(last.start, step + 1, step - last.start)
-            elif step == last[-1] + last.step:
-                self._ranges[-1] = range(last.start, step + 1, last.step)
-            else:
-                self._ranges.append(range(step, step + 1))
-            return True
-        before = bisect_right(self._ranges, step, key=lambda each: each.start) - 1
-        if (before >= 0 and step in self._ranges[before]) or step in self._late:
-            return False
-        self._late.add(step)
-        return True
+    for line, end in read_lines(file, start):  # Python's JSON reads and writes NaN and Infinity
+        try:
+            timestamp, step, metrics, *left = line
+            yield Entry(int(timestamp), int(step), dict(metrics), end, int(left[0]) if left else None)
+        except (ValueError, TypeError):
+            continue
 
 
 class Journal:
-    """An append-only file of metrics that takes each (name, step) once. For one thread at a time.
+    """An append-only file of metrics. For one thread at a time.
 
     Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._seen: dict[str, Steps] = {}
-        self._torn = False
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        end = 0
-        for entry in entries(file):
-            end = entry.end
-            for key in entry.metrics:
-                self._seen.setdefault(key, Steps()).add(entry.step)
-        rest = os.pread(self._descriptor, os.fstat(self._descriptor).st_size - end, end)
-        if not rest.endswith(b"\n"):
-            os.ftruncate(self._descriptor, end + rest.rfind(b"\n") + 1)
+        self._lines = JsonLines(file)
+        self._latest = max((entry.timestamp for entry in entries(file)), default=0)
 
-    def append(self, metrics: Mapping[str, float], step: int) -> int:
-        """Write those metrics whose (name, step) is not there yet; return how many. Raises OSError (disk full)."""
-        new = {key: value for key, value in metrics.items() if self._seen.setdefault(key, Steps()).add(step)}
-        if not new:
-            return 0
-        line = json.dumps([time.time_ns() // 1_000_000, step, new], separators=(",", ":")).encode() + b"\n"
-        # After a write that a full disk cut short, a line break keeps its remains from spoiling this line.
-        data = b"\n" + line if self._torn else line
-        self._torn = True
-        if os.write(self._descriptor, data) < len(data):
-            raise OSError(f"could not write a whole line to {self.file}")
-        self._torn = False
-        return len(new)
+    def append(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write metrics, if there are any, at a step. Raises OSError (disk full); then nothing of them is written."""
+        if not metrics:
+            return
+        timestamp = max(time.time_ns() // 1_000_000, self._latest + 1)
+        self._lines.append([timestamp, step, dict(metrics)])
+        self._latest = timestamp
+
+    def synced(self) -> int:
+        """See that all that was written outlives the machine; return how long the journal is, in bytes."""
+        self._lines.sync()
+        return self._lines.end
 
     def close(self) -> None:
         """Close the file; nothing can be appended afterwards."""
-        os.close(self._descriptor)
+        self._lines.close()
+
+
+def cut(lines: Lines, start: int) -> None:
+    """Cut off what a journal holds from byte `start` on, here and where it is kept, for a run that goes on from there.
+
+    `start` is what the checkpoint notes; 0 where the run begins anew. What is cut is the branch that was left; a line
+    in its place says so. A process killed here leaves the journal as it was or as it will be. Raises OSError.
+    """
+    if not lines.file.exists():
+        return
+    if not _begins_a_line(lines.file, start):
+        return  # it is shorter, or another journal than the checkpoint's: all of it stays, and the last value counts
+    since, latest = None, 0
+    for entry in entries(lines.file, start):
+        if since is None:
+            since = entry.timestamp if entry.left_since is None else entry.left_since
+        latest = max(latest, entry.timestamp)
+    if since is None:
+        return
+    Sent.at_most(lines.file, start)
+    lines.cut(start, json_line([max(time.time_ns() // 1_000_000, latest + 1), 0, {}, since]))
+
+
+def _begins_a_line(file: Path, start: int) -> bool:
+    with file.open("rb") as content:
+        content.seek(max(0, start - 1))
+        return start == 0 or content.read(1) == b"\n"
 
 
 class Sent:
@@ -118,20 +114,45 @@ class Sent:
     """
 
     def __init__(self, journal: Path, run_id: str) -> None:
-        self.file = journal.with_name(journal.name + ".sent")
+        self._journal = journal
         self._run_id = run_id
         self.offset = 0
-        try:
-            kept = json.loads(self.file.read_text())
-            if kept["run_id"] == run_id and kept["offset"] <= journal.stat().st_size:
-                self.offset = int(kept["offset"])
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # nothing was sent, or nobody knows: the store takes an entry that it has only once
+        kept = _read_sent(journal)
+        if kept is not None and kept[0] == run_id and kept[1] <= journal.stat().st_size:
+            self.offset = kept[1]
 
     def advance(self, offset: int) -> None:
         """Remember that the journal was sent up to byte `offset`."""
         self.offset = offset
-        draft = self.file.with_name(self.file.name + ".new")
         with suppress(OSError):  # a full disk: at worst the store is sent again what it has
-            draft.write_text(json.dumps({"run_id": self._run_id, "offset": offset}))
-            draft.replace(self.file)
+            _write_sent(self._journal, self._run_id, offset)
+
+    @staticmethod
+    def at_most(journal: Path, offset: int) -> None:
+        """Forget what was sent of a journal from byte `offset` on. Raises OSError."""
+        kept = _read_sent(journal)
+        if kept is None or kept[1] <= offset:
+            return
+        try:
+            _write_sent(journal, kept[0], offset)
+        except OSError:
+            _sent_file(journal).unlink(missing_ok=True)
+
+
+def _sent_file(journal: Path) -> Path:
+    return journal.with_name(journal.name + ".sent")
+
+
+def _read_sent(journal: Path) -> tuple[str, int] | None:
+    """The run and the byte; None if nothing was sent, or nobody knows: what is sent again is stored once."""
+    try:
+        kept = json.loads(_sent_file(journal).read_text())
+        return str(kept["run_id"]), int(kept["offset"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_sent(journal: Path, run_id: str, offset: int) -> None:
+    draft = journal.with_name(journal.name + ".sent.new")
+    draft.write_text(json.dumps({"run_id": run_id, "offset": offset}))
+    draft.replace(_sent_file(journal))

@@ -4,7 +4,8 @@
 outage the journal grows and nothing else does. What was sent is remembered beside the journal, so a run that was
 killed and started again sends the rest. An entry sent twice (the process died between sending and remembering)
 is stored once: it carries the journal's timestamp, and MLflow keeps one of what is equal in name, step, time and
-value.
+value. What the store has of a branch that was left is marked there by a tag of the run (:data:`LEFT`), which `Store`
+reads.
 """
 
 import json
@@ -13,22 +14,33 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post, redact
-from concord.tracking.journal import Entry, Journal, Sent, entries
+from concord.redaction import redact
+from concord.storage import Lines
+from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post
+from concord.tracking.journal import Entry, Journal, Sent, cut, entries
+from concord.tracking.store import LEFT
 
 _logger = logging.getLogger("concord.tracking")
 
-_LARGEST_BATCH = 1000  # metrics, MLflow's limit for one call
+_LARGEST_BATCH, _LARGEST_TAGS = 1000, 100  # metrics and tags, MLflow's limits for one call
 _EVERY_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _CLOSING_PAUSE_SECONDS = 0.5
-_HTTP_SECONDS = (3.0, 10.0)  # to connect, to answer
+_HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer, for which a server that has just started may need 15
 
-Batch = list[tuple[str, float, int, int]]  # name, value, timestamp in ms, step
+
+@dataclass
+class _Batch:
+    """What is sent in one call: points (name, value, timestamp in ms, step), tags, and where it ends in the journal."""
+
+    points: list[tuple[str, float, int, int]] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    end: int = 0
 
 
 class MetricLog:
@@ -59,6 +71,19 @@ class MetricLog:
         if self._uri or kept is not None:
             self._sender.start()
 
+    @classmethod
+    def going_on(cls, lines: Lines, uri: str | None, run_id: str | None, start: int | None) -> Self:
+        """Open the log of a run whose journal is kept in `lines`, and cut it where the run goes on.
+
+        `start` is the length of the journal that the run's checkpoint notes, 0 where the run begins anew. With None,
+        of a checkpoint that notes none, nothing is cut, and of what is logged again the last value counts.
+        Raises RunFailedError if a piece of the journal is missing, TakenOverError, and OSError (disk full).
+        """
+        lines.fetch()
+        if start is not None:
+            cut(lines, start)
+        return cls(lines.file, uri, run_id, lines.keeper)
+
     def __enter__(self) -> Self:
         return self
 
@@ -68,7 +93,7 @@ class MetricLog:
         self.close(10.0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep `metrics` at `step`, and return at once; a (name, step) that was logged before is dropped.
+        """Keep `metrics` at `step`, and return at once; of a (name, step) logged twice the last value counts.
 
         NaN and infinities are values like others. Raises TypeError for a value that is no number, and ValueError
         after `close`.
@@ -84,10 +109,17 @@ class MetricLog:
                     _logger.warning("metrics are being lost: %s (%s)", self._journal.file, error)
                 self._lost += len(values)
 
-    def keep(self) -> None:
-        """Keep all that was logged, now. Raises what `kept` does."""
+    def keep(self) -> int:
+        """Keep all that was logged, now, and return how long the journal is, in bytes.
+
+        A checkpoint notes the length: whoever goes on from it cuts the journal there. Raises OSError, and what `kept`
+        does.
+        """
+        with self._lock:
+            length = self._journal.synced()
         if self._keep_to is not None:
-            self._keep_to(self._journal.file.stat().st_size)
+            self._keep_to(length)
+        return length
 
     def close(self, timeout: float) -> int:
         """Send what is left for at most `timeout` seconds; return the number of metrics that were not sent.
@@ -103,7 +135,7 @@ class MetricLog:
             self._sender.join(timeout)
         if not self._uri:
             return self._lost
-        return self._lost + sum(len(entry.metrics) for entry in entries(self._journal.file, self._sent.offset))
+        return self._lost + sum(len(entry.metrics) or 1 for entry in entries(self._journal.file, self._sent.offset))
 
     def _name(self, name: str) -> str:
         if (known := self._names.get(name)) is None:
@@ -119,13 +151,13 @@ class MetricLog:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
             closing = self._deadline is not None  # read before sending: then all that was logged is in the journal
             try:
-                for batch, end in _batches(self._journal.file, self._sent.offset):
+                for batch in _batches(self._journal.file, self._sent.offset):
                     if self._keep_to is not None:
-                        self._keep_to(end)
+                        self._keep_to(batch.end)
                         if self._deadline is not None and time.monotonic() >= self._deadline:
                             return  # close has returned, and who opened the journal since may send this
                     self._send(batch)
-                    self._sent.advance(end)
+                    self._sent.advance(batch.end)
                     if down:
                         _logger.warning("tracking at %s answers again; the metrics kept are being sent", self._shown)
                     pause, down = _EVERY_SECONDS, False
@@ -154,7 +186,7 @@ class MetricLog:
     def _shown(self) -> str:
         return redact(self._uri)
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: _Batch) -> None:
         if not self._uri:
             return
         if self._uri.startswith(("http://", "https://")):
@@ -166,37 +198,40 @@ class MetricLog:
                     "timestamp": timestamp,
                     "step": step,
                 }
-                for key, value, timestamp, step in batch
+                for key, value, timestamp, step in batch.points
             ]
-            post(
-                self._uri, "/api/2.0/mlflow/runs/log-batch", {"run_id": self._run_id, "metrics": points}, _HTTP_SECONDS
-            )
+            tags = [{"key": key, "value": value} for key, value in batch.tags.items()]
+            body: dict[str, object] = {"run_id": self._run_id, "metrics": points, "tags": tags}
+            post(self._uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
             return
         import_mlflow()
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, RunTag
 
         if self._client is None:
             self._client = connect(self._uri)
-        self._client.log_batch(self._run_id, metrics=[Metric(*point) for point in batch], synchronous=True)
+        tags = [RunTag(key, value) for key, value in batch.tags.items()]
+        points = [Metric(*point) for point in batch.points]
+        self._client.log_batch(self._run_id, metrics=points, tags=tags, synchronous=True)
 
 
-def _batches(journal: Path, start: int) -> Iterator[tuple[Batch, int]]:
-    """Yield what the journal holds from byte `start` in pieces for one call each, with where each piece ends."""
-    batch: Batch = []
-    end = start
+def _batches(journal: Path, start: int) -> Iterator[_Batch]:
+    """Yield what the journal holds from byte `start` in pieces for one call each."""
+    batch = _Batch(end=start)
     for entry in entries(journal, start):
-        if batch and len(batch) + len(entry.metrics) > _LARGEST_BATCH:
-            yield batch, end
-            batch = []
+        tags = {} if entry.left_since is None else {f"{LEFT}{entry.left_since}": str(entry.timestamp)}
+        if len(batch.points) + len(entry.metrics) > _LARGEST_BATCH or len(batch.tags) + len(tags) > _LARGEST_TAGS:
+            yield batch
+            batch = _Batch(end=batch.end)
         points = _points(entry)
         while len(points) > _LARGEST_BATCH:  # only the last piece of an entry moves the end past it
-            yield points[:_LARGEST_BATCH], end
+            yield _Batch(points[:_LARGEST_BATCH], end=batch.end)
             points = points[_LARGEST_BATCH:]
-        batch += points
-        end = entry.end
-    if batch:
-        yield batch, end
+        batch.points += points
+        batch.tags |= tags
+        batch.end = entry.end
+    if batch.points or batch.tags:
+        yield batch
 
 
-def _points(entry: Entry) -> Batch:
+def _points(entry: Entry) -> list[tuple[str, float, int, int]]:
     return [(key, value, entry.timestamp, entry.step) for key, value in entry.metrics.items()]

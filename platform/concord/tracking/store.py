@@ -1,16 +1,19 @@
 """Where runs are kept: one MLflow store, found, checked and spoken to with short names.
 
 Nothing has to be set up first. With no address given, runs go to an SQLite file in the output folder and their
-files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out within seconds
-whether the store answers, before any work is done that would have nowhere to go.
+files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out whether the store
+answers, before any work is done that would have nowhere to go: within seconds, but for a server that takes the
+connection and is slow to answer, as one is that has just started.
 """
 
+import json
+import logging
 import math
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,30 +23,38 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
+from concord.redaction import redact, without_secrets
 from concord.storage import is_remote, settled, shown
 from concord.tracking.client import (
     connect,
     error_code,
     failures,
     import_mlflow,
-    is_secret,
     metric_name,
     one_line,
     post,
-    redact,
 )
+
+_logger = logging.getLogger("concord.tracking")
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
 _CONNECT_SECONDS = 3.0
-# To answer, once it took the connection. Nobody waits before a submitted run, and many that start at once make it slow.
-_ANSWER_SECONDS, _SUBMITTED_ANSWER_SECONDS = 5.0, 60.0
+# To answer, once it took the connection. A server that has just started, or that many ask at once, takes 15 s and more;
+# the user is told after the first time. Where nothing listens is refused at once, or after the seconds above.
+_ANSWER_SECONDS, _LATE_ANSWER_SECONDS = 5.0, 60.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
+_LONGEST_DATASET_NAME = 500
+_CONTEXT = "mlflow.data.context"
+
+# Begins the name of a tag that marks points of a run as of a branch that was left: those logged from the time in its
+# name on, and before the time that is its value (ms since 1970). The run went on from a checkpoint before them.
+LEFT = "concord.left."
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-# MLflow's interface opens an experiment with the runs of trainings, not with the traces of agents.
-_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+# What kind of experiment it is: trainings, not the traces of agents.
+_KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,25 @@ class Run:
     metrics: dict[str, float]
     tags: dict[str, str]
     started: datetime
+
+
+@dataclass(frozen=True)
+class TrackedData:
+    """Data of a run, as MLflow is told of them.
+
+    Attributes:
+        name: of the dataset.
+        digest: at most 36 characters; other data have another one.
+        purpose: what the run used them for.
+        schema: of its tensors, in MLflow's form, if there is one.
+        profile: sizes.
+    """
+
+    name: str
+    digest: str
+    purpose: str
+    schema: Mapping[str, object] | None
+    profile: Mapping[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,8 +112,8 @@ class Store:
     def open(cls, output: Path, tracking_uri: str | None = None) -> "Store":
         """Open the store at `tracking_uri`, else at MLFLOW_TRACKING_URI, else ``mlflow.db`` in `output`.
 
-        Tables and folders that are missing are created. Raises InputError, within a few seconds, with one line
-        that names the option, the value without its password, and what would be right.
+        Tables and folders that are missing are created. Raises InputError with one line that names the option, the
+        value without its password, and what would be right.
         """
         output = settled(output)
         elsewhere = is_remote(output)
@@ -189,6 +219,31 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
 
+    def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
+        """Log what a run was trained and evaluated on; what was logged before is not logged again."""
+        import_mlflow()
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        with failures(self.uri, f"keep what the data of run {run_id} were"):
+            tags = self.client.get_run(run_id).data.tags
+            source = json.dumps({"tags": {key: tags[key] for key in sorted(tags) if key.startswith("mlflow.source.")}})
+            inputs = [
+                DatasetInput(
+                    Dataset(
+                        name=each.name[:_LONGEST_DATASET_NAME],
+                        digest=each.digest,
+                        source_type="code",
+                        source=source,
+                        schema=json.dumps(each.schema) if each.schema else None,
+                        profile=json.dumps(each.profile),
+                    ),
+                    [InputTag(_CONTEXT, each.purpose)],
+                )
+                for each in data
+            ]
+            if inputs:
+                self.client.log_inputs(run_id, inputs)
+
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log `metrics` at `step` now, waiting for the store (a training loop uses MetricLog instead)."""
         import_mlflow()
@@ -201,21 +256,53 @@ class Store:
                 self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
 
     def metrics(self, run_id: str) -> dict[str, float]:
-        """Return the value of each metric at its highest step."""
+        """Return the value of each metric at its highest step, but for those of branches that were left."""
         with failures(self.uri, f"read run {run_id}"):
-            return _values(self.client.get_run(run_id).data.metrics)
+            return self._latest(self.client.get_run(run_id))
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one metric in the order of steps; the last logged value where there are several."""
+        """Return (step, value) of one metric in the order of steps; the last logged value where there are several.
+
+        What was logged after the checkpoint from which the run went on later is left out.
+        """
         with failures(self.uri, f"read metric {key!r} of run {run_id}"):
-            logged = self.client.get_metric_history(run_id, metric_name(key))
-        by_step = {point.step: _value(point.value) for point in sorted(logged, key=lambda point: point.timestamp)}
-        return sorted(by_step.items())
+            left = _left(self.client.get_run(run_id).data.tags)
+            return self._history(run_id, metric_name(key), left)
+
+    def _history(self, run_id: str, key: str, left: "_Left") -> list[tuple[int, float]]:
+        logged = self.client.get_metric_history(run_id, key)
+        points = sorted((point for point in logged if point.timestamp not in left), key=lambda point: point.timestamp)
+        return sorted({point.step: _value(point.value) for point in points}.items())
+
+    def _latest(self, entry: Any) -> dict[str, float]:
+        """The latest value of each metric of a run."""
+        left = _left(entry.data.tags)
+        if not left.ranges:
+            return {key: _value(value) for key, value in entry.data.metrics.items()}
+        found = {}
+        for point in entry.data.to_proto().metrics:  # the values alone do not say when they were logged
+            if point.timestamp not in left:
+                found[point.key] = _value(point.value)
+            elif history := self._history(entry.info.run_id, point.key, left):
+                found[point.key] = history[-1][1]
+        return found
 
     def run(self, run_id: str) -> Run:
         """Return one run."""
         with failures(self.uri, f"read run {run_id}"):
-            return _run(self.client.get_run(run_id))
+            return self._run(self.client.get_run(run_id))
+
+    def _run(self, entry: Any) -> Run:
+        tags = {key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", LEFT))}
+        return Run(
+            run_id=entry.info.run_id,
+            name=entry.info.run_name,
+            status=entry.info.status,
+            parameters=dict(entry.data.params),
+            metrics=self._latest(entry),
+            tags=tags,
+            started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
+        )
 
     def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
         """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
@@ -228,7 +315,7 @@ class Store:
                 page = self.client.search_runs(
                     [entry.experiment_id], condition, order_by=["attributes.start_time DESC"], page_token=token or None
                 )
-                found.extend(_run(each) for each in page)
+                found.extend(self._run(each) for each in page)
                 token = page.token or None
         return found
 
@@ -240,13 +327,15 @@ class Store:
         if entry is None:
             location = self.artifacts.as_uri() if self.artifacts else None
             try:
-                return str(self.client.create_experiment(name, artifact_location=location, tags=_TRAINING))
+                return str(self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING}))
             except MlflowException as error:
                 if error_code(error) != "RESOURCE_ALREADY_EXISTS":
                     raise
                 entry = self.client.get_experiment_by_name(name)  # another process was first
         if entry.lifecycle_stage == "deleted":
             self.client.restore_experiment(entry.experiment_id)
+        if _KIND not in entry.tags:  # made by another program, or by MLflow itself
+            self.client.set_experiment_tag(entry.experiment_id, _KIND, _TRAINING)
         return str(entry.experiment_id)
 
 
@@ -261,9 +350,22 @@ def _check_server(uri: str, refuse: _Refuse) -> None:
         refuse(str(error))
     if not host:
         refuse("no host in it")
-    answer = _SUBMITTED_ANSWER_SECONDS if "CONCORD_SUBMISSION" in os.environ else _ANSWER_SECONDS
+
+    def ask(seconds: float) -> None:
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, seconds))
+
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, answer))
+        try:
+            ask(_ANSWER_SECONDS)
+        except Exception as error:
+            if "read timeout" not in str(error).lower():
+                raise
+            _logger.warning(
+                "tracking at %s took the connection and does not answer yet; waiting for it, %.0f s at most",
+                redact(uri),
+                _LATE_ANSWER_SECONDS,
+            )
+            ask(_LATE_ANSWER_SECONDS)
     except Exception as error:  # whatever the network or a proxy answers
         if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
             refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
@@ -310,7 +412,7 @@ def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
 
 
 def _clean(values: Mapping[str, object]) -> dict[str, str]:
-    return {key: "***" if is_secret(key) else redact(str(value)) for key, value in values.items()}
+    return {key: redact(str(value)) for key, value in without_secrets(values).items()}
 
 
 def _value(stored: float) -> float:
@@ -318,17 +420,17 @@ def _value(stored: float) -> float:
     return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)
 
 
-def _values(stored: Mapping[str, float]) -> dict[str, float]:
-    return {key: _value(value) for key, value in stored.items()}
+@dataclass(frozen=True)
+class _Left:
+    """When points of branches that were left were logged, in milliseconds since 1970."""
+
+    ranges: tuple[range, ...]
+
+    def __contains__(self, timestamp: int) -> bool:
+        return any(timestamp in each for each in self.ranges)
 
 
-def _run(entry: Any) -> Run:
-    return Run(
-        run_id=entry.info.run_id,
-        name=entry.info.run_name,
-        status=entry.info.status,
-        parameters=dict(entry.data.params),
-        metrics=_values(entry.data.metrics),
-        tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
-        started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
-    )
+def _left(tags: Mapping[str, str]) -> _Left:
+    """What the tags of a run say of the branches that were left; tags of this name that say nothing are passed over."""
+    found = ((key.removeprefix(LEFT), until) for key, until in tags.items() if key.startswith(LEFT))
+    return _Left(tuple(range(int(since), int(until)) for since, until in found if (since + until).isdecimal()))

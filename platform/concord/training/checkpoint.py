@@ -52,7 +52,8 @@ def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization,
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / MODEL)
     states = {"optimizer": optimization.optimizer.state_dict(), "schedule": optimization.schedule.state_dict()}
-    torch.save(states, folder / OPTIMIZER)
+    with (folder / OPTIMIZER).open("wb") as file:  # opened here, since PyTorch would not say that a disk is full
+        torch.save(states, file)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
 
 

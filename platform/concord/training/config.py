@@ -15,6 +15,7 @@ from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, default_penalty_weight, objective
 from concord.objectives.objective import Loss
+from concord.redaction import without_secrets
 from concord.storage import check_address
 
 AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
@@ -43,6 +44,8 @@ class RunConfig:
     """Continue the run called --name where it stopped."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    register: bool = True
+    """Make the model a version in the registry; without it, it is kept with the run alone."""
     # fmt: on
 
     def resolved(self) -> Self:
@@ -80,7 +83,7 @@ class RunConfig:
     def require(self, option: str, right: bool, expected: str) -> None:
         """Raise InputError for the option, with its value and what was expected, unless ``right``."""
         if not right:
-            value = getattr(self, option)
+            value = without_secrets({option: getattr(self, option)})[option]
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
             raise InputError(f"--{option.replace('_', '-')} {shown}: {expected}")
 
@@ -346,6 +349,7 @@ PLACEMENT_OPTIONS = frozenset(
         "output",
         "resume",
         "tracking_uri",
+        "register",
     }
 )
 

@@ -2,15 +2,13 @@
 
 import contextlib
 import dataclasses
-import functools
+import json
 import logging
 import os
 import signal
 import tempfile
 import threading
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +17,25 @@ from typing import Any, cast
 import torch
 
 from concord import logs
+from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
-from concord.storage import Folder, TakenOverError, access, granted
+from concord.storage import (
+    Folder,
+    FullDiskError,
+    TakenOverError,
+    access,
+    full_disk,
+    full_disk_in_one_line,
+    granted,
+    require_space,
+)
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
-from concord.training.loop import Place, prepare, train
+from concord.training.loop import Place, Prepared, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
 
@@ -35,11 +43,16 @@ _logger = logging.getLogger("concord.training")
 
 # The journal of a run's metrics, in the run's folder.
 METRICS = "metrics.jsonl"
+# Ray Train's folder of checkpoints there, and its list of them.
+_CHECKPOINTS, _SNAPSHOT = "checkpoints", "checkpoint_manager_snapshot.json"
+# What a checkpoint notes: how long the journal was when it was made.
+_JOURNAL_LENGTH = "concord_journal_length"
 # What went wrong in a worker, there too, if it was a mistake and no outage.
 ERROR = "error.txt"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
-_DASHBOARD_PORT = 8265
+# The same where a disk is full, which may be the store's as well.
+_FULL_DISK_METRICS_SECONDS = 2.0
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
 _HEALTH_CHECK_SECONDS = "0.5"
 # Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
@@ -86,11 +99,13 @@ class Trained:
         outcome: of the loop.
         checkpoint: folder of the last checkpoint.
         unsent: metrics that the store had not taken by the end; they are in the journal.
+        data: what it was trained and evaluated on, part by part; nothing of what is not tracked.
     """
 
     outcome: Outcome
     checkpoint: Path
     unsent: int
+    data: tuple[DataSummary, ...] = ()
 
 
 @contextlib.contextmanager
@@ -215,7 +230,7 @@ def train_on_ray(
             },
         ),
         run_config=run_config(
-            name="checkpoints",
+            name=_CHECKPOINTS,
             **run_folder.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
@@ -223,11 +238,12 @@ def train_on_ray(
         ),
     )
     run_folder.remove(ERROR)
+    _remove_partial_checkpoints(run_folder)
     try:
         with _interruptible(), _this_cluster():
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        why = run_folder.problem() or _recorded_error(run_folder) or _cause(error)
+        why = run_folder.problem() or _recorded_error(run_folder) or full_disk(error, run_folder.path) or _cause(error)
         raise RunFailedError(f"training failed: {why}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
@@ -236,10 +252,22 @@ def train_on_ray(
         raise RunFailedError(said["error"])
     assert result.checkpoint is not None
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
-    checkpoint = Path(result.checkpoint.path)
-    if run_folder.remote:
-        checkpoint = Path(result.checkpoint.to_directory(run_folder.path / "checkpoint"))
-    return Trained(Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"])
+    checkpoint = _fetched(run_folder, result.checkpoint)
+    return Trained(
+        Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"], tuple(said.get("data", ()))
+    )
+
+
+def _fetched(run_folder: Folder, checkpoint: Any) -> Path:
+    """A checkpoint's files on this machine.
+
+    Not by Ray's own way, which writes what is called ``../name`` in a storage outside the folder.
+
+    Raises:
+        InputError: it holds such a file.
+    """
+    path = Path(checkpoint.path)
+    return run_folder.fetch_tree(f"{_CHECKPOINTS}/{path.name}") if run_folder.remote else path
 
 
 @contextlib.contextmanager
@@ -302,18 +330,22 @@ def distributed_evaluations(
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
     trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out, access())
     try:
-        seen, finished = 0, False
+        seen, file, given, finished = 0, 0, 0, False
         while not finished:
             finished = bool(ray.wait([trained], timeout=0.5)[0])
             lines.fetch(into=journal)
-            if journal.exists():
-                for entry in entries(journal, seen):
-                    seen = entry.end
-                    if "train_loss" not in entry.metrics:
-                        continue
-                    evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
-                    if evaluation.epoch < config.epochs and not evaluation.ended_early:
-                        yield evaluation
+            if not journal.exists():
+                continue
+            if (now := journal.stat().st_ino) != file:  # workers that begin anew put another in its place
+                seen, file = 0, now
+            for entry in entries(journal, seen):
+                seen = entry.end
+                if "train_loss" not in entry.metrics:
+                    continue
+                evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+                if given < evaluation.epoch < config.epochs and not evaluation.ended_early:
+                    given = evaluation.epoch
+                    yield evaluation
         result = ray.get(trained)
         if isinstance(result, Exception):
             raise result
@@ -354,23 +386,35 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     here = ray.get_runtime_context()
     logs.take_over(assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id())
     _quiet_ray_train()
-    failed = ray.train.collective.broadcast_from_rank_zero(_reason_to_end(assignment.folder))
+    checkpoint = ray.train.get_checkpoint()
+    log, failed = _metric_log(assignment, checkpoint) if place.rank == 0 else (None, None)
+    failed = ray.train.collective.broadcast_from_rank_zero(failed)
     if failed:
         return {"error": failed}
-    checkpoint = ray.train.get_checkpoint()
-    log = _metric_log(assignment) if place.rank == 0 else None
+    last_metrics_seconds = _LAST_METRICS_SECONDS
     reporter = _RayReporter(place.rank, log, assignment.folder)
+    data: list[DataSummary] = []
     try:
         file = job_from_source(assignment.path, assignment.source)
         job, name = file.job, file.name
-        with checkpoint.as_directory() if checkpoint else contextlib.nullcontext() as folder:
-            config = job.config(**assignment.options)
-            load = functools.partial(prepare, job, config, place, assignment.left_out)
-            with _watched(assignment, name, config, place) as so_far:
-                outcome = train(job, config, place, reporter, Path(folder) if folder else None, load, so_far)
+        folder = _fetched(assignment.folder, checkpoint) if checkpoint else None
+        config = job.config(**assignment.options)
+
+        def load() -> Prepared:
+            prepared = prepare(job, config, place, assignment.left_out)
+            if assignment.run_id is not None:  # otherwise one of a study's many trials
+                data.extend(prepared.summaries())
+            return prepared
+
+        with _watched(assignment, name, config, place) as so_far:
+            outcome = train(job, config, place, reporter, folder, load, so_far)
+        data = _of_all(data, place)
     except InputError as error:  # raised in every worker
         return {"input_error": str(error)}
     except NonFiniteGradientError as error:  # raised in every worker
+        return {"error": str(error)}
+    except FullDiskError as error:  # raised in every worker
+        last_metrics_seconds = _FULL_DISK_METRICS_SECONDS
         return {"error": str(error)}
     except Exception as error:
         # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
@@ -382,13 +426,24 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
                 assignment.folder.keep(ERROR)
         raise
     finally:
-        unsent = log.close(_LAST_METRICS_SECONDS) if log else 0
+        unsent = log.close(last_metrics_seconds) if log else 0
     return {
         "history": [tuple(evaluation) for evaluation in outcome.history],
         "seconds": outcome.seconds,
         "steps": outcome.steps,
         "unsent": unsent,
+        "data": data,
     }
+
+
+def _of_all(data: list[DataSummary], place: Place) -> list[DataSummary]:
+    """What all processes have, in order, each part once."""
+    gathered: list[list[DataSummary]] = [data]
+    if place.world > 1:
+        gathered = [[] for _ in range(place.world)]
+        torch.distributed.all_gather_object(gathered, data)
+    parts = list(dict.fromkeys(part for of_one in gathered for part in of_one))
+    return sorted(parts, key=lambda part: PURPOSES.index(part.purpose))
 
 
 @contextlib.contextmanager
@@ -409,10 +464,20 @@ def _quiet_ray_train() -> None:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.ERROR)
 
 
-def _metric_log(assignment: Assignment) -> MetricLog:
-    lines = assignment.folder.lines(METRICS)
-    lines.fetch()
-    return MetricLog(lines.file, assignment.tracking_uri, assignment.run_id, lines.keeper)
+def _metric_log(assignment: Assignment, checkpoint: Any) -> tuple[MetricLog | None, str | None]:
+    """The log of a run that goes on from a checkpoint, or begins; or why its workers need not begin (again)."""
+    folder = assignment.folder
+    try:
+        folder.check_claim()
+        if error := _recorded_error(folder):
+            return None, error
+        with folder.in_one_line():
+            start = checkpoint.get_metadata().get(_JOURNAL_LENGTH) if checkpoint else 0
+        with full_disk_in_one_line(folder.path):
+            log = MetricLog.going_on(folder.lines(METRICS), assignment.tracking_uri, assignment.run_id, start)
+    except (TakenOverError, FullDiskError) as problem:
+        return None, str(problem)
+    return log, None
 
 
 class _RayReporter:
@@ -429,26 +494,68 @@ class _RayReporter:
 
     def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
         import ray.train
+        import ray.train.collective
 
+        problem: str | None = None
         if self._rank != 0:
             ray.train.report({})
-            return
-        if self._log is not None:
-            self._log.keep()  # who goes on from this checkpoint logs no step before it again
-        with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder))
-            short = {name: value for name, value in metrics.items() if "/" not in name}
-            with self._folder.in_one_line():
-                ray.train.report(short, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        else:
+            try:
+                self._report(write, {name: value for name, value in metrics.items() if "/" not in name})
+            except FullDiskError as error:
+                problem = str(error)
+        # Raised in every worker, as no attempt of others would end otherwise.
+        problem = ray.train.collective.broadcast_from_rank_zero(problem)
+        if problem is not None:
+            raise FullDiskError(problem)
+
+    def _report(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        """Keep the journal, and then the checkpoint that notes how long it is.
+
+        Raises:
+            FullDiskError: what is there of the checkpoint is removed again.
+        """
+        import ray.train
+
+        with tempfile.TemporaryDirectory() as name:
+            folder, place = Path(name), self._folder.path
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+            with full_disk_in_one_line(place):
+                length = self._log.keep() if self._log is not None else 0
+            with full_disk_in_one_line(folder):
+                write(folder)
+                # Who goes on from here cuts the journal there, and logs what comes after it anew.
+                checkpoint.update_metadata({_JOURNAL_LENGTH: length})
+            if not self._folder.remote:
+                require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
+            before = set() if self._folder.remote else set(self._folder.names(_CHECKPOINTS))
+            try:
+                with full_disk_in_one_line(place), self._folder.in_one_line():
+                    ray.train.report(metrics, checkpoint=checkpoint)
+            except FullDiskError:
+                for partial in set(self._folder.names(_CHECKPOINTS)) - before:
+                    self._folder.remove(f"{_CHECKPOINTS}/{partial}")
+                raise
 
 
-def _reason_to_end(folder: Folder) -> str | None:
-    """Why workers need not begin (again)."""
+def _remove_partial_checkpoints(folder: Folder) -> None:
+    """Remove what Ray Train does not know as a checkpoint: a process was killed as it was written.
+
+    For when none is being written, and Ray Train has not begun.
+    """
+    snapshot = f"{_CHECKPOINTS}/{_SNAPSHOT}"
+    if folder.remote:
+        folder.fetch(snapshot)
     try:
-        folder.check_claim()
-    except TakenOverError as error:
-        return str(error)
-    return _recorded_error(folder)
+        text = (folder.path / snapshot).read_text()
+        json.loads(text)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError):
+        return  # nobody knows
+    for name in folder.names(_CHECKPOINTS):
+        if name.startswith("checkpoint_") and name != _SNAPSHOT and f'"{name}"' not in text:
+            folder.remove(f"{_CHECKPOINTS}/{name}")
 
 
 def _recorded_error(folder: Folder) -> str | None:
@@ -458,13 +565,16 @@ def _recorded_error(folder: Folder) -> str | None:
 
 
 def _is_communication(error: Exception) -> bool:
+    from ray.exceptions import RayError
+
     distributed = tuple(
         kind
         for kind in (getattr(torch.distributed, name, None) for name in ("DistError", "DistBackendError"))
         if isinstance(kind, type)
     )
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
-    return isinstance(error, (ConnectionError, TimeoutError, *distributed)) or (
+    # Ray's own come of workers that wait for one that died.
+    return isinstance(error, (ConnectionError, TimeoutError, RayError, *distributed)) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
     )
 
@@ -472,20 +582,3 @@ def _is_communication(error: Exception) -> bool:
 def _cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def running_dashboard() -> str | None:
-    """The address of the dashboard of a Ray that runs on this machine, if there is one."""
-    # Ray takes the first free port from its default on.
-    for port in range(_DASHBOARD_PORT, _DASHBOARD_PORT + 4):
-        address = f"http://127.0.0.1:{port}"
-        try:
-            with urllib.request.urlopen(f"{address}/api/version", timeout=0.5) as answer:
-                if b"ray_version" in answer.read():
-                    return address
-        except urllib.error.HTTPError as error:
-            if error.code in {401, 403}:  # a Ray that asks for its token
-                return address
-        except OSError:
-            continue
-    return None

@@ -36,6 +36,8 @@ class Job(Generic[Config]):
             does where nothing is chosen by it. None: ``accuracy`` where the targets are classes.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small, where it is no measure that says so itself.
+        required: the least values of metrics with which a version can be the champion at all, from the configuration:
+            for a criterion that a model can fulfil without having learned anything.
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
@@ -55,6 +57,7 @@ class Job(Generic[Config]):
     measures: Mapping[str, Measure | PerExample] | None = None
     criterion: str | None = None
     mode: Mode | None = None
+    required: Callable[[Config], Mapping[str, float]] | None = None
     name: str | None = None
     reproduces: str = ""
     figures: Callable[["Job[Config]", Config, Outcome, nn.Module], Mapping[str, Any]] | None = None

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
 from concord.environments.collection import describe
+from concord.environments.summary import DataSummary, summarize
 from concord.errors import InputError
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
@@ -25,6 +26,7 @@ from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import EvaluatedPart, as_measures, check_targets, default_measures, evaluate
 from concord.training.job import Job
 from concord.training.live_metrics import StepsSoFar
+from concord.training.metric_names import without_clashes
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation, Outcome
 
@@ -95,6 +97,17 @@ class Prepared:
     environments: Environments
     training: list[HeldOut]
     elsewhere: list[tuple[str, Environment]]
+
+    def summaries(self) -> list[DataSummary]:
+        """What this process has, summarized part by part."""
+        names = self.environments
+        purposes = dict.fromkeys(names.validation, "validation") | dict.fromkeys(names.test, "ood")
+        found = []
+        for pair in self.training:
+            found.append(summarize(pair.training, "train"))
+            if pair.held_out is not None:
+                found.append(summarize(pair.held_out, "held-out"))
+        return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.elsewhere]
 
 
 def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | None = None) -> Prepared:
@@ -203,7 +216,7 @@ def training(
                 metrics |= {"kept_epoch": float(stopping.epoch), "spread_reached": float(progress.ended)}
                 last = last or progress.ended
             if last and job.final_measures is not None and place.rank == 0:
-                metrics |= _final_measures(job, config, run.model.eval())
+                metrics |= _final_measures(job, config, run.model.eval(), metrics)
             progress.history.append(Evaluation(progress.epoch, step, metrics))
             run.so_far.evaluated(metrics)
         if place.rank == 0:
@@ -414,15 +427,19 @@ class _Run:
         return share(self.environments.train, self.place)
 
 
-def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module) -> dict[str, float]:
-    """The job's own; the training before them is not lost if they cannot be taken."""
+def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
+    """The job's own; the training before them is not lost if they cannot be taken, nor are the metrics reported."""
     assert job.final_measures is not None
     try:
         with torch.no_grad():
-            return dict(job.final_measures(config, model))
+            measured, left_out = without_clashes(job.final_measures(config, model), reported)
     except Exception as error:
         warnings.warn(f"the job's final measures are missing: {type(error).__name__}: {error}", stacklevel=2)
         return {}
+    if left_out:
+        shown = ", ".join(map(repr, left_out))
+        warnings.warn(f"final measures {shown}: left out, other metrics have these names; rename them", stacklevel=2)
+    return measured
 
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:

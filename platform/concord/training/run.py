@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ import torch
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, require_reachable, settled
+from concord.gradients.layout import trainable
+from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
+from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
-from concord.training.progress import watched
+from concord.training.metric_names import check_metric_names
+from concord.training.progress import RunProgress
 from concord.training.run_folder import (
     Lineage,
     RunFolder,
@@ -32,8 +36,9 @@ from concord.training.run_folder import (
     open_run,
     run_tags,
 )
+from concord.training.tracked_data import tracked_data
 
-# How long a resumed run that is finished tries to send what was left of its metrics.
+# How long a run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
 Say = Callable[[str], None]
 
@@ -47,8 +52,9 @@ class FinishedRun:
         name: the run's name.
         run_id: in MLflow.
         seconds: from the first check to the registered model.
-        model: the registered version as ``models:/name/version``; None if the model could not be kept.
-        registered: what became of the champion.
+        model: the registered version as ``models:/name/version``, or ``models:/m-…`` of a model that was not to be
+            registered; None if it could not be kept.
+        registered: what became of the champion; None if nothing was registered.
         kept: with the figures, the configuration and the checkpoints.
         figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
@@ -116,30 +122,39 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
         return already_finished(opened, job.name, say)
     name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
     say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
-    with kept_honest(opened, job.name, config):
+    with (
+        full_disk_in_one_line(kept.path),
+        kept_honest(opened, job.name, config),
+        RunProgress(say) as progress,
+    ):
         if not opened.resumed:
             store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
-        with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
+        progress.waiting("starting Ray")
+        with ray_session(config) as dashboard, progress.training(store, run_id, config.epochs):
             if dashboard:
-                say(f"Ray dashboard {dashboard}")
+                say(f"Ray dashboard {described(dashboard)}")
             trained = train_on_ray(job, config, kept, store.uri, run_id)
-        if trained.unsent:
-            say(
-                f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
-                f"and sent by --name {name} --resume"
-            )
         end = trained.outcome.metrics
         if end.get("spread_reached") == 0:
             say(
                 f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
                 f"kept, with the least spread, {end['held_out_spread']:.4g}"
             )
+        progress.waiting("drawing figures, registering the model")
         report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
+        # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
+        unsent = send_unsent(opened) if trained.unsent and report.model is not None else trained.unsent
+        if unsent:
+            say(
+                f"tracking did not answer: {unsent} metrics are kept in {kept.shown}/{METRICS} "
+                f"and sent by --name {name} --resume"
+            )
         with _said_if_failing(say, "status"):
             store.finish_run(run_id, "FINISHED")
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:
-        opened.record(report=report.as_json())
+        with full_disk_in_one_line(kept.path):
+            opened.record(report=report.as_json())
     return report
 
 
@@ -158,8 +173,7 @@ def settled_paths(config: RunConfig) -> dict[str, Any]:
 
 def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
-    run.kept.lines(METRICS).fetch()
-    unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
+    unsent = send_unsent(run)
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
     said = run.report
     assert said is not None
@@ -175,6 +189,11 @@ def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
     )
+
+
+def send_unsent(run: RunFolder) -> int:
+    """Send the metrics that the store has not taken, now that none is logged any more; gives how many are left."""
+    return MetricLog.going_on(run.kept.lines(METRICS), run.store.uri, run.run_id, None).close(_UNSENT_SECONDS)
 
 
 def _registered(said: Mapping[str, Any]) -> Registered | None:
@@ -241,8 +260,11 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     measures = _check_batch(job, model.eval(), first)
+    with _blamed(job, "its metrics cannot be told apart"):
+        check_metric_names(environments, list(measures), trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
+    _check_required(job, config, reported)
     return Checked(environments, first.inputs[: min(len(first), 4)], reported, measures)
 
 
@@ -262,6 +284,15 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
         )
     if None not in (known, mode) and known != mode:
         raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}, whose measure says {known}")
+
+
+def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
+    """Refuse what is required of a champion, if it is not reported (InputError)."""
+    with _blamed(job, "what it requires of a champion cannot be found out"):
+        required = job.job.required(config) if job.job.required is not None else {}
+    for metric in required:
+        if metric not in reported:
+            raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
 def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Mode | None]:
@@ -352,19 +383,25 @@ def _finished(
     (kept.path / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
     figures = _draw(job, config, trained, model, kept.path, say)
     kept.keep("metrics.json", "figures")
-    registered = None
+    registered: Registered | None = None
+    uri: str | None = None
     with _said_if_failing(say, "model"):
         criterion, mode = criterion_of(job.job, metrics, checked.reported)
+        unfit = shortfall(job.job, config, metrics)
         for figure in figures:
             store.log_files(run_id, figure, "figures")
+        store.log_data(run_id, tracked_data(trained.data))
         uri = log_model(store, run_id, model, checked.example)
-        registered = register(store, uri, run_id, job.name, metrics, criterion, mode, lineage.tags if lineage else {})
+        if config.register:
+            tags = lineage.tags if lineage else {}
+            registered = register(store, uri, run_id, job.name, metrics, criterion, mode, tags, unfit)
+            uri = f"models:/{registered.name}/{registered.version}"
     return FinishedRun(
         job=job.name,
         name=name,
         run_id=run_id,
         seconds=0.0,
-        model=f"models:/{registered.name}/{registered.version}" if registered else None,
+        model=uri if registered or not config.register else None,
         registered=registered,
         kept=kept,
         figures=figures,
@@ -395,6 +432,15 @@ def criterion_of(job: Job[Any], metrics: Mapping[str, float], reported: Mapping[
         if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode
     raise RunFailedError("criterion: nothing to compare models by")
+
+
+def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
+    """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
+    for name, least in (job.required(config) if job.required is not None else {}).items():
+        value = metrics.get(name, math.nan)
+        if not value >= least:  # so that NaN falls short, too
+            return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
+    return None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A run's folder and its entry in MLflow: begun or found again, and closed such that both say how it ended."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -19,7 +20,8 @@ import torch
 import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.storage import Folder, StorageError, is_remote, shown
+from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
+from concord.storage import Folder, StorageError, is_remote, settled, shown
 from concord.tracking import Store, redact
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
 
@@ -186,14 +188,44 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
     ours = recorded_config(config)
     # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
     # recorded what was asked for instead of what it stood for.
-    theirs = recorded_config(restored_config(type(config), record["config"]).resolved())
+    recorded = recorded_config(_defaults(config)) | without_secrets(record["config"])
+    theirs = recorded_config(restored_config(type(config), recorded).resolved())
+    require_secrets(f"the run {config.name}", ours, recorded)
     for option in ours:
+        if is_secret(option):  # what is recorded of it is only that it was given
+            continue
         if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
             raise InputError(
                 f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
                 f"{theirs[option]}; a resumed run keeps its options"
+                + (f", and {HIDDEN} is not recorded" if is_hidden(theirs[option]) else "")
             )
     return record
+
+
+def _defaults(config: RunConfig) -> RunConfig:
+    """The configuration with every option at its default; one that has none stays."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            values[field.name] = field.default_factory()
+    paths = {name: settled(value) for name, value in values.items() if isinstance(value, Path)}
+    return dataclasses.replace(config, **(values | paths))
+
+
+def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse to go on without an option that was a secret at the start, since no record has it (InputError).
+
+    Args:
+        what: that goes on.
+        ours, theirs: the configuration now and then, each as :func:`recorded_config` gives it.
+    """
+    for option, value in theirs.items():
+        if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
+            named = f"--{option.replace('_', '-')}"
+            raise InputError(f"{named}: {what} was started with one, and secrets are not recorded; give it again")
 
 
 def kept_record(kept: Folder) -> dict[str, Any]:
@@ -243,17 +275,24 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
     """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
-    return {key: shown(value) if isinstance(value, Path) else value for key, value in values.items()}
+    return without_secrets({key: shown(value) if isinstance(value, Path) else value for key, value in values.items()})
 
 
-def restored_config(kind: type[Any], recorded: Mapping[str, Any]) -> Any:
-    """An instance of a dataclass of options from its form in a record; what it has no option for is left out."""
+def restored_config(kind: type[Any], recorded: Mapping[str, Any], missing: Any = HIDDEN) -> Any:
+    """An instance of a dataclass of options from its form in a record; what it has no option for is left out.
+
+    A secret, which is not recorded, is the option's default; ``missing`` where it has none.
+    """
     hints = get_type_hints(kind)
     values = {
         name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
         for name, value in recorded.items()
-        if name in hints
+        if name in hints and not is_hidden(value)
     }
+    for field in dataclasses.fields(kind):
+        defaults = (field.default, field.default_factory)
+        if is_hidden(recorded.get(field.name)) and all(default is dataclasses.MISSING for default in defaults):
+            values[field.name] = missing
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
@@ -266,6 +305,9 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         **({"concord.data": data} if data is not None else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        # MLflow's own, for its interface.
+        "mlflow.source.name": _source_name(Path(path)),
+        "mlflow.source.type": "LOCAL",
     }
     if "CONCORD_SUBMISSION" in os.environ:
         submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
@@ -276,6 +318,12 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
     # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
     described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
+
+
+def _source_name(path: Path) -> str:
+    """The job's file, from the top of its checkout if it is in one: the rest of the path is of one machine."""
+    top = _git(path.parent, "rev-parse", "--show-toplevel")
+    return str(path.relative_to(top)) if top is not None and path.is_relative_to(top) else path.name
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -1,6 +1,5 @@
 """Many short runs of one job in few processes, without Ray: for figures that need dozens of them."""
 
-import contextlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 import concord
+from concord.redaction import without_secrets
+from concord.storage import append_line, read_lines
 from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.job import Job, load_job
 from concord.training.loop import Place, Silent, train
@@ -79,8 +80,7 @@ def histories(
         say(f"{finished} of {len(wanted)} are there already")
     for identity, history in _trained(job, waiting, place, file, processes):
         done[identity] = history
-        with record.open("a") as lines:
-            lines.write(json.dumps({"configuration": identity, "history": history}) + "\n")
+        append_line(record, {"configuration": identity, "history": history})
         finished += 1
         config = wanted[identity]
         value = history[-1][shown]
@@ -89,17 +89,11 @@ def histories(
 
 
 def _read(record: Path) -> dict[str, list[Metrics]]:
-    done = {}
-    if record.exists():
-        for line in record.read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError):  # the last line of a sweep that was killed
-                entry = json.loads(line)
-                done[entry["configuration"]] = entry["history"]
-    return done
+    return {entry["configuration"]: entry["history"] for entry, _ in read_lines(record)} if record.exists() else {}
 
 
 def _identity(job: Job[Any], config: TrainConfig) -> str:
-    science = {name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS}
+    science = without_secrets({name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS})
     data = job.environments(config).version
     science |= {"data": data} if data is not None else {}
     return json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)

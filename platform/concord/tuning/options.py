@@ -12,6 +12,8 @@ from concord.training.evaluation import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+# What a study has of its own and passes on to the run of its winner.
+_OF_RUNS_TOO = frozenset({"register"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,8 @@ class StudyOptions:
     """Best trials that are judged by all selections in the end (4 environments are left out in turn, or --folds)."""
 
     stop_when: tuple[str, ...] | None = None
-    """A trial ends when all of these hold: train_accuracy>0.97 ood_accuracy<0.6; the job's own rule if not given."""
+    """A trial ends when all of these hold, such as 'train_accuracy>0.97' 'ood_accuracy<0.6' (with quotes: to a shell >
+    and < are redirections); the job's own rule if not given."""
     scheduler: Literal["none", "asha", "median"] = "none"
     """Stop trials that fall behind: asynchronous successive halving, or the median rule."""
     max_minutes: float = 0.0
@@ -101,7 +104,7 @@ def options_for(config: type[TrainConfig], methods: Sequence[str] = ()) -> type[
     """
     study = {field.name for field in dataclasses.fields(StudyOptions)}
     for field in dataclasses.fields(config):
-        if field.name in study:
+        if field.name in study and field.name not in _OF_RUNS_TOO:
             raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
     options = combined(StudyOptions, config)
     if methods:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from concord.errors import InputError
+from concord.redaction import is_secret, without_secrets
 from concord.space import Point, Space
 from concord.storage import Folder, StorageError
 from concord.training import JobFile, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import Mode
 from concord.training.run import Checked, preflight, settled_paths
-from concord.training.run_folder import recorded_config
+from concord.training.run_folder import recorded_config, require_secrets
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.options import StudyOptions, config_part, study_part
 from concord.tuning.search import Search
@@ -240,13 +241,14 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
     """Refuse a name that belongs to another study (InputError)."""
     if record["job"] != plan.job.name:
         raise InputError(f"--name {plan.name}: is a study of job {record['job']}, not of {plan.job.name}")
+    require_secrets(f"the study {plan.name}", recorded_config(plan.base), without_secrets(record["config"]))
     before = Criterion(**record["criterion"])
     if before.metric == plan.criterion.metric and before.mode != plan.criterion.mode:
         raise InputError(
             f"--name {plan.name}: a study that was judged by {before.metric}, {before.direction}; here "
             f"{plan.criterion.direction}; give another name"
         )
-    ours, theirs = plan.identity(), record["identity"]
+    ours, theirs = _without_secret_options(plan.identity()), _without_secret_options(record["identity"])
     for part in ours:
         if ours[part] == theirs.get(part):
             continue
@@ -263,6 +265,12 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
             f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {theirs.get(part) or 'none'}, "
             f"not {ours[part] or 'none'}; give another name"
         )
+
+
+def _without_secret_options(identity: dict[str, Any]) -> dict[str, Any]:
+    """What can be compared: of a secret, all that is recorded is that it was given."""
+    config = without_secrets(identity.get("config", {}))
+    return {**identity, "config": {name: value for name, value in config.items() if not is_secret(name)}}
 
 
 def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:

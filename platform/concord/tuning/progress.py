@@ -1,15 +1,11 @@
 """How far a study is, as its user sees it: a bar on a terminal, a line now and then elsewhere."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from concord import logs
 from concord.training.live_metrics import Metric, Sample
+from concord.training.progress import Display, duration, on_terminal
 from concord.tuning.journal import Ended, Task
 from concord.tuning.selection import Criterion
 
@@ -81,8 +77,7 @@ class StudyProgress:
                     self._best = (score, task.trial, value)
 
     def __enter__(self) -> "StudyProgress":
-        bar = sys.stderr.isatty() and not logs.as_json()
-        self._shower = threading.Thread(target=self._bar if bar else self._lines, daemon=True)
+        self._shower = threading.Thread(target=self._bar if on_terminal() else self._lines, daemon=True)
         self._shower.start()
         return self
 
@@ -93,16 +88,20 @@ class StudyProgress:
     def line(self) -> str:
         """All of it in one line."""
         with self._lock:
-            parts = [f"{self._done}/{self._total} {self._what}", f"{len(self._running)} running"]
-            if self._failed:
-                parts.append(f"{self._failed} failed")
-            if self._best is not None and self._criterion is not None:
-                oracle = " (oracle)" if self._criterion.oracle else ""
-                parts.append(f"best {self._criterion.metric}{oracle} {self._best[2]:.4f} (trial {self._best[1]})")
+            parts = [f"{self._done}/{self._total} {self._what}", *self._details()]
             left = self._left()
         if left is not None:
-            parts.append(f"{_duration(left)} left")
+            parts.append(f"{duration(left)} left")
         return ", ".join(parts)
+
+    def _details(self) -> list[str]:
+        parts = [f"{len(self._running)} running"]
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        if self._best is not None and self._criterion is not None:
+            oracle = " (oracle)" if self._criterion.oracle else ""
+            parts.append(f"best {self._criterion.metric}{oracle} {self._best[2]:.4f} (trial {self._best[1]})")
+        return parts
 
     def samples(self) -> list[Sample]:
         """The same as gauges: sums over the trials, which may be thousands."""
@@ -134,15 +133,11 @@ class StudyProgress:
                 said = line
 
     def _bar(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            shown = progress.add_task(self.line(), total=max(self._total, 1))
+        with Display(f"starting {self._what}") as display:
             while not self._over.wait(_LOOK_EVERY_SECONDS):
-                progress.update(shown, description=self.line(), completed=self._done)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+                with self._lock:
+                    # What runs counts by how far it is, so that the bar moves while the first trials run.
+                    done = self._done + sum(self._running.values()) / 100
+                    count, details, left = f"{self._done}/{self._total}", ", ".join(self._details()), self._left()
+                if done > 0:
+                    display.counting(self._what, done, self._total, count, left, details)

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
+from concord.redaction import is_secret
 from concord.space import (
     Choice,
     Domain,
@@ -114,6 +115,8 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
     for name in given & set(vary):
         raise InputError(f"--vary {name}: contradicts --{name.replace('_', '-')}, which fixes it")
     space = Space(_without_idle(space.without(given).replacing(vary).entries, set(hints)))
+    for name in filter(is_secret, space.names()):
+        raise InputError(f"--vary {name}: is named like a secret, and what is varied is recorded and shown")
     if not space.varied():
         raise InputError("the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE")
     _check_against(space, base)

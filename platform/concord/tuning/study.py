@@ -14,6 +14,7 @@ from concord.space import Point, shown
 from concord.storage import Folder, settled
 from concord.storage import shown as shown_path
 from concord.tracking import ChildRuns, Store, redact
+from concord.training.dashboard import described
 from concord.training.distributed import ray_session
 from concord.training.job import built_in_jobs
 from concord.training.live_metrics import Published
@@ -68,7 +69,7 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
             record = journals.read_study(kept.path)
             _write(kept, {**record, "options": plan.record()["options"]})
             if dashboard:
-                say(f"Ray dashboard {dashboard}")
+                say(f"Ray dashboard {described(dashboard)}")
             study = _Study(plan, kept, journal, store, record["run_id"], where, new, say)
             with study.kept_honest():
                 study.run()

@@ -20,7 +20,7 @@ from torch.nn.functional import log_softmax
 from concord.benchmark import Row
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.advantages import RewardScale, advantages
-from concord.reinforcement.policy_optimization import Placement, algorithm_config
+from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.training.process import tune_process
 
@@ -100,6 +100,8 @@ def loop(settings: Settings) -> Callable[[], None]:
 
 def by_rllib(settings: Settings) -> Any:
     """Ours."""
+    from concord.reinforcement.policy_optimization import Placement, algorithm_config
+
     return algorithm_config(
         environments=settings.environments,
         steps=settings.steps,
@@ -123,6 +125,7 @@ def by_rllib(settings: Settings) -> Any:
 
 def rows() -> list[Row]:
     """Seconds for a thousand environment steps, and the ratio of environment steps a second."""
+    require_coinrun("agent_training")
     tune_process()
     torch.manual_seed(0)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

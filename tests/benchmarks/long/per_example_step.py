@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def step(kind: str, setting: Setting) -> Callable[[], None]:
     return ours
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """Ours against a plain step, a backward pass an example, vmap and Opacus, in time and memory."""
     tune_process()
     comparisons = [
@@ -149,7 +149,6 @@ def rows() -> list[Row]:
     ]
     if importlib.util.find_spec("opacus"):
         comparisons += [("mlp", "Opacus", "< 1"), ("group-norm", "Opacus", "< 1")]
-    found = []
     for name, other, target in comparisons:
         setting = SETTINGS[name]
         slow = other == "a backward pass an example"
@@ -160,19 +159,16 @@ def rows() -> list[Row]:
             warmup=0 if slow else 2,
             synchronize=torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None,
         )
-        found.append(
-            Row(
-                f"per-example AND-mask step, {setting.name}",
-                ours,
-                {"plain": "plain step"}.get(other, other),
-                theirs,
-                ratio,
-                target,
-                memory=memory("ours", name),
-                reference_memory=memory(other, name),
-            )
+        yield Row(
+            f"per-example AND-mask step, {setting.name}",
+            ours,
+            {"plain": "plain step"}.get(other, other),
+            theirs,
+            ratio,
+            target,
+            memory=memory("ours", name),
+            reference_memory=memory(other, name),
         )
-    return found
 
 
 def memory(kind: str, name: str) -> float:

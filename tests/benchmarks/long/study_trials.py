@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from concord.tuning.journal import read, read_study
 from concord.tuning.spaces import config_at
 from concord.tuning.stopping import StopRule
 
-TRIVIAL = Path(__file__).parent / "jobs" / "trivial.py"
+TRIVIAL = Path(__file__).parents[1] / "jobs" / "trivial.py"
 TRIALS, SHORT_TRIALS = 1024, 64
 ONLY_SEARCH = ["--shortlist", "0", "--reruns", "0", "--no-register"]
 SHORT = [
@@ -59,7 +60,7 @@ class Cost(NamedTuple):
     cpu: float
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """Overhead a trial, whether it grows, and wall and CPU time against a plain loop over the same trials."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
@@ -68,23 +69,13 @@ def rows() -> list[Row]:
         ends = [ended.ended for _, ended in trivial.results("trial")]
         each = (ends[-1] - min(e.ended - e.seconds for _, e in trivial.results("trial"))) / len(ends)
         first, last = (ends[99] - ends[0]) / 99, (ends[-1] - ends[-100]) / 99
-        trivial_loop = loops_over(output / "studies" / "trivial", 1, 1).wall / len(ends)
-        compared = short_trials(output)
-    return [
-        Row(
-            f"a trivial trial in a study of {TRIALS}",
-            each,
-            "in a loop",
-            trivial_loop,
-            each / trivial_loop,
-            "≤ 0.15 s",
-        ),
-        Row(f"a trial, the last 100 of {TRIALS}", last, "the first 100", first, last / first, "≤ 2"),
-        *compared,
-    ]
+        yield Row(f"a trial, the last 100 of {TRIALS}", last, "the first 100", first, last / first, "≤ 2")
+        loop = loops_over(output / "studies" / "trivial", 1, 1).wall / len(ends)
+        yield Row(f"a trivial trial in a study of {TRIALS}", each, "in a loop", loop, each / loop, "≤ 0.15 s")
+        yield from short_trials(output)
 
 
-def short_trials(output: Path) -> list[Row]:
+def short_trials(output: Path) -> Iterator[Row]:
     """A study against loops over its trials: one with a thread for each core, one with one thread, and two at once.
 
     Two plain loops at once, each over half of the trials, are what the machine can do: beside each other they are
@@ -92,7 +83,6 @@ def short_trials(output: Path) -> list[Row]:
     """
     study = tune(output, "short", "synthetic", "--trials", str(SHORT_TRIALS), *SHORT)
     name = f"{SHORT_TRIALS} short trials of synthetic, two at a time"
-    rows = []
     for reference, loops, threads in (
         ("the same in one loop, 2 threads", 1, 2),
         ("the same in one loop, 1 thread", 1, 1),
@@ -100,9 +90,8 @@ def short_trials(output: Path) -> list[Row]:
     ):
         loop = loops_over(output / "studies" / "short", loops, threads)
         wall, cpu = study.wall / loop.wall, study.cpu / loop.cpu
-        rows.append(Row(f"wall time, {name}", study.wall, reference, loop.wall, wall, "≤ 0.65 (one loop)"))
-        rows.append(Row(f"CPU time, {name}", study.cpu, reference, loop.cpu, cpu, "≤ 1.15"))
-    return rows
+        yield Row(f"wall time, {name}", study.wall, reference, loop.wall, wall, "≤ 0.65 (one loop)")
+        yield Row(f"CPU time, {name}", study.cpu, reference, loop.cpu, cpu, "≤ 1.15")
 
 
 def tune(output: Path, name: str, job: str, *words: str) -> Cost:

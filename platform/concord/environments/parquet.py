@@ -1,0 +1,112 @@
+"""Parquet files from anybody, read as plain columns: a file that declares extension types is refused.
+
+A type of that kind is turned into values by code that some library has registered in the process, Ray's
+``arrow_pickled_object`` by unpickling them, in every process that imported ``ray.data``. So the types are looked at
+before Arrow looks: its schema is in the file's footer, where an extension type is a plain one with a name beside it.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from concord.errors import InputError
+
+_MAGIC = b"PAR1"
+_SCHEMA = b"ARROW:schema"
+_EXTENSION = b"ARROW:extension:name"
+# As long, and no name that Arrow looks for: what is read with it has the plain types.
+_DISARMED = b"ARROW_extension_name"
+# The schema's value follows its key in the footer: Thrift's sign for a text (field 2 after 1), its length, base64.
+_VALUE = re.compile(rb"\x18([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
+_END = b"\x00"  # and for the end of the pair
+
+
+def read_table(path: Path) -> pa.Table:
+    """The table in a Parquet file.
+
+    Raises:
+        InputError: a column, or something in one, is of an extension type.
+        OSError, pa.ArrowException: the file cannot be read, or is none.
+    """
+    with pa.OSFile(str(path)) as file:
+        for schema in _schemas(_footer(file)):
+            _refuse(path, _declared(schema))
+        file.seek(0)
+        table = pq.read_table(file)
+    # Those of Parquet itself, which Arrow need not have written.
+    _refuse(
+        path, ((name, kind.extension_name) for name, kind in _kinds(table) if isinstance(kind, pa.BaseExtensionType))
+    )
+    return table
+
+
+def _refuse(path: Path, extensions: Iterable[tuple[str, str]]) -> None:
+    for column, kind in extensions:
+        raise InputError(
+            f"{path}: column {column} is of the extension type {kind}; expected numbers, texts, bytes, or lists of them"
+        )
+
+
+def _footer(file: Any) -> bytes:
+    """What describes the file, at its end; nothing where that is not as it should be, which its reader says better."""
+    size = file.size()
+    if size < 8:
+        return b""
+    file.seek(size - 8)
+    length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+    if magic != _MAGIC or length > size - 8:
+        return b""
+    file.seek(size - 8 - length)
+    return bytes(file.read(length))
+
+
+def _schemas(footer: bytes) -> Iterator[bytes]:
+    """Arrow's schema as it is kept, once for each place that could be taken for it.
+
+    Raises:
+        pa.ArrowInvalid: there is one that is not kept as Arrow does it, so it cannot be said what it declares.
+    """
+    at = footer.find(_SCHEMA)
+    while at >= 0:
+        found = _VALUE.match(footer, at + len(_SCHEMA))
+        if found is None:
+            raise pa.ArrowInvalid("its Arrow schema is not where it should be")
+        length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
+        end = found.end() + length
+        if footer[end : end + 1] != _END:  # a second value would be the one that counts
+            raise pa.ArrowInvalid("its Arrow schema does not end where it should")
+        try:
+            yield base64.b64decode(footer[found.end() : end], validate=True)
+        except ValueError as error:
+            raise pa.ArrowInvalid("its Arrow schema is no base64") from error
+        at = footer.find(_SCHEMA, at + 1)
+
+
+def _declared(schema: bytes) -> Iterator[tuple[str, str]]:
+    """The columns of a schema that have an extension type, or something within them has, and the type."""
+    read = pa.ipc.read_schema(pa.py_buffer(schema.replace(_EXTENSION, _DISARMED)))
+    for field in read:
+        for name, each in _fields(field):
+            if each.metadata and _DISARMED in each.metadata:
+                yield name, each.metadata[_DISARMED].decode(errors="replace")
+    if _EXTENSION in schema:
+        yield "?", "?"
+
+
+def _fields(field: pa.Field, below: str = "") -> Iterator[tuple[str, pa.Field]]:
+    """A field and all within it, each with its name from the column on."""
+    name = f"{below}{field.name}"
+    yield name, field
+    for index in range(field.type.num_fields):
+        yield from _fields(field.type.field(index), f"{name}.")
+
+
+def _kinds(table: pa.Table) -> Iterator[tuple[str, pa.DataType]]:
+    for field in table.schema:
+        for name, each in _fields(field):
+            yield name, each.type.value_type if isinstance(each.type, pa.DictionaryType) else each.type

@@ -1,0 +1,60 @@
+"""What is known of an environment's data without the data: how many examples, of which shape, and a digest of them."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from concord.environments.collection import Environment
+
+# Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
+_DIGESTED_BYTES = 4 * 1024**2
+PURPOSES = ("train", "held-out", "validation", "ood", "observed")
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """A part of the data, summarized.
+
+    Attributes:
+        name: of the environment.
+        purpose: one of ``PURPOSES``.
+        examples: how many there are.
+        inputs, targets: the shape of one example, and the type: ``((2, 14, 14), "uint8")``.
+        digest: 16 hexadecimal digits; two parts with different examples have different ones, but for changes in large
+            parts that no example shows that was looked at.
+    """
+
+    name: str
+    purpose: str
+    examples: int
+    inputs: tuple[tuple[int, ...], str]
+    targets: tuple[tuple[int, ...], str]
+    digest: str
+
+
+def summarize(environment: Environment, purpose: str) -> DataSummary:
+    """Summarize an environment's data; they are neither copied as a whole nor changed."""
+    digest = hashlib.sha256()
+    for values in (environment.inputs, environment.targets):
+        digest.update(f"{tuple(values.shape)} {values.dtype} ".encode())
+        digest.update(_sample(values))
+    return DataSummary(
+        environment.name,
+        purpose,
+        len(environment),
+        _of_one(environment.inputs),
+        _of_one(environment.targets),
+        digest.hexdigest()[:16],
+    )
+
+
+def _of_one(values: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(values.shape[1:]), str(values.dtype).removeprefix("torch.")
+
+
+def _sample(values: Tensor) -> bytes:
+    stride = -(-values.numel() * values.element_size() // _DIGESTED_BYTES)
+    sampled = values.detach()[:: max(stride, 1)].cpu().contiguous()
+    return sampled.flatten().view(torch.uint8).numpy().tobytes()

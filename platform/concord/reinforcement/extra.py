@@ -1,0 +1,22 @@
+"""Procgen and RLlib are an extra, ``concord[coinrun]``: Procgen needs numpy below 2, and nothing else here does."""
+
+import platform
+from importlib.util import find_spec
+
+from concord.errors import InputError
+
+# Every Ray contains RLlib's own modules; dm-tree, which they import, comes with the extra alone.
+_MODULES = ("procgen", "tree")
+
+
+def require_coinrun(what: str) -> None:
+    """Refuse ``what`` where Procgen or RLlib is not installed.
+
+    Raises:
+        InputError: it says how to install them, or that they cannot be installed here.
+    """
+    if all(find_spec(module) for module in _MODULES):
+        return
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise InputError(f"{what} needs Procgen, which is published for Linux on x86-64 alone")
+    raise InputError(f"{what} needs Procgen and RLlib: pip install 'concord[coinrun]'")

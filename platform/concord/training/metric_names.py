@@ -1,0 +1,87 @@
+"""The names of a run's metrics, all known before it: two that the store would take for one are refused."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from concord.environments import Environments
+from concord.environments.collection import SPLITS
+from concord.errors import InputError
+from concord.tracking.client import metric_name
+from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
+
+# What training reports of itself, whatever it trains.
+_OF_TRAINING = (
+    *("step/loss", "step/worst_loss", "step/kept_fraction", "step/lr"),
+    *("epoch", "steps_per_second", "kept_fraction", "skipped_environments", "workers"),
+    *("held_out_spread", "spread_reached", "kept_epoch"),
+    *(RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS),
+)
+
+Source = tuple[str, ...]
+"""What a metric is of, in words, one part after the other."""
+
+
+def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
+    """Refuse names of environments, measures and layers of which two metrics would become one.
+
+    Args:
+        environments: the data.
+        measures: the names of the job's measures, without the loss.
+        layers: the names of the trainable parameters.
+
+    Raises:
+        InputError: two metrics are spelled alike in the store, which has no place for some characters.
+    """
+    found: dict[str, Source] = {}
+    for name, source in _metrics(environments, measures, layers):
+        spelled = metric_name(name)
+        if spelled not in found:
+            found[spelled] = source
+            continue
+        ours, theirs = _differing(found[spelled], source)
+        raise InputError(f"{ours} and {theirs}: both would be reported as the metric {spelled}; name one otherwise")
+
+
+def without_clashes(further: Mapping[str, float], reported: Iterable[str]) -> tuple[dict[str, float], list[str]]:
+    """Those of further metrics that nothing else is reported as, and the names of the others."""
+    taken = {metric_name(name) for name in (*_OF_TRAINING, *reported)}
+    kept: dict[str, float] = {}
+    left_out = []
+    for name, value in further.items():
+        if metric_name(name) in taken:
+            left_out.append(name)
+        else:
+            kept[name] = value
+            taken.add(metric_name(name))
+    return kept, left_out
+
+
+def _metrics(
+    environments: Environments, measures: Collection[str], layers: Iterable[str]
+) -> Iterator[tuple[str, Source]]:
+    """The names of all metrics that a run on these environments, or with one of them left out, can have."""
+    for name in _OF_TRAINING:
+        yield name, (f"the metric {name}",)
+    for layer in layers:
+        yield f"kept_fraction/{layer}", ("the fraction kept", f"parameter {layer!r}")
+    parts: list[tuple[str, str, tuple[str, ...]]] = [
+        ("train", SPLITS["train"], environments.train),
+        ("held_out", SPLITS["held_out"], environments.train),
+        ("validation", SPLITS["validation"], environments.validation or environments.train),
+        ("ood", SPLITS["ood"], environments.test),
+        *((name, f"observed environment {name!r}", (name,)) for name in environments.observed),
+    ]
+    of_measures = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
+    for split, of_split, names in parts:
+        for measure, of_measure in of_measures:
+            yield f"{split}_{measure}", (of_split, of_measure)
+            yield f"worst_{split}_{measure}", (f"the worst of {of_split}", of_measure)
+            for name in names:
+                yield f"{measure}/{split}/{name}", (of_split, of_measure, f"environment {name!r}")
+
+
+def _differing(one: Source, other: Source) -> tuple[str, str]:
+    """What differs between two metrics, or all of it where they are not of the same kind."""
+    pairs = [(ours, theirs) for ours, theirs in zip(one, other, strict=False) if ours != theirs]
+    if len(one) == len(other) and len(pairs) == 1:
+        return pairs[0]
+    return ", ".join(one), ", ".join(other)

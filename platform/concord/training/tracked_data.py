@@ -1,0 +1,37 @@
+"""The environments of a run as MLflow shows data: one dataset each, or one for each purpose where there are many."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from concord.environments.summary import PURPOSES, DataSummary
+from concord.tracking import TrackedData
+
+# A page that lists more says less.
+_LISTED = 100
+
+
+def tracked_data(parts: Sequence[DataSummary]) -> list[TrackedData]:
+    """What MLflow is told of these parts of the data."""
+    if len(parts) <= _LISTED:
+        return [_of_one(part) for part in parts]
+    by_purpose = {purpose: [part for part in parts if part.purpose == purpose] for purpose in PURPOSES}
+    return [_together(purpose, found) for purpose, found in by_purpose.items() if found]
+
+
+def _of_one(part: DataSummary) -> TrackedData:
+    # Both parts of an environment would be one dataset in MLflow's lists.
+    name = f"{part.name}, held out" if part.purpose == "held-out" else part.name
+    (inputs, inputs_type), (targets, targets_type) = part.inputs, part.targets
+    tensors = {
+        "features": [{"type": "tensor", "tensor-spec": {"dtype": inputs_type, "shape": [-1, *inputs]}}],
+        "targets": [{"type": "tensor", "tensor-spec": {"dtype": targets_type, "shape": [-1, *targets]}}],
+    }
+    schema = {"mlflow_tensorspec": {name: json.dumps(spec) for name, spec in tensors.items()}}
+    return TrackedData(name, part.digest, part.purpose, schema, {"num_rows": part.examples})
+
+
+def _together(purpose: str, parts: Sequence[DataSummary]) -> TrackedData:
+    digest = hashlib.sha256("".join(f"{part.name} {part.digest}\n" for part in parts).encode()).hexdigest()[:16]
+    profile = {"num_rows": sum(part.examples for part in parts), "environments": len(parts)}
+    return TrackedData(f"{len(parts)} environments, {purpose}", digest, purpose, None, profile)

@@ -1,0 +1,96 @@
+"""The benchmark table: rows as they come, nothing lost by Ctrl-C or by a benchmark that fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from concord import benchmark
+from concord.benchmark import benchmark_files
+from concord.cli import main
+from concord.errors import InputError
+
+BEGINNING = """
+from concord.benchmark import Row
+def row(name):
+    return Row(name, 0.001, "other", 0.002, 0.5, "< 1")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A folder of benchmarks in place of the project's: file names and the bodies of their rows()."""
+
+    def write(**bodies: str) -> Path:
+        for name, body in bodies.items():
+            path = tmp_path / ("long" if name.startswith("lengthy") else "") / f"{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{BEGINNING}\ndef rows():\n{textwrap.indent(body, '    ')}\n")
+        return tmp_path
+
+    monkeypatch.setattr(benchmark, "benchmarks_folder", lambda: tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return write
+
+
+def test_the_default_leaves_out_what_takes_minutes() -> None:
+    quick, everything = ({path.stem for path in benchmark_files("", all_)} for all_ in (False, True))
+    assert {"stacked_step", "ddp_hook", "temporal_and_mask"} <= quick
+    assert everything - quick == {"study_trials", "scaling", "per_example_step", "agent_training"}
+    assert [path.stem for path in benchmark_files("study")] == ["study_trials"]
+    with pytest.raises(InputError, match="--only nothing: no benchmark of this name"):
+        benchmark_files("nothing")
+
+
+def test_rows_come_as_they_are_measured_and_a_benchmark_that_fails_takes_none_with_it(
+    folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder(
+        one_first='yield row("first")\nprint("a benchmark prints")\nyield row("second")',
+        one_second='yield row("third")\nraise ValueError("no such device")',
+        one_third='return [row("fourth")]',
+        lengthy='yield row("of minutes")',
+    )
+    assert main(["bench", "--json"]) == 1
+    said = capsys.readouterr()
+    (last,) = said.out.splitlines()
+    result = json.loads(last)
+    names = ["first", "second", "third", "fourth"]
+    assert [row["name"] for row in result["rows"]] == names
+    assert result["error"] == "one_second could not be measured (ValueError: no such device)"
+    assert [json.loads(line) for line in said.err.splitlines() if line.startswith("{")] == result["rows"]
+
+    assert main(["bench", "--all", "--only", "lengthy"]) == 0
+    said = capsys.readouterr()
+    assert "of minutes  1.0 ms  other  2.0 ms  0.500  < 1" in said.err
+    assert "of minutes" in said.out
+
+
+def test_ctrl_c_prints_what_there_is(folder: Callable[..., Path]) -> None:
+    benchmarks = folder(one='yield row("first")\nimport signal\nsignal.pause()', two='yield row("never")')
+    program = (
+        f"import sys, pathlib, concord.benchmark as b; b.benchmarks_folder = lambda: pathlib.Path({str(benchmarks)!r})"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        f"{program}; from concord.cli import entry; sys.argv = ['concord', 'bench', '--json']; entry()",
+    ]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("{"):
+            break
+    assert json.loads(line)["name"] == "first"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    result = json.loads(out.splitlines()[-1])
+    assert [row["name"] for row in result["rows"]] == ["first"]
+    assert result["error"] == "stopped"

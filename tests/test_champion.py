@@ -1,0 +1,178 @@
+"""Which version of a model is the champion, on real MLflow stores: whoever registers when, and whoever promotes."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from concord.tracking import Registered, Store, models, promote, register, show
+from concord.tracking.registry import CHAMPION
+
+
+@pytest.fixture(scope="module")
+def file_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return Store.open(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def store(file_store: Store) -> Iterator[Store]:
+    yield file_store
+    file_store.__dict__.pop("client", None)  # whatever a test put in front of it
+
+
+def registered(
+    store: Store, name: str, value: float, criterion: str = "accuracy", data: str | None = None, **more: float
+) -> Registered:
+    """A version of `name` whose run has nothing but tags: what the champion is chosen by."""
+    run_id = store.start_run("champions", "a run", {}, {} if data is None else {"concord.data": data})
+    return register(store, f"runs:/{run_id}/model", run_id, name, {criterion: value, **more}, criterion, "max")
+
+
+def champion(store: Store, name: str) -> int:
+    return show(store, name).version
+
+
+class Meanwhile:
+    """An MLflow client in front of which something else happens just before it moves the champion for the first time:
+    what another process does after this one has decided, and before it writes."""
+
+    def __init__(self, client: Any, happens: Callable[[], object]) -> None:
+        self._client = client
+        self._happens: Callable[[], object] | None = happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def set_registered_model_alias(self, *arguments: Any) -> None:
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            happens()
+        self._client.set_registered_model_alias(*arguments)
+
+
+def interrupted(store: Store, happens: Callable[[Store], object]) -> None:
+    """Let something happen, by another process at the same store, before `store` moves its next champion."""
+    other = Store(store.uri, store.artifacts)
+    store.__dict__["client"] = Meanwhile(other.client, lambda: happens(Store(store.uri, store.artifacts)))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.6, 0.9), (0.9, 0.6)])
+def test_of_two_runs_that_end_at_once_the_better_wins(store: Store, first: float, second: float) -> None:
+    name = f"at once {first} {second}"
+    registered(store, name, 0.5)
+    others: list[Registered] = []
+    interrupted(store, lambda other: others.append(registered(other, name, second)))
+    ours = registered(store, name, first)
+    best = ours if first > second else others[0]
+    assert champion(store, name) == best.version
+    assert (ours.version, ours.champion) == (2, first > second)
+    if first < second:
+        assert ours.reason == "accuracy 0.6 is not better than 0.9 of version 3 (max)"
+
+
+def together(stores: list[Store], name: str, values: list[float]) -> list[Registered]:
+    """Register a version with each store at once."""
+    start, became = threading.Barrier(len(values)), []
+
+    def one(store: Store, value: float) -> None:
+        start.wait()
+        became.append(registered(store, name, value))
+
+    threads = [threading.Thread(target=one, args=pair) for pair in zip(stores, values, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return became
+
+
+def the_best_of_those_at_once_is_the_champion(stores: list[Store], name: str) -> None:
+    registered(stores[0], name, 0.1)
+    became = together(stores, name, [0.7, 0.9, 0.8])
+    assert len(became) == 3
+    assert show(stores[0], name).metrics["accuracy"] == 0.9
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_however_many_register_at_once_the_best_is_the_champion(file_store: Store, attempt: int) -> None:
+    stores = [Store(file_store.uri, file_store.artifacts) for _ in range(3)]
+    the_best_of_those_at_once_is_the_champion(stores, f"together {attempt}")
+
+
+def test_what_was_promoted_by_hand_stays_and_the_better_version_is_named(store: Store) -> None:
+    registered(store, "kept", 0.5)
+    registered(store, "kept", 0.9)
+    assert promote(store, "kept", 1).promoted
+    worse, better = registered(store, "kept", 0.4), registered(store, "kept", 0.95)
+    assert (worse.champion, worse.reason) == (False, "version 1 was promoted by hand and stays")
+    assert (better.champion, better.previous) == (False, 0.5)
+    assert better.reason == (
+        "version 1 was promoted by hand and stays; version 4 is better (accuracy 0.95): concord models promote kept 4"
+    )
+    assert champion(store, "kept") == 1
+    assert promote(store, "kept", 4).version == 4
+    assert not registered(store, "kept", 0.99).champion
+
+
+def test_what_was_promoted_or_better_gives_way_to_what_is_better(store: Store) -> None:
+    registered(store, "gives way", 0.9)
+    registered(store, "gives way", 0.5)
+    promote(store, "gives way", 2)
+    assert promote(store, "gives way", 2, or_better=True).version == 1
+    assert registered(store, "gives way", 0.95).champion
+    assert not registered(store, "gives way", 0.92).champion
+
+
+def test_what_is_promoted_while_a_run_registers_stays(store: Store) -> None:
+    registered(store, "meanwhile", 0.5)
+    registered(store, "meanwhile", 0.6)
+    interrupted(store, lambda other: promote(other, "meanwhile", 1))
+    ours = registered(store, "meanwhile", 0.9)
+    assert (ours.champion, champion(store, "meanwhile")) == (False, 1)
+
+
+def test_an_alias_that_was_moved_in_mlflow_itself_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.tracking.registry._DECIDED_AFTER", -1.0)  # as if the versions were a minute old
+    registered(store, "moved", 0.5)
+    registered(store, "moved", 0.9)
+    store.client.set_registered_model_alias("moved", CHAMPION, "1")
+    ours = registered(store, "moved", 0.95)
+    assert (ours.champion, champion(store, "moved")) == (False, 1)
+    assert "promoted by hand" in ours.reason
+
+
+def test_a_champion_that_was_deleted_leaves_the_next_best(store: Store) -> None:
+    for value in (0.5, 0.7, 0.9):
+        registered(store, "deleted", value)
+    store.client.delete_model_version("deleted", "3")
+    assert not registered(store, "deleted", 0.6).champion
+    assert champion(store, "deleted") == 2
+
+
+def test_versions_of_other_data_are_not_compared_and_it_is_said(store: Store) -> None:
+    registered(store, "data", 0.5, data="a1")
+    other = registered(store, "data", 0.9, data="b2")
+    assert (other.champion, other.previous) == (False, None)
+    assert other.reason == ("not compared with champion version 1: its data are a1, these b2; promote one of them")
+    assert registered(store, "data", 0.6, data="a1").champion
+    assert promote(store, "data", 2, or_better=True).version == 2
+    assert registered(store, "data", 0.95, data="b2").champion
+    assert registered(store, "data", 0.97).champion  # nothing is known of its data
+    assert [each.data for each in models(store) if each.name == "data"] == [None, "b2", "a1", "b2", "a1"]
+
+
+def test_a_version_that_is_unfit_is_no_champion_unless_by_hand(store: Store) -> None:
+    def least(spread: float, unfit: str | None = None) -> Registered:
+        run_id = store.start_run("champions", "a run", {}, {})
+        source = f"runs:/{run_id}/model"
+        return register(store, source, run_id, "unfit", {"spread": spread}, "spread", "min", unfit=unfit)
+
+    untrained = least(0.0, "accuracy 0.5 is below 0.625")
+    assert (untrained.champion, untrained.reason) == (False, "accuracy 0.5 is below 0.625")
+    assert least(0.2).champion
+    assert not least(0.001, "accuracy 0.51 is below 0.625").champion
+    assert least(0.1).champion
+    assert promote(store, "unfit", 1).unfit == "accuracy 0.5 is below 0.625"

@@ -1,0 +1,152 @@
+"""No two metrics of a run become one: names that would meet are refused before it begins."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from concord.environments import Environment, Environments
+from concord.errors import InputError
+from concord.tracking.client import metric_name
+from concord.training import Job, TrainConfig
+from concord.training.evaluation import EvaluatedPart, Measure, evaluate
+from concord.training.job import JobFile
+from concord.training.loop import Place, Silent, train
+from concord.training.metric_names import check_metric_names
+from concord.training.run import preflight
+
+# Characters that MLflow has a place for, and some that it has not; names that other metrics have.
+NAMES = st.text("a_/°%.", min_size=1, max_size=3) | st.sampled_from(
+    ["train", "worst", "held_out", "validation", "ood", "step", "resumed", "loss", "spread", "worst_train", "accuracy"]
+)
+
+
+def none(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(outputs))
+
+
+def one(name: str) -> Environment:
+    return Environment(name, torch.zeros(1, 1), torch.zeros(1, 1))
+
+
+def reported(environments: Environments, measures: Sequence[str]) -> tuple[list[str], int]:
+    """What an evaluation reports, and how many metrics it should be."""
+    splits = [("train", environments.train), ("held_out", environments.train)]
+    splits += [("validation", environments.validation), ("ood", environments.test)]
+    splits += [(name, (name,)) for name in environments.observed]
+    parts = [EvaluatedPart(split, name, one(name)) for split, names in splits for name in names]
+    functions: dict[str, Measure] = dict.fromkeys(measures, none)
+    found = evaluate(nn.Identity(), nn.functional.mse_loss, functions, parts, torch.device("cpu"), distributed=False)
+    number = (1 + len(measures)) * (len(parts) + 2 * sum(bool(names) for _, names in splits))
+    return [*found, "held_out_spread", "kept_fraction", "step/loss"], number + 3
+
+
+@settings(deadline=None)
+@given(
+    st.lists(NAMES, min_size=1, max_size=5, unique=True),
+    st.integers(1, 3),
+    st.lists(NAMES, max_size=3, unique=True),
+)
+def test_names_that_are_let_through_stay_apart(names: list[str], few: int, measures: list[str]) -> None:
+    train, rest = names[:few], names[few:]
+    try:
+        environments = Environments(lambda name: ([], []), train, test=rest[:1], observed=rest[1:])
+        check_metric_names(environments, measures, ["weight"])
+    except InputError:
+        return
+    metrics, number = reported(environments, measures)
+    assert len(metrics) == number
+    assert len({metric_name(name) for name in metrics}) == number
+
+
+def data(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(len(name))
+    return torch.randn(8, 2, generator=drawn), torch.randint(0, 2, (8,), generator=drawn)
+
+
+JOB = Job(
+    environments=lambda _: Environments(data, ["a", "b"]),
+    model=lambda _: nn.Linear(2, 2),
+    loss=nn.functional.cross_entropy,
+    name="names",
+)
+
+
+def odd_layers(_: TrainConfig) -> nn.Module:
+    model = nn.Sequential()
+    model.add_module("one°", nn.Linear(2, 2))
+    model.add_module("one%", nn.Linear(2, 2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"environments": lambda _: Environments(data, ["90°", "90%"])},
+            "environment '90°' and environment '90%': both would be reported as the metric loss/train/90_; "
+            "name one otherwise",
+        ),
+        (
+            {"environments": lambda _: Environments(data, ["a", "b"], observed=["train"])},
+            "environment train: what is observed is reported by its name, and train_loss is that of the training "
+            "environments; name it otherwise",
+        ),
+        (
+            {"environments": lambda _: Environments(data, ["a", "b"], observed=["worst_train"])},
+            "the worst of the training environments and observed environment 'worst_train': both would be reported as "
+            "the metric worst_train_loss; name one otherwise",
+        ),
+        (
+            {"environments": lambda _: Environments(data, ["a", "b"], observed=["seen°", "seen%"])},
+            "observed environment 'seen°' and observed environment 'seen%': both would be reported as the metric "
+            "seen__loss; name one otherwise",
+        ),
+        (
+            {"environments": lambda _: Environments(data, ["e" * 250 + "1", "e" * 250 + "2"])},
+            "name one otherwise",
+        ),
+        (
+            {"measures": {"f1°": none, "f1%": none}},
+            "measure 'f1°' and measure 'f1%': both would be reported as the metric train_f1_; name one otherwise",
+        ),
+        (
+            {"measures": {"loss": none}},
+            "the loss and measure 'loss': both would be reported as the metric train_loss; name one otherwise",
+        ),
+        (
+            {"measures": {"spread": none}},
+            "the metric held_out_spread and what is held out of the training environments, measure 'spread': both "
+            "would be reported as the metric held_out_spread; name one otherwise",
+        ),
+        (
+            {"model": odd_layers},
+            "parameter 'one°.weight' and parameter 'one%.weight': both would be reported as the metric "
+            "kept_fraction/one_.weight; name one otherwise",
+        ),
+    ],
+    ids=["environments", "a split", "worst", "observed", "long", "measures", "loss", "spread", "layers"],
+)
+def test_names_that_meet_are_refused_before_a_run(changes: dict[str, object], line: str, tmp_path: Path) -> None:
+    job = JobFile(dataclasses.replace(JOB, **changes), str(tmp_path / "names.py"), "")
+    with pytest.raises(InputError) as refused:
+        preflight(job, TrainConfig(output=tmp_path))
+    assert str(refused.value).endswith(line)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_final_measure_replaces_no_other_metric() -> None:
+    plain = train(JOB, TrainConfig(epochs=1), Place(), Silent())
+    job = dataclasses.replace(
+        JOB, final_measures=lambda _, model: {"train_loss": -1.0, "depth°": 1.0, "depth%": 2.0, "step/loss": 3.0}
+    )
+    with pytest.warns(UserWarning, match="final measures 'train_loss', 'depth%', 'step/loss': left out"):
+        measured = train(job, TrainConfig(epochs=1), Place(), Silent())
+    assert measured.metrics["depth°"] == 1.0
+    assert measured.metrics["train_loss"] == plain.metrics["train_loss"]
+    assert measured.metrics.keys() - plain.metrics.keys() == {"depth°"}

@@ -1,0 +1,165 @@
+"""Parquet files from anybody: what would run code in a process that knows Ray's types is refused before it is read."""
+
+import base64
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray.data  # noqa: F401  registers Ray's types, as it is done in Ray Train's workers
+from ray.data._internal.object_extensions.arrow import ArrowPythonObjectType
+
+from concord.environments import from_folder
+from concord.environments.images import image_dataset
+from concord.environments.parquet import read_table
+from concord.errors import InputError
+from concord.reinforcement.cloning_data import _read
+
+ROWS = 2
+
+
+class _Program:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.witness),)
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Path:
+    return tmp_path / "the program ran"
+
+
+@pytest.fixture
+def objects(witness: Path) -> pa.Array:
+    """A column whose values are programs."""
+    pickled = pa.array([pickle.dumps(_Program(witness))] * ROWS, pa.large_binary())
+    return pa.ExtensionArray.from_storage(ArrowPythonObjectType(), pickled)
+
+
+def write(folder: Path, name: str, **columns: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+
+
+def read_folder(folder: Path) -> Any:
+    return from_folder(folder)["train"]
+
+
+def read_images(folder: Path) -> Any:
+    return image_dataset("cifar10", folder)
+
+
+def read_cloning_data(folder: Path) -> Any:
+    return _read(folder / "train.parquet")
+
+
+# Each reader with the column that it turns into values first.
+READERS = [(read_folder, "inputs"), (read_folder, "targets"), (read_images, "img"), (read_cloning_data, "level")]
+
+
+@pytest.mark.parametrize(("reader", "column"), READERS)
+def test_no_reader_runs_what_a_file_holds(
+    reader: Callable[[Path], Any], column: str, objects: pa.Array, witness: Path, tmp_path: Path
+) -> None:
+    whole: dict[str, Any] = {"inputs": [1.0, 2.0], "targets": [0, 1], "label": [0, 1]}
+    frames = np.zeros((ROWS, 64 * 64 * 3), np.uint8)
+    whole |= {"frame": pa.array([row.tobytes() for row in frames], pa.binary(64 * 64 * 3))}
+    whole |= {"policy": [[1 / 15] * 15] * ROWS, "level": [0, 1], "episode": [0, 1], "step": [0, 1]}
+    for name in ("train", "test"):
+        write(tmp_path / "data", name, **whole | {column: objects})
+    with pytest.raises(
+        InputError, match=rf"train\.parquet: column {column} is of the .* ray\.data\.arrow_pickled_object"
+    ):
+        reader(tmp_path / "data")
+    assert not witness.exists()
+
+
+def nested(kind: str, objects: pa.Array) -> pa.Array:
+    match kind:
+        case "list":
+            return pa.ListArray.from_arrays(pa.array(range(ROWS + 1)), objects)
+        case "fixed-size list":
+            return pa.FixedSizeListArray.from_arrays(objects, 1)
+        case "struct":
+            return pa.StructArray.from_arrays([objects], ["bytes"])
+        case _:
+            return pa.MapArray.from_arrays(pa.array(range(ROWS + 1)), pa.array(["a", "b"]), objects)
+
+
+@pytest.mark.parametrize("kind", ["list", "fixed-size list", "struct", "map"])
+def test_what_is_nested_is_found_by_its_name(kind: str, objects: pa.Array, witness: Path, tmp_path: Path) -> None:
+    write(tmp_path, "train", inputs=nested(kind, objects), targets=[0, 1])
+    with pytest.raises(
+        InputError, match=r"column inputs\.\S+ is of the extension type ray\.data\.arrow_pickled_object"
+    ):
+        read_table(tmp_path / "train.parquet")
+    assert not witness.exists()
+
+
+class _TellTale(pa.ExtensionType):
+    """A type that is a program itself: it runs when a schema that names it is read."""
+
+    read: list[bytes] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.tell_tale")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b"payload"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> "_TellTale":
+        cls.read.append(serialized)
+        return cls()
+
+
+def test_a_type_is_not_even_made(tmp_path: Path) -> None:
+    write(tmp_path, "train", inputs=pa.ExtensionArray.from_storage(_TellTale(), pa.array([1, 2])), targets=[0, 1])
+    pa.register_extension_type(_TellTale())
+    try:
+        with pytest.raises(InputError, match=r"column inputs is of the extension type tests\.tell_tale"):
+            read_table(tmp_path / "train.parquet")
+        assert _TellTale.read == []
+    finally:
+        pa.unregister_extension_type("tests.tell_tale")
+
+
+def test_a_type_of_parquet_s_own_is_refused_too(tmp_path: Path) -> None:
+    table = pa.table({"inputs": pa.array([bytes(16)] * ROWS, pa.uuid()), "targets": [0, 1]})
+    pq.write_table(table, tmp_path / "train.parquet", store_schema=False)
+    with pytest.raises(InputError, match=r"column inputs is of the extension type arrow\.uuid"):
+        read_table(tmp_path / "train.parquet")
+
+
+def test_a_second_schema_behind_the_first_is_not_overlooked(objects: pa.Array, tmp_path: Path) -> None:
+    write(tmp_path, "evil", inputs=objects, targets=[0, 1])
+    path = tmp_path / "evil.parquet"
+    content = path.read_bytes()
+    length = int.from_bytes(content[-8:-4], "little")
+    body, footer = content[: -8 - length], content[-8 - length : -8]
+    at = footer.index(b"ARROW:schema") + len(b"ARROW:schema")
+    plain = base64.b64encode(
+        pa.schema([("inputs", pa.large_binary()), ("targets", pa.int64())]).serialize().to_pybytes()
+    )
+    # The field "value" of the pair, twice: Thrift's readers keep the last.
+    size = len(plain)
+    value = b"\x18" + bytes([size & 0x7F | 0x80, size >> 7]) + plain
+    footer = footer[:at] + value + b"\x08\x04" + footer[at + 1 :]
+    path.write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(pa.ArrowInvalid, match="its Arrow schema does not end where it should"):
+        read_table(path)
+
+
+def test_plain_columns_are_read_as_they_were_written(tmp_path: Path) -> None:
+    columns = {"a": [1.0, 2.0], "b": [[1, 2], [3, 4]], "c": pa.array(["x", "y"]).dictionary_encode(), "d": [b"1", b"2"]}
+    write(tmp_path, "train", **columns, e=[{"bytes": b"1", "path": "p"}] * ROWS)
+    assert read_table(tmp_path / "train.parquet").equals(pq.read_table(tmp_path / "train.parquet"))

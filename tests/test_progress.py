@@ -1,0 +1,114 @@
+"""What a user sees of a run and a study on a terminal of 80 columns, and where there is none."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("terminal_progress.py")
+COLUMNS, SECONDS = 80, 60
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *command: str) -> None:
+        self._side, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        environment.pop("CONCORD_LOG", None)
+        self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment)
+        os.close(other)
+        self._seen = ""
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """Wait for a line that matches, in what was shown since the last call that found one."""
+        end = time.monotonic() + SECONDS
+        while True:
+            for line in (lines := re.split(r"[\r\n]+", _without_control(self._seen)))[:-1]:
+                assert len(line) <= COLUMNS, line
+                if found := re.search(pattern, line):
+                    self._seen = ""
+                    return found
+            left = end - time.monotonic()
+            assert left > 0, f"no line {pattern!r} in {lines}"
+            if select.select([self._side], [], [], left)[0]:
+                self._seen += os.read(self._side, 1 << 16).decode(errors="replace")
+
+    def go_on(self) -> None:
+        os.write(self._side, b"\n")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._side)
+
+
+def _without_control(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """The states of :mod:`terminal_progress`, one after the other."""
+    terminal = Terminal(sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("output")))
+    yield terminal
+    terminal.close()
+
+
+def moves(terminal: Terminal, pattern: str) -> None:
+    """The line is drawn again, with another sign in front."""
+    signs = {terminal.line(rf"^(\S) {pattern}").group(1)}
+    while len(signs) < 3:
+        signs.add(terminal.line(rf"^(\S) {pattern}").group(1))
+
+
+BAR = "[━╸╺]{10,}"
+
+
+def test_a_run_shows_its_bar_and_the_time_left_in_80_columns(terminal: Terminal) -> None:
+    moves(terminal, f"starting Ray {BAR}")
+    terminal.go_on()
+    moves(terminal, f"starting workers {BAR}")
+    terminal.go_on()
+    terminal.line(f"training {BAR} 12/50 epochs 0:00:")
+    terminal.line(r"^  train_accuracy.0\.245  ood_accuracy.0\.245  train_loss.0\.245  ood_loss.0\.245 *$")
+    terminal.go_on()
+    terminal.line(rf"training {BAR} 13/50 epochs 0:00:\d\d \d+ (s|min) left$")
+    terminal.line(r"^  train_accuracy.0\.255")
+    terminal.go_on()
+    moves(terminal, f"drawing figures, registering the model {BAR}")
+    terminal.go_on()
+
+
+def test_the_bar_of_a_resumed_run_begins_where_the_run_does(terminal: Terminal) -> None:
+    moves(terminal, f"starting workers {BAR}")  # and not yet at the 40 epochs of the process before
+    terminal.go_on()
+    terminal.line("^training goes on from epoch 40 with 2 workers, 60 s after it was there")
+    terminal.line(f"training {BAR} 40/50 epochs 0:00:.. *$")  # nothing is known of the time yet
+    terminal.go_on()
+    terminal.line(rf"training {BAR} 41/50 epochs 0:00:\d\d \d+ (s|min) left")
+    terminal.go_on()
+
+
+def test_a_study_shows_its_bar_and_the_best_so_far_in_80_columns(terminal: Terminal) -> None:
+    moves(terminal, f"starting trials {BAR}")
+    terminal.go_on()
+    terminal.line(f"trials {BAR} 0/20 0:00:")
+    terminal.line("^  3 running")
+    terminal.go_on()
+    terminal.line(rf"trials {BAR} 1/20 0:00:\d\d \d+ (s|min) left")
+    terminal.line(r"^  2 running, best validation_accuracy 0\.9000 \(trial 0\)")
+    terminal.go_on()
+    terminal.process.wait(SECONDS)
+    assert terminal.process.returncode == 0

@@ -1,0 +1,48 @@
+"""What is found again of a run that goes on: its options, and the metrics that the store has not taken."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from concord.errors import InputError
+from concord.storage import Folder
+from concord.tracking import MetricLog, Store
+from concord.training import TrainConfig
+from concord.training.distributed import METRICS
+from concord.training.run import send_unsent
+from concord.training.run_folder import RunFolder, open_run, recorded_config, run_folder, write_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    """Of a later version than the one that began the run."""
+
+    widths: tuple[int, ...] = field(default_factory=lambda: (8, 8))
+    """An option that was not there yet."""
+    table: Path | None = Path("table.csv")
+    """Another, a path."""
+
+
+def test_a_run_of_a_version_without_an_option_was_one_with_its_default(output: Path) -> None:
+    before = TrainConfig(output=output, name="a")
+    store = Store.open(output)
+    run_id = store.start_run("job", "a", {}, {})
+    run_folder(output, "a").path.mkdir(parents=True)
+    write_record(run_folder(output, "a").path, {"job": "job", "run_id": run_id, "config": recorded_config(before)})
+    now = Path("table.csv").absolute()  # as paths are when a run begins
+    opened = open_run("job", Config(output=output, name="a", resume=True, table=now), {})
+    assert (opened.resumed, opened.run_id) == (True, run_id)
+    with pytest.raises(InputError, match=r"--widths \(4,\): the run a was started with \(8, 8\)"):
+        open_run("job", Config(output=output, name="a", resume=True, table=now, widths=(4,)), {})
+
+
+def test_what_the_store_had_not_taken_when_training_ended_is_sent_when_it_is_back(output: Path) -> None:
+    store = Store.open(output)
+    run_id = store.start_run("job", "a", {}, {})
+    kept = Folder(output) / "runs" / "a"
+    log = MetricLog(kept.path / METRICS, "http://127.0.0.1:9", run_id)
+    log.log({"loss": 1.0, "epoch": 2.0}, 3)
+    assert log.close(0.0) == 2
+    assert send_unsent(RunFolder("a", kept, store, run_id, False)) == 0
+    assert store.metrics(run_id) == {"loss": 1.0, "epoch": 2.0}

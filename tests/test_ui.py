@@ -1,0 +1,156 @@
+"""What ``concord ui`` starts and names: a server that ends with it, and the dashboard of the user's own Ray alone."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import ray
+from ray_head import _free_port
+
+from concord.tracking import Store
+from concord.training.dashboard import described, running_dashboard
+
+PATIENCE = 120.0
+
+# A server as MLflow's is: a process that starts others.
+SERVER = """
+import pathlib, subprocess, sys
+others = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+pathlib.Path(sys.argv[1] + ".new").write_text("".join(f"{other.pid} " for other in others))
+pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
+others[0].wait()
+"""
+STARTER = "import os, sys; from concord.cli import process_group; sys.exit(process_group.run(sys.argv[1:], os.environ))"
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_server_started_ends_with_whoever_started_the_server(number: int, tmp_path: Path) -> None:
+    said = tmp_path / "pids"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, sys.executable, "-c", SERVER, str(said)], stderr=subprocess.DEVNULL
+    )
+    until(said.exists)
+    pids = list(map(int, said.read_text().split()))
+    assert all(map(lives, pids))
+    starter.send_signal(number)
+    starter.wait(PATIENCE)
+    until(lambda: not any(map(lives, pids)))
+
+
+@linux
+def test_what_a_server_leaves_when_it_ends_by_itself_ends_and_its_status_is_told(tmp_path: Path) -> None:
+    said = tmp_path / "pids"
+    ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
+    done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
+    assert done.returncode == 7
+    until(lambda: not any(map(lives, map(int, said.read_text().split()))))
+
+
+def processes_of(port: int) -> dict[int, str]:
+    """The processes in the sessions of those that were started with this port, and their commands."""
+    listed = subprocess.run(["ps", "-ewwo", "sid=,pid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    sessions = {row[0] for row in rows if f"--port {port}" in row[2] and "mlflow" in row[2] and " ui " in row[2]}
+    own = str(os.getsid(0))
+    return {int(pid): words for session, pid, words in rows if session in sessions - {own}}
+
+
+@linux
+def test_mlflow_s_processes_end_with_the_ui_and_none_is_told_the_store_s_address_in_its_command(output: Path) -> None:
+    Store.open(output)
+    port = _free_port()
+    words = [sys.executable, "-m", "concord", "ui", "--output", str(output), "--port", str(port)]
+    started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+
+        def answers() -> bool:
+            assert started.poll() is None
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return True
+            return False
+
+        until(answers)
+        running = processes_of(port)
+        assert any("uvicorn" in command for command in running.values())
+        assert not any("sqlite" in command for command in running.values())
+        started.terminate()
+        started.wait(PATIENCE)
+        until(lambda: not any(map(lives, running)))
+    finally:
+        started.kill()
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    """Says what a Ray dashboard says to who brings no token, and remembers what it was told."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.path} {self.headers}")
+        self.send_response(401)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """Somebody who listens where a Ray dashboard might."""
+    for port in range(8265, 8269):  # another Ray of this machine may have some of them
+        with contextlib.suppress(OSError):
+            listening = HTTPServer(("127.0.0.1", port), _Stranger)
+            break
+    else:
+        pytest.skip("the ports are taken")
+    _Stranger.asked.clear()
+    Thread(target=listening.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked(stranger: str) -> None:
+    assert running_dashboard() != stranger
+    assert _Stranger.asked == []
+
+
+def test_the_dashboard_of_one_s_own_ray_is_found_and_its_token_s_place_is_told_and_not_the_token(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/somewhere/token")
+    address = running_dashboard()
+    assert address is not None
+    with contextlib.suppress(urllib.error.HTTPError):  # it asks for a token, or is open
+        urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
+    mine = f"http://{ray._private.worker.global_worker.node.webui_url}"  # one Ray of several that may be this user's
+    monkeypatch.setattr("concord.training.dashboard._ANSWER_SECONDS", 30.0)
+    assert described(mine) in (mine, f"{mine} (it asks for the token in /somewhere/token)")
+    assert ("the token in" in described(mine)) == (os.environ.get("RAY_AUTH_MODE") == "token")
