@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from concord.cli import main
+from concord.cli.output import nested_table
 from concord.errors import InputError
 from concord.space import Choice, LogUniform, OneOf, Space
 from concord.tuning.journal import Ended, Task, opened, write_study
@@ -62,6 +63,15 @@ def study(output: Path, name: str, **changes: Any) -> Path:
     return folder
 
 
+def reported(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What ``concord report`` prints of the job's studies, and what it says."""
+    job_file = output / "mine.py"
+    job_file.write_text("from concord.training import Job\n\njob = Job(*3 * [print])\n")
+    assert main(["report", str(job_file), "--output", str(output)]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
 @pytest.fixture
 def result(tmp_path: Path) -> StudyResult:
     return read_result(study(tmp_path, "s"))
@@ -86,17 +96,12 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
 ) -> None:
     criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
     study(tmp_path, "s", criterion=criterion)
-    job_file = tmp_path / "mine.py"
-    job_file.write_text(
-        "from concord.training import Job\n\n\ndef part(*_):\n    ...\n\n\njob = Job(part, part, part)\n"
-    )
     result = read_result(tmp_path / "studies" / "s")
     assert [row[0] for row in result.table(top=3)[1]] == ["0.7", "0.8", "0.9"]
     assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
     chosen = {each.selection: each.trial for each in result.by_selection()}
     assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
-    assert main(["report", str(job_file), "--output", str(tmp_path)]) == 0
-    printed, said = capsys.readouterr()
+    printed, said = reported(tmp_path, capsys)
     assert "study s: 3 trials, judged by held_out_accuracy, the smaller the better" in said
     assert printed.index("0.7") < printed.index("0.8") < printed.index("s: 3 trials finished, 1 failed")
     assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in printed
@@ -163,6 +168,28 @@ def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Pat
     expected = {"median": 0.55, "least": 0.5, "largest": 0.6, "seeds": 2}
     assert shown["methods"]["mask"]["ood"] == pytest.approx(expected)
     assert Path(shown["figures"]["methods"]).exists()
+
+
+def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study(tmp_path, "s")
+    study(tmp_path, "other", identity={"method": "mask"})
+    printed, said = reported(tmp_path, capsys)
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["methods", "median", "least", "largest", "seeds"] in lines
+    assert [line for line in lines if line[:1] == ["mask"]] == [
+        ["mask", "train", "1.000", "1.000", "1.000", "2"],
+        ["mask", "ood", "0.550", "0.500", "0.600", "2"],
+    ]
+    assert "median:" not in printed
+    assert said.count("no figure of importances: it needs 16 finished trials, and there are 3") == 2
+
+
+def test_tables_of_what_is_more_and_less_deep(capsys: pytest.CaptureFixture[str]) -> None:
+    nested_table("accuracy", {"a": {"x": 0.5, "y": [1, 2]}, "b": {"y": 3}})
+    nested_table("data", {"levels": 5, "made": {"by": {"game": "coinrun"}}, "none": {}})
+    header, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [header, *rows[:2]] == [["accuracy", "x", "y"], ["a", "0.500", "1", "2"], ["b", "3"]]
+    assert rows[-3:] == [["levels", "5"], ["made,", "by,", "game", "coinrun"], ["none"]]
 
 
 def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_path: Path) -> None:

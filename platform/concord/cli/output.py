@@ -39,38 +39,41 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
+_Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and what is there
+
+
 def nested_table(title: str, value: Mapping[Any, Any]) -> None:
     """A mapping, of mappings perhaps, as a table on standard output.
 
-    What all innermost mappings are about becomes the columns, and their names, level by level, begin the rows. Where
-    not every entry is as deep as the others, each value has a row of its own.
+    The names in the innermost mappings become the columns, and the names before those begin the rows, a level a column.
+    Where not every entry is as deep as the others, each value has a row of its own.
     """
-    entries: list[tuple[tuple[str, ...], Any]] = [((str(name),), each) for name, each in value.items()]
-    levels = [entries]
-    while entries and all(isinstance(each, Mapping) and each for _, each in entries):
-        entries = _within(entries)
-        levels.append(entries)
-    if len(levels) == 1:
-        while any(isinstance(each, Mapping) and each for _, each in entries):
-            entries = _within(entries)
-        table([title, ""], [[", ".join(path), shown(each)] for path, each in entries])
+    outer: _Entries = [((), value)]
+    inner = _within(outer)
+    while inner and all(isinstance(each, Mapping) and each for _, each in inner):
+        outer, inner = inner, _within(inner)
+    levels = len(outer[0][0])
+    if levels == 0:
+        while any(isinstance(each, Mapping) and each for _, each in inner):
+            inner = _within(inner)
+        table([title, ""], [[", ".join(names), shown(each)] for names, each in inner])
         return
-    columns = dict.fromkeys(path[-1] for path, _ in levels[-1])
+    columns = dict.fromkeys(names[-1] for names, _ in inner)
     rows = []
-    for path, each in levels[-2]:
+    for names, each in outer:
         cells = {str(name): shown(cell) for name, cell in each.items()}
-        rows.append([*path, *(cells.get(column, "") for column in columns)])
-    table([title, *[""] * (len(levels) - 2), *columns], rows)
+        rows.append([*names, *(cells.get(column, "") for column in columns)])
+    table([title, *[""] * (levels - 1), *columns], rows)
 
 
-def _within(entries: Sequence[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
+def _within(entries: _Entries) -> _Entries:
     """What is in those entries that are mappings, and the others as they are."""
-    found: list[tuple[tuple[str, ...], Any]] = []
-    for path, each in entries:
+    found: _Entries = []
+    for names, each in entries:
         if isinstance(each, Mapping) and each:
-            found += [((*path, str(name)), inner) for name, inner in each.items()]
-        else:
-            found.append((path, each))
+            found += [((*names, str(name)), inner) for name, inner in each.items()]
+        elif names:
+            found.append((names, each))
     return found
 
 

@@ -198,9 +198,9 @@ def send_unsent(run: RunFolder) -> int:
 
 def _registered(said: Mapping[str, Any]) -> Registered | None:
     """What became of a finished run's model, as the run said it then."""
-    if said["model"] is None:
+    name, _, version = (said["model"] or "").removeprefix("models:/").rpartition("/")
+    if not name:  # no model was kept, or it was not to be registered
         return None
-    name, version = said["model"].removeprefix("models:/").rsplit("/", 1)
     reason = said.get("registration") or "registered when the run finished"
     return Registered(name, int(version), said.get("champion", False), None, reason)
 

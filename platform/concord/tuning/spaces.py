@@ -135,7 +135,8 @@ def resolved_at(base: TrainConfig, space: Space, point: Point) -> Point:
     asked = config_at(base, space, point)
     resolved = asked.resolved()
     changed = {name: value for name, value in vars(resolved).items() if value != vars(asked)[name]}
-    return {name: _plainly(value) for name, value in changed.items() if name not in resolved.unused()}
+    left_out = resolved.unused()
+    return {name: _plainly(value) for name, value in changed.items() if name not in left_out and not is_secret(name)}
 
 
 @dataclass(frozen=True)
