@@ -67,7 +67,9 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             "registered": f"{version.created:%Y-%m-%d %H:%M} UTC",
             "run": " ".join(filter(None, (version.run, version.run_id))),
         }
-        table(["", ""], [[name, text] for name, text in described.items() if text])
+        for name, text in described.items():
+            if text:
+                print(f"{name:<11} {text}")
         table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
     elif not as_json:
         rows = [

@@ -372,8 +372,9 @@ def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
     import mlflow.pyfunc
     import numpy
 
+    # On the CPU, where it was exported: MLflow would take a GPU, if there is one, and refuse the program.
     with _without_pickle():
-        predict = mlflow.pyfunc.load_model(str(path)).predict
+        predict = mlflow.pyfunc.load_model(str(path), model_config={"device": "cpu"}).predict
     for size in (1, 5):
         repeated, expected = (numpy.resize(each.numpy(), (size, *each.shape[1:])) for each in (rows, answer))
         if size > 1 and rows.is_floating_point():
