@@ -1,5 +1,6 @@
 """The files that start clusters: `cluster/vms` for Ray's cluster launcher, `cluster/slurm` for Slurm."""
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from ray.autoscaler._private.aws.config import _configure_security_group
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.tags import TAG_RAY_CLUSTER_NAME
 
 ROOT = Path(__file__).parents[1]
 CLOUDS = ("aws", "gcp")
@@ -102,6 +105,40 @@ def test_the_firewall_opens_nothing_but_ssh(cluster: dict[str, Any]) -> None:
         for node_type in cluster["available_node_types"].values():
             assert node_type["node_config"]["tags"] == {"items": ["concord"]}
             assert node_type["node_config"]["networkInterfaces"][0]["subnetwork"].endswith("/concord")
+
+
+def test_on_aws_ray_makes_no_firewall_of_its_own_which_would_let_ssh_in_from_everywhere() -> None:
+    cluster = prepare_config(yaml.safe_load((ROOT / "cluster" / "vms" / "aws.yaml").read_text()))
+    # Without an account of Amazon's at hand: where a group is missing this would ask for one.
+    assert _configure_security_group(cluster) == cluster
+
+
+def test_the_head_on_aws_may_do_with_its_own_cluster_what_the_autoscaler_does_and_no_more() -> None:
+    cluster = yaml.safe_load((ROOT / "cluster" / "vms" / "aws.yaml").read_text())
+    policy = json.loads((ROOT / "cluster" / "vms" / "aws-head-policy.json").read_text())["Statement"]
+    allowed = {action: each for each in policy for action in [each["Action"]] if isinstance(action, str)}
+    actions = {
+        action
+        for each in policy
+        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    }
+    assert all(each["Effect"] == "Allow" for each in policy)
+    assert not any("*" in action for action in actions)
+    assert [each["Sid"] for each in policy if each["Resource"] == "*"] == ["SeeWhatThereIs"]
+    # What Ray's provider asks of EC2 in the head's name.
+    assert {"ec2:CreateTags", "ec2:RunInstances", "ec2:StartInstances", "ec2:StopInstances"} <= actions
+    assert {"ec2:TerminateInstances", "ec2:DescribeInstances", "ec2:DescribeImages", "iam:PassRole"} <= actions
+    workers = {name: each["node_config"] for name, each in cluster["available_node_types"].items() if name != "head"}
+    launch = next(each for each in policy if each["Sid"] == "LaunchWorkersOfThisCluster")["Condition"]
+    assert launch["StringEquals"][f"aws:RequestTag/{TAG_RAY_CLUSTER_NAME}"] == cluster["cluster_name"]
+    assert set(launch["StringEquals"]["ec2:InstanceType"]) == {each["InstanceType"] for each in workers.values()}
+    (role,) = {each["IamInstanceProfile"]["Name"] for each in workers.values()}
+    assert allowed["iam:PassRole"]["Resource"].endswith(f":role/{role}")
+    own = next(each for each in policy if "ec2:TerminateInstances" in each["Action"])["Condition"]["StringEquals"]
+    assert own == {f"aws:ResourceTag/{TAG_RAY_CLUSTER_NAME}": cluster["cluster_name"]}
+    (group,) = workers["cpu"]["SecurityGroupIds"]
+    assert any(group in str(each["Resource"]) for each in policy)
+    assert f"s3://{re.findall('s3:::([a-z-]+)', str(policy))[0]}/mlflow" in commands(cluster)
 
 
 def test_the_commands_name_the_place_and_project_of_the_cluster(cluster: dict[str, Any]) -> None:

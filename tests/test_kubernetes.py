@@ -30,6 +30,7 @@ import pytest
 import referencing
 import referencing.jsonschema
 import yaml
+from ray.autoscaler._private.kuberay.node_provider import IN_CLUSTER_TOKEN_PATH
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "cluster" / "kubernetes"
@@ -182,9 +183,27 @@ def test_every_container_runs_without_root_privileges_and_within_limits(manifest
     assert {"head/ray", "head/autoscaler", "cpu/ray", "gpu/ray", "mlflow/mlflow"} <= {name for name, _, _ in seen}
 
 
-def test_only_the_autoscaler_s_pod_holds_a_token_of_the_kubernetes_api(manifests: list[Manifest]) -> None:
+def test_only_the_autoscaler_holds_a_token_of_the_kubernetes_api_and_not_the_jobs_beside_it(
+    manifests: list[Manifest],
+) -> None:
     pods = {name: pod for manifest in manifests for name, _, pod in _pods(manifest)}
-    assert [name for name, pod in pods.items() if pod.get("automountServiceAccountToken") is not False] == ["head"]
+    assert all(pod["automountServiceAccountToken"] is False for pod in pods.values())
+    with_token = {
+        (name, volume["name"])
+        for name, pod in pods.items()
+        for volume in pod.get("volumes", [])
+        if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
+    }
+    assert with_token == {("head", "kubernetes-api")}
+    mounted = {
+        name: mount["mountPath"]
+        for manifest in manifests
+        for name, _, container in _containers(manifest)
+        for mount in container.get("volumeMounts", [])
+        if mount["name"] == "kubernetes-api"
+    }
+    # Where Ray's autoscaler looks for it.
+    assert mounted == {"head/autoscaler": str(Path(IN_CLUSTER_TOKEN_PATH).parent)}
 
 
 def test_servers_are_probed_and_images_are_of_one_version(manifests: list[Manifest]) -> None:
@@ -512,7 +531,7 @@ def test_what_ray_writes_is_on_the_volume_that_all_nodes_share(manifests: list[M
     for name, _, pod in _pods(_one(manifests, "RayCluster", "concord")):
         (container,) = pod["containers"]
         (mount,) = container["volumeMounts"]
-        assert pod["volumes"] == [{"name": mount["name"], "persistentVolumeClaim": {"claimName": "shared"}}], name
+        assert {"name": mount["name"], "persistentVolumeClaim": {"claimName": "shared"}} in pod["volumes"], name
         for variable in ("CONCORD_OUTPUT", "CONCORD_DATA"):
             assert Path(_environment(container)[variable]["value"]).is_relative_to(mount["mountPath"]), name
 

@@ -79,6 +79,8 @@ def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
         ("https://h/c?sv=2024&sig=a%2Bb%3D&se=1", "https://h/c?sv=2024&sig=***&se=1"),
         ("https://maps/api?key=AIza1&q=x", "https://maps/api?key=***&q=x"),
         ("AccountName=a;AccountKey=b==;EndpointSuffix=c", "AccountName=a;AccountKey=***;EndpointSuffix=c"),
+        ("abfss://data@account.dfs.core.windows.net/x", "abfss://data@account.dfs.core.windows.net/x"),
+        ("abfss://ann:hunter2@account.dfs.core.windows.net/x", "abfss://ann:***@account.dfs.core.windows.net/x"),
         ("train --hub-token=abc --lr=0.1", "train --hub-token=*** --lr=0.1"),
         ("--header 'Authorization: Bearer abc.def'", "--header 'Authorization: Bearer ***'"),
         ("lr=0.01,max_tokens=512,key=a", "lr=0.01,max_tokens=512,key=a"),

@@ -5,7 +5,8 @@
 #   mlflow.sh stop FOLDER
 #
 # FOLDER has the database and logs; ARTIFACTS is s3://…, gs://… or a folder.
-# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the account that is made at the first start. HOST is
+# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD are the jobs' account, which is made, or given this password, at each
+# start; it is no administrator. That one's password is made at the first start, in FOLDER/administrator-password. HOST is
 # 127.0.0.1 if none is given. PostgreSQL listens on a socket in FOLDER only and knows this user by its name: it has no password.
 set -eu
 umask 077
@@ -40,7 +41,11 @@ running() {
 start() {
     [ -n "${MLFLOW_TRACKING_USERNAME:-}" ] && [ -n "${MLFLOW_TRACKING_PASSWORD:-}" ] ||
         fail "MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD: not set; without them nobody could be told apart" 2
+    [ "$MLFLOW_TRACKING_USERNAME" != "$administrator" ] ||
+        fail "MLFLOW_TRACKING_USERNAME $administrator: is the administrator's name; jobs have an account of their own" 2
     mkdir -p "$folder/socket"
+    [ -s "$folder/administrator-password" ] ||
+        "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$folder/administrator-password"
     if [ ! -e "$folder/postgresql/PG_VERSION" ]; then
         "$postgresql/initdb" --pgdata "$folder/postgresql" --encoding UTF8 --auth-local peer --auth-host reject \
             >"$folder/initdb.log"
@@ -56,13 +61,14 @@ start() {
     done
     cat >"$folder/basic_auth.ini" <<INI
 [mlflow]
-default_permission = NO_PERMISSIONS
+default_permission = READ
 database_uri = postgresql+psycopg2:///mlflow_auth?host=$folder/socket
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 INI
     if ! running; then
         MLFLOW_AUTH_CONFIG_PATH=$folder/basic_auth.ini \
-            MLFLOW_AUTH_ADMIN_USERNAME=$MLFLOW_TRACKING_USERNAME MLFLOW_AUTH_ADMIN_PASSWORD=$MLFLOW_TRACKING_PASSWORD \
+            MLFLOW_AUTH_ADMIN_USERNAME=$administrator \
+            MLFLOW_AUTH_ADMIN_PASSWORD=$(cat "$folder/administrator-password") \
             MLFLOW_FLASK_SERVER_SECRET_KEY=$("$python" -c 'import secrets; print(secrets.token_hex(32))') \
             MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
             nohup setsid "$python" -m mlflow server --app-name basic-auth --workers 2 --host "$host" --port "$port" \
@@ -81,7 +87,15 @@ INI
         stop
         fail "the server said $status, not 401, to a request without a password; it was stopped"
     fi
-    [ "$(answer yes)" = 200 ] || fail "the account was made with another password; README.md says how to change it"
+    MLFLOW_AUTH_ADMIN_USERNAME=$administrator MLFLOW_AUTH_ADMIN_PASSWORD=$(cat "$folder/administrator-password") \
+        JOBS_USERNAME=$MLFLOW_TRACKING_USERNAME JOBS_PASSWORD=$MLFLOW_TRACKING_PASSWORD \
+        "$python" "$accounts" "http://$reached:$port" 2>"$folder/accounts.log" ||
+        fail "the jobs' account could not be made: $(tail -n 1 "$folder/accounts.log")"
+    for _ in $(seq 140); do # a former password is known for a minute
+        [ "$(answer yes)" != 200 ] || break
+        sleep 0.5
+    done
+    [ "$(answer yes)" = 200 ] || fail "the jobs' account is refused; $folder/server.log says why"
     echo "MLflow: http://$reached:$port"
 }
 
@@ -98,6 +112,8 @@ stop() {
 
 [ $# -ge 2 ] || fail "usage: mlflow.sh start FOLDER ARTIFACTS [HOST [PORT]], or mlflow.sh stop FOLDER" 2
 python=${CONCORD_PYTHON:-python}
+administrator=administrator
+accounts=$(dirname "$(realpath "$0")")/../kubernetes/mlflow/add_user.py
 folder=$(realpath --canonicalize-missing "$2") artifacts=${3:-} host=${4:-127.0.0.1} port=${5:-5000}
 postgresql=$(find /usr/lib/postgresql -path '*/bin/initdb' 2>/dev/null | sort --version-sort | tail -n 1)
 [ -n "$postgresql" ] || fail "PostgreSQL: not below /usr/lib/postgresql; apt-get install postgresql" 2

@@ -101,9 +101,16 @@ def redact(text: str) -> str:
 
     A user name before a password stays; user information without a password is taken for a token and goes.
     """
-    text = _USER_INFO.sub(lambda found: f"://{found[1]}:{HIDDEN}@" if found[2] else f"://{HIDDEN}@", text)
+    text = _USER_INFO.sub(_user_info, text)
     text = _ASSIGNED.sub(_assigned, text)
     return _HEADER.sub(rf"\1{HIDDEN}", text)
+
+
+def _user_info(found: re.Match[str]) -> str:
+    if found[2]:
+        return f"://{found[1]}:{HIDDEN}@"
+    # Azure's abfss://CONTAINER@ACCOUNT… has no user.
+    return found[0] if found.string[: found.start()].endswith(("abfs", "abfss")) else f"://{HIDDEN}@"
 
 
 def _assigned(found: re.Match[str]) -> str:

@@ -26,7 +26,7 @@ def wait_for(address: str) -> None:
 
 
 def add_user(address: str, name: str, password: str) -> None:
-    """Make the user, or give it this password if it is there already.
+    """Make the user, or give it this password if it is there already; it is no administrator.
 
     The administrator's credentials are those of the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD).
     """
@@ -37,6 +37,7 @@ def add_user(address: str, name: str, password: str) -> None:
         if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
             raise
         client.update_user_password(name, password)
+        client.update_user_admin(name, False)
 
 
 if __name__ == "__main__":

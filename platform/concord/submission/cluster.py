@@ -97,7 +97,7 @@ class Cluster:
         address = profile.address or running_dashboard()
         if address is None:
             raise InputError(
-                "--address: no Ray runs on this machine; give the dashboard's, http://HOST:8265 (or "
+                "--address: you run no Ray on this machine; give the dashboard's, http://HOST:8265 (or "
                 "RAY_API_SERVER_ADDRESS, or an address in a profile)"
             )
         self.address = address

@@ -421,7 +421,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
         # made again, so the group that is started next finds it written down.
         if not _is_communication(error):
             with contextlib.suppress(OSError):  # a folder that is not on this node must not hide the mistake
-                text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+                text = redact(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
                 (assignment.folder.path / ERROR).write_text(text)
                 assignment.folder.keep(ERROR)
         raise

@@ -18,6 +18,7 @@ from ray.tune import Trainable
 from concord import logs
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
+from concord.redaction import redact
 from concord.storage import Folder, access, granted
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
@@ -192,7 +193,7 @@ class TrialProcess(Trainable):
 
 
 def _failed(why: str) -> Report:
-    return Report(0, 0, 0.0, {}, last=True, failure=why)  # at 0 % no scheduler compares its score
+    return Report(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score
 
 
 def _left_out(folds: list[dict[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
