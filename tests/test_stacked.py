@@ -12,8 +12,10 @@ from torch.testing import assert_close
 
 from concord.aggregation import AGGREGATORS, AndMask, Mean, Statistics, Update, aggregate, aggregator
 from concord.errors import InputError
+from concord.gradients import stacked
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.stacked import StackedGradients
+from concord.machine import last_level_cache
 from concord.models.mlp import MLP
 
 ENVIRONMENTS, BATCH, CLASSES = 5, 4, 3
@@ -163,6 +165,36 @@ def test_chunks_and_loop_give_the_gradient_of_one_vmap(name: Any) -> None:
         results.append((found(model), step.losses, step.kept_fraction))
     for other in results[1:]:
         assert_close(other, results[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("cache", "environments", "together"),
+    [(1 << 40, 40, {40}), (0, 40, {8}), (24, 40, {10}), (24, 11, {11}), (24, 13, {7, 6})],
+    ids=["all fit", "eight at least", "half of the cache", "and no less", "in pieces of one size"],
+)
+def test_how_many_environments_go_together_is_chosen_by_the_cache(
+    monkeypatch: pytest.MonkeyPatch, cache: int, environments: int, together: set[int]
+) -> None:
+    """``cache`` is in gradients of one environment."""
+    model = MLP(6, CLASSES, hidden_units=8)
+    gradient = 4 * sum(parameter.numel() for parameter in model.parameters())
+    monkeypatch.setattr(stacked, "last_level_cache", lambda: cache * gradient)
+    rule = Recording()
+    inputs, targets = torch.randn(environments, BATCH, 6), torch.randint(0, CLASSES, (environments, BATCH))
+    expected = looped(model, Mean(), inputs, targets)[0]
+    StackedGradients(model, cross_entropy, rule)(inputs, targets)
+    assert {len(gradients) for gradients in rule.seen} == together
+    assert_close(found(model), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_size_of_the_cache_is_what_the_system_says(tmp_path: Any) -> None:
+    for index, (kind, size) in enumerate([("Data", "32K"), ("Instruction", "64M"), ("Unified", "1024K")]):
+        folder = tmp_path / f"index{index}"
+        folder.mkdir()
+        (folder / "type").write_text(f"{kind}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert last_level_cache(tmp_path) == 1 << 20
+    assert last_level_cache(tmp_path / "nowhere") == 32 << 20
 
 
 def test_memory_limit_bounds_how_many_gradients_exist_at_once() -> None:

@@ -1,5 +1,6 @@
 """Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,10 @@ from concord.gradients.recorded import recorded
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
 from concord.gradients.sums import Sums
+from concord.machine import last_level_cache
+
+_LARGEST_CHUNK = 1 << 30  # bytes of gradients
+_FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,8 +39,9 @@ class StackedGradients:
             step = gradients(inputs, targets)
             optimizer.step()
 
-    The gradient of every environment's loss is computed by ``vmap(grad)`` over environments, in chunks that hold
-    at most ``memory_limit`` bytes of gradients, and each chunk is mapped and added to the sums at once.
+    The gradient of every environment's loss is computed by ``vmap(grad)`` over environments, in chunks of about the
+    same size that hold at most ``memory_limit`` bytes of gradients, and each chunk is mapped and added to the sums at
+    once.
 
     Dropout draws its own mask for each environment, from the process's default generator.
     Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
@@ -53,7 +59,10 @@ class StackedGradients:
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
             their number says how many environments each process has. None: this process holds all of them.
-        memory_limit: bytes of per-environment gradients that may exist at once.
+        memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
+            CPU half of its last cache, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
+            many go together decides how sums are rounded and what dropout draws, so give a number if runs on
+            different machines have to agree in that.
         vectorize: False does one environment after the other from the start. None does so for networks with
             convolutions on a processor, where vmap makes grouped convolutions of them, which are slower.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
@@ -78,7 +87,7 @@ class StackedGradients:
         nonfinite: NonFinite = "raise",
         names: Sequence[str] | None = None,
         group: dist.ProcessGroup | None = None,
-        memory_limit: int = 1 << 30,
+        memory_limit: int | None = None,
         vectorize: bool | None = None,
         autocast: torch.dtype | None = None,
         trace: bool = False,
@@ -99,7 +108,7 @@ class StackedGradients:
         self.trace = trace
         self.steps = 0
         self._recorded: dict[object, Callable[..., Any]] = {}
-        self._chunk = max(1, memory_limit // self._sums.flat["gradient"].nbytes)
+        self._chunk = _environments_together(self._sums.flat["gradient"], memory_limit)
         self._gradients = vmap(grad_and_value(self._objective, has_aux=True), (None, 0, 0, 0), randomness="different")
         self._exchange: SliceExchange | None = None
         self._finite_flags: list[Tensor] | None = None
@@ -159,8 +168,9 @@ class StackedGradients:
         parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())
         losses: list[Tensor] = []
         buffer_means = _BufferMeans(self.model)
-        for start in range(0, len(inputs), self._chunk):
-            chunk = slice(start, start + self._chunk)
+        width = math.ceil(len(inputs) / math.ceil(len(inputs) / self._chunk))
+        for start in range(0, len(inputs), width):
+            chunk = slice(start, start + width)
             buffers = self._copies_of_buffers(len(inputs[chunk]))
             batch = (parameters, buffers, inputs[chunk], targets[chunk])
             gradients, (loss, buffers) = self._vectorized(*batch)(*batch)
@@ -278,6 +288,15 @@ class StackedGradients:
             )
         if self.names is not None and len(self.names) != inputs.shape[0]:
             raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
+
+
+def _environments_together(gradient: Tensor, memory_limit: int | None) -> int:
+    """How many environments are vectorized at once, of which one has this gradient."""
+    if memory_limit is None:
+        largest = _LARGEST_CHUNK // gradient.nbytes
+        cached = largest if gradient.device.type != "cpu" else last_level_cache() // 2 // gradient.nbytes
+        return max(1, min(largest, max(cached, _FEWEST_TOGETHER)))
+    return max(1, memory_limit // gradient.nbytes)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,0 +1,54 @@
+"""Many stacked environments: the chunks that StackedGradients chooses by the cache against chunks of up to 1 GiB.
+
+Time is taken in turn in one process; memory is the peak of a process that does nothing else.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from concord.aggregation import AndMask
+from concord.benchmark import Row, interleaved
+from concord.gradients import StackedGradients
+from concord.models import MLP
+
+BATCH, WIDTH = 128, 34
+SETTINGS = ((32, False), (32, True), (512, False))  # environments, trace
+LARGE = 1 << 30
+
+
+def step(environments: int, trace: bool, memory_limit: int | None) -> Callable[[], object]:
+    """A step of the network of 3 × 256 units, in a process that was prepared in no way, as a loop of one's own is."""
+    torch.manual_seed(0)
+    inputs = torch.randn(environments, BATCH, WIDTH)
+    targets = torch.randint(0, 2, (environments, BATCH))
+    gradients = StackedGradients(MLP(WIDTH, 2), cross_entropy, AndMask(0.8), trace=trace, memory_limit=memory_limit)
+    return lambda: gradients(inputs, targets)
+
+
+def rows() -> Iterator[Row]:
+    """Time and memory of a step."""
+    for environments, trace in SETTINGS:
+        sides = [step(environments, trace, limit) for limit in (None, LARGE)]
+        ours, theirs, ratio = interleaved(*sides, repeats=5 if environments > 100 else 20, warmup=2)
+        peaks = [_peak(environments, trace, limit) for limit in (None, LARGE)]
+        name = f"AND-mask step, {environments} × {BATCH} examples, 3 × 256 MLP{', recorded' if trace else ''}"
+        yield Row(name, ours, "chunks of up to 1 GiB of gradients", theirs, ratio, "≤ 1", *peaks)
+
+
+def _peak(environments: int, trace: bool, limit: int | None) -> float:
+    """GiB that a process holds at most in three steps, with all that it imports."""
+    words = [sys.executable, __file__, json.dumps([environments, trace, limit])]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout) / 2**20
+
+
+if __name__ == "__main__":
+    repeated = step(*json.loads(sys.argv[1]))
+    for _ in range(3):
+        repeated()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB on Linux
