@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,12 @@ def test_every_quantity_of_the_data_is_an_option() -> None:
     options = {field.name for field in dataclasses.fields(JOB.config)}
     renamed = {"examples", "seed"}
     assert {field.name for field in dataclasses.fields(Spirals)} - renamed <= options
+
+
+def test_the_report_has_the_columns_of_the_readmes_table() -> None:
+    runs = [{"ood_accuracy": 1.0, "train_accuracy": 0.98}, {"ood_accuracy": 0.5, "train_accuracy": 0.99}]
+    summary = sys.modules["concord_job_synthetic"]._summary(runs)
+    assert summary == {"o.o.d. mean": 0.75, "o.o.d. least": 0.5, "o.o.d. largest": 1.0, "train least": 0.98}
 
 
 def test_two_jobs_of_the_same_seed_see_the_same_data_whatever_the_aggregator() -> None:

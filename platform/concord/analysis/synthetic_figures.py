@@ -31,7 +31,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
             size = 4 if row == 0 or name == "test o.o.d." else 40
             for label, colour in ((0, BLUE), (1, ORANGE)):
                 chosen = inputs[targets == label]
-                panel.scatter(*chosen[:, list(dimensions)].T, s=size, c=colour, linewidths=0)
+                panel.scatter(*chosen[:, list(dimensions)].T, s=size, c=colour, linewidths=0, label=f"class {label}")
             panel.set_xticks([])
             panel.set_yticks([])
             panel.set_aspect("equal", adjustable="box")
@@ -39,6 +39,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
                 panel.set_xlim(-reach, reach)
                 panel.set_ylim(-reach, reach)
         axes[0, column].set_title(name, fontsize=9)
+    axes[1, -1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), markerscale=2)
     axes[0, 0].set_ylabel("mechanism")
     axes[1, 0].set_ylabel("shortcuts")
     return figure

@@ -1,0 +1,49 @@
+"""Figures name methods as their papers do, not by the options that choose them."""
+
+from matplotlib.axes import Axes
+
+from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
+from concord.analysis.colored_mnist_figures import band_figure, flips_figure
+from concord.analysis.study_figures import methods_figure, searches_figure
+from concord.analysis.synthetic_figures import environments_figure
+
+
+def legend(axes: Axes) -> list[str]:
+    drawn = axes.get_legend()
+    assert drawn is not None
+    return [text.get_text() for text in drawn.get_texts()]
+
+
+def ticks(axes: Axes) -> list[str]:
+    return [label.get_text().split("\n")[0] for label in axes.get_xticklabels()]
+
+
+def test_objectives_have_their_names() -> None:
+    runs = {0.1: [0.7, 0.8], 0.9: [0.6, 0.7]}
+    figure = flips_figure({"irm": {"vrex": runs, "erm, grey": runs, "of-mine": runs}})
+    assert figure.axes[0].get_title() == "IRMv1"
+    assert legend(figure.axes[0]) == ["V-REx", "ERM, grey", "of-mine"]
+    assert legend(band_figure({"meta-irm": runs, "mm-rex": runs}, "gap", "accuracy").axes[0]) == ["meta-IRM", "MM-REx"]
+
+
+def test_aggregators_and_optimizers_have_their_names() -> None:
+    by_count = {2: [0.5], 4: [0.9]}
+    figure = environments_figure({"and-mask": by_count, "mean": by_count})
+    assert legend(figure.axes[0]) == ["AND-mask, best run", "average, best run"]
+    assert ticks(best_runs_figure({"temporal-and-mask": [0.1], "adam": [0.2]}, "KL").axes[0]) == [
+        "temporal AND-mask Adam",
+        "Adam",
+    ]
+    curves = {"unseen levels": {"adam": [[(0.5, 0.2), (1.0, 0.1)]]}}
+    assert legend(mean_curves_figure(curves, "KL").axes[0]) == ["Adam (1 runs)"]
+
+
+def test_methods_and_searches_of_studies_have_their_names() -> None:
+    values = {"train": [1.0, 0.9], "ood": [0.5, 0.6]}
+    assert ticks(methods_figure({"plain": values, "l1": values, "batch-norm": values}, "accuracy").axes[0]) == [
+        "average",
+        "L1",
+        "batch norm",
+    ]
+    figure = searches_figure({"tpe": [[0.1, 0.2]], "random": [[0.1, 0.3]]}, "accuracy", "max")
+    assert legend(figure.axes[0]) == ["TPE (1 studies)", "random (1 studies)"]
