@@ -18,7 +18,7 @@ _FIRST_CHOICE = (
 )
 
 
-@_pages.after_request
+@_pages.after_request  # type: ignore[untyped-decorator]
 def _begin_with_trainings(response: Response) -> Response:
     if request.path.endswith("/") and response.mimetype == "text/html" and response.status_code == 200:
         response.direct_passthrough = False
