@@ -23,7 +23,7 @@ from concord.errors import InputError, RunFailedError
 from concord.machine import machine
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play, policy_of
-from concord.reinforcement.expert import load_expert, save_expert
+from concord.reinforcement.expert import Expert, load_expert, save_expert
 from concord.reinforcement.procgen_environment import (
     FIRST_UNSEEN_LEVEL,
     LARGEST_LEVEL,
@@ -32,11 +32,12 @@ from concord.reinforcement.procgen_environment import (
     check_game,
 )
 from concord.tracking import MetricLog, log_model, redact, register
+from concord.training.cluster_address import check_cluster
 from concord.training.config import RunConfig
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
 from concord.training.run import FinishedRun, Say, already_finished, settled_paths
-from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, run_tags
+from concord.training.run_folder import RunFolder, reserved_run, run_lifecycle, run_tags
 
 EXPERT = "expert.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -204,36 +205,41 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     started = time.perf_counter()
     config.check()
     config = dataclasses.replace(config, **settled_paths(config))
-    name = config.name or new_name(job.name, config, config.game)
-    config = dataclasses.replace(config, name=name)
+    check_cluster(config)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
-    opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
-    if opened.report is not None:
-        return already_finished(opened, job.name, say)
-    say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
-    with kept_honest(opened, job.name, config), ray_session(config, tracked_by_workers=False) as dashboard:
-        _check_cpus(config)
-        if dashboard:
-            say(f"Ray dashboard {dashboard}")
-        with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
-            agent.start(initial.network if initial else None)
-            agent.train()
-            network, progress = agent.network(), agent.progress
-        if agent.unsent:
-            say(f"{agent.unsent} metrics could not be sent; --name {name} --resume sends them")
-        # What is evaluated is what is kept: weights rounded to the file's precision.
-        before = initial.provenance if initial else None
-        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
-        network = load_expert(opened.folder / EXPERT).network
-        final = _evaluate(network, config, config.final_episodes, progress.steps)
-        progress.evaluations.append(final)
-        say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
-        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
-        report = _keep(job, config, opened, network, progress, say)
-    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-    if report.model is not None:  # otherwise --resume has still to keep it
-        opened.record(report=report.as_json())
+    with reserved_run(job.name, config, config.game, placement=PLACEMENT) as reserved:
+        if reserved.report is not None:
+            return already_finished(reserved, reserved.report, say)
+        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
+        with ray_session(config, tracked_by_workers=False) as dashboard:
+            _check_cpus(config)
+            with run_lifecycle(reserved, run_tags(job.name, job.path)) as opened:
+                say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
+                if dashboard:
+                    say(f"Ray dashboard {dashboard}")
+                report = _trained(job, config, opened, initial, say)
+                report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+                if report.model is not None:  # otherwise --resume has still to keep it
+                    opened.record(report=report.as_json())
     return report
+
+
+def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, say: Say) -> FinishedRun:
+    with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
+        agent.start(initial.network if initial else None)
+        agent.train()
+        network, progress = agent.network(), agent.progress
+    if agent.unsent:
+        say(f"{agent.unsent} metrics could not be sent; --name {opened.name} --resume sends them")
+    # What is evaluated is what is kept: weights rounded to the file's precision.
+    before = initial.provenance if initial else None
+    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
+    network = load_expert(opened.folder / EXPERT).network
+    final = _evaluate(network, config, config.final_episodes, progress.steps)
+    progress.evaluations.append(final)
+    say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
+    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
+    return _keep(job, config, opened, network, progress, say)
 
 
 @contextlib.contextmanager

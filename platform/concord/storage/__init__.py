@@ -10,9 +10,11 @@ from concord.storage.access import access, granted
 from concord.storage.address import check_address, is_remote, settled, shown
 from concord.storage.cache import listing, local
 from concord.storage.filesystem import StorageError, require_reachable
-from concord.storage.folder import Folder, Lines, TakenOverError
+from concord.storage.folder import LOCK, OWNER, Folder, Lines, TakenOverError
 
 __all__ = [
+    "LOCK",
+    "OWNER",
     "Folder",
     "Lines",
     "StorageError",

@@ -30,6 +30,8 @@ _VERSION_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 # A log that says nothing for so long is asked whether its job is still there.
 _SILENT_SECONDS = 30.0
+# How long a command that is stopped has to end itself, its run in MLflow too; Ray gives it 3 s.
+_ENDING_SECONDS = 30
 # Between looks at a job that ends, and before a broken connection is made again.
 _POLL_SECONDS = 1.0
 # How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
@@ -171,7 +173,12 @@ class Cluster:
         """
         runtime: dict[str, Any] = {
             "py_modules": [str(package.concord)],
-            "env_vars": {**environment, "CONCORD_SUBMISSION": identity, "CONCORD_DASHBOARD": self.address},
+            "env_vars": {
+                "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
+                **environment,
+                "CONCORD_SUBMISSION": identity,
+                "CONCORD_DASHBOARD": self.address,
+            },
         }
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)

@@ -18,20 +18,14 @@ from concord.errors import InputError, RunFailedError
 from concord.storage import Folder, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
+from concord.training.cluster_address import check_cluster
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, check_targets, default_measures
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
 from concord.training.progress import watched
-from concord.training.run_folder import (
-    Lineage,
-    RunFolder,
-    kept_honest,
-    new_name,
-    open_run,
-    run_tags,
-)
+from concord.training.run_folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
 
 # How long a resumed run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
@@ -102,7 +96,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     config = dataclasses.replace(config, **settled_paths(config))
-    config = dataclasses.replace(config, name=config.name or new_name(job.name, config, config.method))
+    check_cluster(config)
     checked = preflight(job, config)
     environments, example = checked.environments, checked.example
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
@@ -110,35 +104,41 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     # Which environments meet at a step depends on the processes, if a step takes some of them.
     placement = PLACEMENT_OPTIONS - ({"workers"} if config.environments_per_step else set())
     experiment = lineage.experiment if lineage else None
-    opened = open_run(job.name, config, tags, experiment=experiment, placement=placement)
-    if opened.report is not None:
-        return already_finished(opened, job.name, say)
-    name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
-    say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
-    with kept_honest(opened, job.name, config):
-        if not opened.resumed:
-            store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
-        with ray_session(config) as dashboard, watched(store, run_id, config.epochs, say):
+    with (
+        reserved_run(job.name, config, config.method, placement=placement) as reserved,
+        contextlib.ExitStack() as session,
+    ):
+        if reserved.report is not None:
+            return already_finished(reserved, reserved.report, say)
+        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
+        dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+        with run_lifecycle(reserved, tags, experiment) as opened:
+            store, run_id, kept = opened.store, opened.run_id, opened.kept
+            say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
             if dashboard:
                 say(f"Ray dashboard {dashboard}")
-            trained = train_on_ray(job, config, kept, store.uri, run_id)
-        if trained.unsent:
-            say(
-                f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
-                f"and sent by --name {name} --resume"
-            )
-        end = trained.outcome.metrics
-        if end.get("spread_reached") == 0:
-            say(
-                f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
-                f"kept, with the least spread, {end['held_out_spread']:.4g}"
-            )
-        report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
-        with _said_if_failing(say, "status"):
-            store.finish_run(run_id, "FINISHED")
-    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-    if report.model is not None:
-        opened.record(report=report.as_json())
+            if not opened.resumed:
+                store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
+            with watched(store, run_id, config.epochs, say):
+                trained = train_on_ray(job, config, kept, store.uri, run_id)
+            session.close()
+            if trained.unsent:
+                say(
+                    f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
+                    f"and sent by --name {name} --resume"
+                )
+            end = trained.outcome.metrics
+            if end.get("spread_reached") == 0:
+                say(
+                    f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
+                    f"kept, with the least spread, {end['held_out_spread']:.4g}"
+                )
+            report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
+            with _said_if_failing(say, "status"):
+                store.finish_run(run_id, "FINISHED")
+            report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+            if report.model is not None:
+                opened.record(report=report.as_json())
     return report
 
 
@@ -155,22 +155,21 @@ def settled_paths(config: RunConfig) -> dict[str, Any]:
     return paths
 
 
-def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
+def already_finished(run: ReservedRun, said: Mapping[str, Any], say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
-    run.kept.lines(METRICS).fetch()
-    unsent = MetricLog(run.folder / METRICS, run.store.uri, run.run_id).close(_UNSENT_SECONDS)
+    kept = run.folder
+    kept.lines(METRICS).fetch()
+    unsent = MetricLog(kept.path / METRICS, run.store.uri, said["run_id"]).close(_UNSENT_SECONDS)
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
-    said = run.report
-    assert said is not None
     return FinishedRun(
-        job=job,
+        job=run.job,
         name=run.name,
-        run_id=run.run_id,
+        run_id=said["run_id"],
         seconds=said["seconds"],
         model=said["model"],
         registered=None,
-        kept=run.kept,
-        figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
+        kept=kept,
+        figures=tuple(sorted((kept.path / "figures").glob("*.png"))),
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
     )
