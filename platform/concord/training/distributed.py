@@ -31,6 +31,7 @@ from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, St
 from concord.training.loop import Place, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
+from concord.training.ray_agents import ended_with_driver
 from concord.training.run_folder import missing_run
 
 _logger = logging.getLogger("concord.training")
@@ -146,7 +147,8 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         check_resources(config)
         if tracked_by_workers:
             _check_shared_storage(config)
-        yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+        with ended_with_driver() if address == LOCAL else contextlib.nullcontext():
+            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
 
