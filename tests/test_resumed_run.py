@@ -1,6 +1,6 @@
 """What is found again of a run that goes on: its options, and the metrics that the store has not taken."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from concord.tracking import MetricLog, Store
 from concord.training import TrainConfig
 from concord.training.distributed import METRICS
 from concord.training.run import send_unsent
-from concord.training.run_folder import RunFolder, open_run, recorded_config, run_folder, write_record
+from concord.training.run_folder import recorded_config, reserved_run, run_folder, run_lifecycle, write_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,14 @@ def test_a_run_of_a_version_without_an_option_was_one_with_its_default(output: P
     run_folder(output, "a").path.mkdir(parents=True)
     write_record(run_folder(output, "a").path, {"job": "job", "run_id": run_id, "config": recorded_config(before)})
     now = Path("table.csv").absolute()  # as paths are when a run begins
-    opened = open_run("job", Config(output=output, name="a", resume=True, table=now), {})
-    assert (opened.resumed, opened.run_id) == (True, run_id)
-    with pytest.raises(InputError, match=r"--widths \(4,\): the run a was started with \(8, 8\)"):
-        open_run("job", Config(output=output, name="a", resume=True, table=now, widths=(4,)), {})
+    goes_on = Config(output=output, name="a", resume=True, table=now).resolved()
+    with reserved_run("job", goes_on) as reserved, run_lifecycle(reserved, {}) as opened:
+        assert (opened.resumed, opened.run_id) == (True, run_id)
+    with (
+        pytest.raises(InputError, match=r"--widths \(4,\): the run a was started with \(8, 8\)"),
+        reserved_run("job", replace(goes_on, widths=(4,))),
+    ):
+        pass
 
 
 def test_what_the_store_had_not_taken_when_training_ended_is_sent_when_it_is_back(output: Path) -> None:
@@ -44,5 +48,5 @@ def test_what_the_store_had_not_taken_when_training_ended_is_sent_when_it_is_bac
     log = MetricLog(kept.path / METRICS, "http://127.0.0.1:9", run_id)
     log.log({"loss": 1.0, "epoch": 2.0}, 3)
     assert log.close(0.0) == 2
-    assert send_unsent(RunFolder("a", kept, store, run_id, False)) == 0
+    assert send_unsent(kept, store.uri, run_id) == 0
     assert store.metrics(run_id) == {"loss": 1.0, "epoch": 2.0}

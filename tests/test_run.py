@@ -269,10 +269,12 @@ def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Finished
     if killed == "worker":
         os.kill(children_named(process.pid, "ray::RayTrainWorker")[0], signal.SIGKILL)
     else:
+        agents = wait_for(lambda: len(found := children_named(process.pid, "Agent")) == 2 and found, 60)
         process.kill()
     said, errors = process.communicate(timeout=180)
     if killed == "driver":
         assert process.returncode == -signal.SIGKILL
+        wait_for(lambda: not any(Path(f"/proc/{agent}").exists() for agent in agents), 30)  # Ray's end after 60 s
         resumed = [*command(output)[:5], "--name", "hit", "--resume", "--output", str(output), "--json"]
         done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
         said, errors = done.stdout, done.stderr

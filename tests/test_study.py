@@ -495,11 +495,17 @@ def test_a_study_of_200_trials_whose_driver_is_killed_five_times_has_each_once(o
     killed_and_continued(output, 200, 5)
 
 
-def interrupted(words: Sequence[str], when: Callable[[], Any]) -> tuple[int, list[str]]:
-    """Send Ctrl-C, as a terminal does to every process; gives how many trials had ended, and the words to go on."""
+def interrupted(words: Sequence[str], when: Callable[[], Any], by: int = signal.SIGINT) -> tuple[int, list[str]]:
+    """Send Ctrl-C, as a terminal does to every process, or SIGTERM, as Slurm does to the driver.
+
+    Gives how many trials had ended, and the words to go on.
+    """
     with driver(*words) as process:
         wait_for(lambda: process.poll() is not None or when(), 240)
-        os.killpg(process.pid, signal.SIGINT)
+        if by == signal.SIGINT:
+            os.killpg(process.pid, by)
+        else:
+            process.send_signal(by)
         _, errors = process.communicate(timeout=60)
     said = [line for line in errors.splitlines() if line.startswith("concord: ")]
     assert len(said) == 1, errors
@@ -510,11 +516,12 @@ def interrupted(words: Sequence[str], when: Callable[[], Any]) -> tuple[int, lis
     return int(found[1]), shlex.split(found[2])
 
 
+@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_study_that_is_interrupted_says_how_to_go_on_and_keeps_what_was_finished(
-    ray_cluster: None, output: Path
+    ray_cluster: None, output: Path, by: signal.Signals
 ) -> None:
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
-    done, words = interrupted(command(output, *options), lambda: ended(output) >= 2)
+    done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
     folder = studies_folder(output) / "s"
     before = (folder / journals.TRIALS).read_bytes()
     parent, children = mlflow(read_result(folder))

@@ -20,6 +20,7 @@ from concord.errors import InputError
 from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
+from concord.tracking import Store
 from concord.training import load_job
 from concord.tuning import journal as journals
 from concord.tuning.plan import studies_folder
@@ -378,7 +379,7 @@ def test_a_submission_is_stopped_once(
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if found["status"] == "running":
+        if (head.folder / "runs" / "runs" / "endless" / "run.json").exists():
             break
         time.sleep(0.5)
     else:
@@ -387,6 +388,8 @@ def test_a_submission_is_stopped_once(
         0,
         {"submission": result["submission"], "status": "stopped"},
     )
+    runs = Store.open(head.folder / "runs").runs("shared-rule", finished_only=False)
+    assert [run.status for run in runs if run.name == "endless"] == ["KILLED"]
     status, refused = outcome(capsys, "stop", result["submission"], *where)
     assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")
     status, refused = outcome(capsys, "stop", "nothing", *where)

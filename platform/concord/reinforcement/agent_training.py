@@ -24,7 +24,7 @@ from concord.machine import machine
 from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.episodes import Played, play, policy_of
-from concord.reinforcement.expert import load_expert, save_expert
+from concord.reinforcement.expert import Expert, load_expert, save_expert
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
     FIRST_UNSEEN_LEVEL,
@@ -35,11 +35,13 @@ from concord.reinforcement.procgen_environment import (
 )
 from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, Registered, log_model, register
+from concord.training.cluster_address import check_cluster
 from concord.training.config import RunConfig
+from concord.training.dashboard import described
 from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
 from concord.training.run import FinishedRun, Say, already_finished, send_unsent, settled_paths
-from concord.training.run_folder import RunFolder, kept_honest, new_name, open_run, run_tags
+from concord.training.run_folder import RunFolder, reserved_run, run_lifecycle, run_tags
 
 EXPERT = "expert.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -212,43 +214,49 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     started = time.perf_counter()
     config.check()
     config = dataclasses.replace(config, **settled_paths(config))
-    name = config.name or new_name(job.name, config, config.game)
-    config = dataclasses.replace(config, name=name)
+    check_cluster(config)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
     require_coinrun(f"job {job.name}")
-    opened = open_run(job.name, config, run_tags(job.name, job.path), placement=PLACEMENT)
-    if opened.report is not None:
-        return already_finished(opened, job.name, say)
-    say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
-    with (
-        full_disk_in_one_line(opened.folder),
-        kept_honest(opened, job.name, config),
-        ray_session(config, tracked_by_workers=False) as dashboard,
-    ):
-        _check_cpus(config)
-        if dashboard:
-            say(f"Ray dashboard {dashboard}")
-        with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
-            agent.start(initial.network if initial else None)
-            agent.train()
-            network, progress = agent.network(), agent.progress
-        # What is evaluated is what is kept: weights rounded to the file's precision.
-        before = initial.provenance if initial else None
-        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
-        network = load_expert(opened.folder / EXPERT).network
-        final = _evaluate(network, config, config.final_episodes, progress.steps)
-        progress.evaluations.append(final)
-        say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
-        save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
-        report = _keep(job, config, opened, network, progress, say)
-        # The store may have come back meanwhile: what has taken the model takes the metrics, too.
-        unsent = send_unsent(opened) if agent.unsent and report.model is not None else agent.unsent
-        if unsent:
-            say(f"{unsent} metrics could not be sent; --name {name} --resume sends them")
-    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-    if report.model is not None:  # otherwise --resume has still to keep it
-        with full_disk_in_one_line(opened.folder):
-            opened.record(report=report.as_json())
+    with reserved_run(job.name, config, config.game, placement=PLACEMENT) as reserved:
+        if reserved.report is not None:
+            return already_finished(reserved, reserved.report, say)
+        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
+        with ray_session(config, tracked_by_workers=False) as dashboard:
+            _check_cpus(config)
+            with (
+                full_disk_in_one_line(reserved.folder.path),
+                run_lifecycle(reserved, run_tags(job.name, job.path)) as opened,
+            ):
+                say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
+                if dashboard:
+                    say(f"Ray dashboard {described(dashboard)}")
+                report = _trained(job, config, opened, initial, say)
+                report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+                if report.model is not None:  # otherwise --resume has still to keep it
+                    opened.record(report=report.as_json())
+    return report
+
+
+def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, say: Say) -> FinishedRun:
+    with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
+        agent.start(initial.network if initial else None)
+        agent.train()
+        network, progress = agent.network(), agent.progress
+    # What is evaluated is what is kept: weights rounded to the file's precision.
+    before = initial.provenance if initial else None
+    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
+    network = load_expert(opened.folder / EXPERT).network
+    final = _evaluate(network, config, config.final_episodes, progress.steps)
+    progress.evaluations.append(final)
+    say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
+    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
+    report = _keep(job, config, opened, network, progress, say)
+    # The store may have come back meanwhile: what has taken the model takes the metrics, too.
+    unsent = agent.unsent
+    if unsent and report.model is not None:
+        unsent = send_unsent(opened.kept, opened.store.uri, opened.run_id)
+    if unsent:
+        say(f"{unsent} metrics could not be sent; --name {opened.name} --resume sends them")
     return report
 
 

@@ -10,11 +10,13 @@ from concord.storage.access import access, granted
 from concord.storage.address import check_address, is_remote, settled, shown
 from concord.storage.cache import listing, local
 from concord.storage.filesystem import StorageError, require_reachable
-from concord.storage.folder import Folder, Lines, TakenOverError
+from concord.storage.folder import LOCK, OWNER, Folder, Lines, TakenOverError
 from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 
 __all__ = [
+    "LOCK",
+    "OWNER",
     "Folder",
     "FullDiskError",
     "JsonLines",

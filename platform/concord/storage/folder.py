@@ -4,16 +4,20 @@ What is kept is kept in the order in which it is sent, each file at once and as 
 finds what it names. A file that grows line by line is kept in pieces of whole lines (``NAME.000000``, ``NAME.000001``,
 …), of which only the last is ever sent again.
 
-Two machines must not go on with the same folder. Nothing tells a machine that died from one that is slow, so the one
-that claims the folder last has it, and the other is refused the next time it keeps something.
+Two processes must not go on with the same folder. A lock keeps those apart that see the same disk, and ends with the
+process that has it. It says nothing to a machine that shares an address only. There nothing tells a machine that died
+from one that is slow, so the one that claims the folder last has it, and the other is refused the next time it keeps
+something. (A conditional write would let the first one have a new folder; PyArrow's S3 file system has none.)
 """
 
 import bisect
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import itertools
 import json
+import logging
 import os
 import platform
 import re
@@ -31,7 +35,9 @@ from concord.storage.address import is_remote, shown
 from concord.storage.cache import cached, fetch_folder, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
-OWNER = "owner.json"
+OWNER, LOCK = "owner.json", ".lock"
+_logger = logging.getLogger("concord.storage")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _PIECE = 256 << 10  # bytes after which a new piece is begun
 
 
@@ -80,8 +86,68 @@ class Folder:
         with self._storage() as (files, root):
             return bool(files.get_file_info(root).type.name != "NotFound")
 
+    def make(self) -> bool:
+        """Make it on this machine, with the folders above it; gives whether it was missing. Of several processes that
+        make one folder at once, one is told so.
+
+        Raises:
+            InputError: it cannot be written to.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._not_writable(error) from error
+        return True
+
+    @contextlib.contextmanager
+    def locked(self, what: str) -> Iterator[None]:
+        """Keep every other process away that would lock it on this machine, or on another that shares the disk.
+
+        The folder is there. The lock ends with the body, and with the process however it ends.
+
+        Args:
+            what: it is the folder of, for the refusal.
+
+        Raises:
+            InputError: another process has it, or it cannot be written to.
+        """
+        path = self.path / LOCK
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"--name {self.place.name}: another process is at work on this {what}") from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise self._not_writable(error) from error
+                _logger.warning("%s: its file system has no locks; let no second process work on it", self.path)
+            # Who had it may have removed the folder, and another may have made it again.
+            if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
+                raise InputError(f"--name {self.place.name}: another process has just removed this {what}")
+            yield
+        finally:
+            os.close(lock)
+
+    def _not_writable(self, error: OSError) -> InputError:
+        if self.remote:
+            return InputError(
+                f"--output {self.shown}: {self.path} cannot be written to ({error.strerror}); "
+                "CONCORD_CACHE names another folder for what is under way"
+            )
+        return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
+
     def claimed(self) -> "Folder":
-        """The same folder, made if it is missing, as this process's own from now on.
+        """The same folder, which :meth:`locked` keeps on this machine, as this process's own wherever it is kept.
 
         Raises:
             InputError: it cannot be written to.
@@ -91,15 +157,10 @@ class Folder:
         claim = secrets.token_hex(8)
         about = {"claim": claim, "host": platform.node(), "process": os.getpid(), "since": round(time.time())}
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.make()
             self._put(OWNER, json.dumps(about).encode())
         except StorageError as error:
             raise InputError(f"--output {error}") from error
-        except OSError as error:
-            raise InputError(
-                f"--output {self.shown}: {self.path} cannot be written to ({error.strerror}); "
-                "CONCORD_CACHE names another folder for what is under way"
-            ) from error
         return dataclasses.replace(self, claim=claim)
 
     def check_claim(self) -> None:
@@ -200,6 +261,14 @@ class Folder:
                     files.delete_dir(root)
                 elif kind == "File":
                     files.delete_file(root)
+
+    def empty(self) -> None:
+        """Remove what this machine has of it; its lock, and what is kept elsewhere, stay."""
+        for each in self.path.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name != LOCK:
+                each.unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed stays."""

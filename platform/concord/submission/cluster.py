@@ -32,6 +32,8 @@ _ANSWER_SECONDS = 60.0
 _SILENT_SECONDS = 30.0
 # How long the log of a job that has ended may take to come.
 _LAST_WORDS_SECONDS = 30.0
+# How long a command that is stopped has to end itself, its run in MLflow too; Ray gives it 3 s.
+_ENDING_SECONDS = 30
 # Between looks at a job that ends, and before a broken connection is made again.
 _POLL_SECONDS = 1.0
 # How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
@@ -173,7 +175,12 @@ class Cluster:
         """
         runtime: dict[str, Any] = {
             "py_modules": [str(package.concord)],
-            "env_vars": {**environment, "CONCORD_SUBMISSION": identity, "CONCORD_DASHBOARD": self.address},
+            "env_vars": {
+                "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
+                **environment,
+                "CONCORD_SUBMISSION": identity,
+                "CONCORD_DASHBOARD": self.address,
+            },
         }
         if package.working_dir is not None:
             runtime["working_dir"] = str(package.working_dir)

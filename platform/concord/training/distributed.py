@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -32,12 +32,15 @@ from concord.storage import (
 )
 from concord.tracking import MetricLog, redact
 from concord.tracking.journal import entries
+from concord.training.cluster_address import LOCAL, check_cluster, cluster_address
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.job import JobFile, job_from_source
 from concord.training.live_metrics import RUN_METRICS, Published, RunSamples, StepsSoFar
 from concord.training.loop import Place, Prepared, prepare, train
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.process import tune_process
+from concord.training.ray_agents import ended_with_driver
+from concord.training.run_folder import missing_run
 
 _logger = logging.getLogger("concord.training")
 
@@ -113,6 +116,7 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
 
     A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
+    What SIGTERM does in this process stays as it was: Ray would end the process without a word.
 
     Args:
         config: says where, and what is wanted there.
@@ -132,18 +136,24 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         check_resources(config)
         yield None
         return
-    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":  # nothing preempts this machine, and the watcher warns of itself
+    check_cluster(config)
+    address, option = cluster_address(config)
+    budget = {}
+    if address == LOCAL:  # nothing preempts this machine, and the watcher warns of itself
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        check_min_workers(config, float(os.cpu_count() or 1))
+    else:  # something answers there: what is no Ray cluster after one try, which takes up to a minute, is none
+        budget = {"RAY_gcs_server_port_wait_time_s": "1"}
     logging.getLogger("ray").setLevel(logging.ERROR)
     structured: dict[str, Any] = (
         {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
     )
     try:
-        context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+        with _sigterm_as_it_is(), _environment(budget):
+            context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise InputError(f"--address {address}: no Ray cluster answers there ({reason})") from error
+        raise InputError(f"{option} {address}: no Ray cluster answers there ({reason})") from error
     if structured:
         logs.use_json()  # what Ray has set up for this process would write each line once more
         logs.know(job_id=ray.get_runtime_context().get_job_id())
@@ -152,13 +162,39 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         check_resources(config)
         if tracked_by_workers:
             _check_shared_storage(config)
-        yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+        with ended_with_driver() if address == LOCAL else contextlib.nullcontext():
+            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
 
 
+@contextlib.contextmanager
+def _sigterm_as_it_is() -> Iterator[None]:
+    """Undo what the body does to SIGTERM's handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of the environment in the body, where they are not set."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
 def check_resources(config: RunConfig) -> None:
-    """Refuse more GPUs than the cluster has (InputError): Ray would wait for them for ever."""
+    """Refuse more GPUs or CPUs than the cluster has (InputError): Ray would wait for them for ever."""
     import ray
 
     resources = ray.cluster_resources()
@@ -166,6 +202,11 @@ def check_resources(config: RunConfig) -> None:
     wanted, said = config.gpu_request()
     if wanted > gpus:
         raise InputError(f"{said}; the Ray cluster has {gpus:g}")
+    check_min_workers(config, cpus)
+
+
+def check_min_workers(config: RunConfig, cpus: float) -> None:
+    """Refuse more than there are CPUs (InputError)."""
     least = getattr(config, "min_workers", None)
     if least is not None and least > cpus:
         raise InputError(f"--min-workers {least}: each takes a CPU; the Ray cluster has {cpus:g}")
@@ -234,7 +275,8 @@ def train_on_ray(
             **run_folder.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
-            logging_config=LoggingConfig(log_level="ERROR"),
+            # What failed is said once, by what is raised here; Ray says it with a traceback of its own for every try.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     )
     run_folder.remove(ERROR)
@@ -461,7 +503,7 @@ def _watched(assignment: Assignment, job: str, config: TrainConfig, place: Place
 def _quiet_ray_train() -> None:
     """Ray Train logs every report of every worker, past its own log level; what the user logs still comes through."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.ERROR)
+        handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
 
 
 def _metric_log(assignment: Assignment, checkpoint: Any) -> tuple[MetricLog | None, str | None]:
@@ -469,6 +511,8 @@ def _metric_log(assignment: Assignment, checkpoint: Any) -> tuple[MetricLog | No
     folder = assignment.folder
     try:
         folder.check_claim()
+        if assignment.run_id is not None and (gone := missing_run(folder)):
+            return None, gone
         if error := _recorded_error(folder):
             return None, error
         with folder.in_one_line():

@@ -20,6 +20,7 @@ from concord.gradients.layout import trainable
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
+from concord.training.cluster_address import check_cluster
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
@@ -28,14 +29,7 @@ from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.progress import RunProgress
-from concord.training.run_folder import (
-    Lineage,
-    RunFolder,
-    kept_honest,
-    new_name,
-    open_run,
-    run_tags,
-)
+from concord.training.run_folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
 from concord.training.tracked_data import tracked_data
 
 # How long a run that is finished tries to send what was left of its metrics.
@@ -109,7 +103,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     config = dataclasses.replace(config.resolved(), **settled_paths(config))
-    config = dataclasses.replace(config, name=config.name or new_name(job.name, config, config.method))
+    check_cluster(config)
     checked = preflight(job, config)
     environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
@@ -117,44 +111,48 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     # Which environments meet at a step depends on the processes, if a step takes some of them.
     placement = PLACEMENT_OPTIONS - ({"workers"} if config.environments_per_step else set())
     experiment = lineage.experiment if lineage else None
-    opened = open_run(job.name, config, tags, experiment=experiment, placement=placement)
-    if opened.report is not None:
-        return already_finished(opened, job.name, say)
-    name, store, run_id, kept = opened.name, opened.store, opened.run_id, opened.kept
-    say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
     with (
-        full_disk_in_one_line(kept.path),
-        kept_honest(opened, job.name, config),
+        reserved_run(job.name, config, config.method, placement=placement) as reserved,
         RunProgress(say) as progress,
+        contextlib.ExitStack() as session,
     ):
-        if not opened.resumed:
-            store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
+        if reserved.report is not None:
+            return already_finished(reserved, reserved.report, say)
+        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
         progress.waiting("starting Ray")
-        with ray_session(config) as dashboard, progress.training(store, run_id, config.epochs):
+        dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+        with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
+            store, run_id, kept = opened.store, opened.run_id, opened.kept
+            say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
             if dashboard:
                 say(f"Ray dashboard {described(dashboard)}")
-            trained = train_on_ray(job, config, kept, store.uri, run_id)
-        end = trained.outcome.metrics
-        if end.get("spread_reached") == 0:
-            say(
-                f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
-                f"kept, with the least spread, {end['held_out_spread']:.4g}"
-            )
-        progress.waiting("drawing figures, registering the model")
-        report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
-        # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
-        unsent = send_unsent(opened) if trained.unsent and report.model is not None else trained.unsent
-        if unsent:
-            say(
-                f"tracking did not answer: {unsent} metrics are kept in {kept.shown}/{METRICS} "
-                f"and sent by --name {name} --resume"
-            )
-        with _said_if_failing(say, "status"):
-            store.finish_run(run_id, "FINISHED")
-    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-    if report.model is not None:
-        with full_disk_in_one_line(kept.path):
-            opened.record(report=report.as_json())
+            if not opened.resumed:
+                store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
+            with progress.training(store, run_id, config.epochs):
+                trained = train_on_ray(job, config, kept, store.uri, run_id)
+            session.close()
+            end = trained.outcome.metrics
+            if end.get("spread_reached") == 0:
+                say(
+                    f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
+                    f"kept, with the least spread, {end['held_out_spread']:.4g}"
+                )
+            progress.waiting("drawing figures, registering the model")
+            report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
+            # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
+            unsent = trained.unsent
+            if unsent and report.model is not None:
+                unsent = send_unsent(kept, store.uri, run_id)
+            if unsent:
+                say(
+                    f"tracking did not answer: {unsent} metrics are kept in {kept.shown}/{METRICS} "
+                    f"and sent by --name {name} --resume"
+                )
+            with _said_if_failing(say, "status"):
+                store.finish_run(run_id, "FINISHED")
+            report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+            if report.model is not None:
+                opened.record(report=report.as_json())
     return report
 
 
@@ -171,29 +169,28 @@ def settled_paths(config: RunConfig) -> dict[str, Any]:
     return paths
 
 
-def already_finished(run: RunFolder, job: str, say: Say) -> FinishedRun:
+def already_finished(run: ReservedRun, said: Mapping[str, Any], say: Say) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
-    unsent = send_unsent(run)
+    kept = run.folder
+    unsent = send_unsent(kept, run.store.uri, said["run_id"])
     say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
-    said = run.report
-    assert said is not None
     return FinishedRun(
-        job=job,
+        job=run.job,
         name=run.name,
-        run_id=run.run_id,
+        run_id=said["run_id"],
         seconds=said["seconds"],
         model=said["model"],
         registered=_registered(said),
-        kept=run.kept,
-        figures=tuple(sorted((run.folder / "figures").glob("*.png"))),
+        kept=kept,
+        figures=tuple(sorted((kept.path / "figures").glob("*.png"))),
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
     )
 
 
-def send_unsent(run: RunFolder) -> int:
+def send_unsent(kept: Folder, tracking_uri: str, run_id: str) -> int:
     """Send the metrics that the store has not taken, now that none is logged any more; gives how many are left."""
-    return MetricLog.going_on(run.kept.lines(METRICS), run.store.uri, run.run_id, None).close(_UNSENT_SECONDS)
+    return MetricLog.going_on(kept.lines(METRICS), tracking_uri, run_id, None).close(_UNSENT_SECONDS)
 
 
 def _registered(said: Mapping[str, Any]) -> Registered | None:

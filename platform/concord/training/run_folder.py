@@ -1,7 +1,8 @@
-"""A run's folder and its entry in MLflow: begun or found again, and closed such that both say how it ended."""
+"""A run's folder and its entry in MLflow: reserved, begun or found again, and closed so that both say how it ended."""
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -21,11 +22,15 @@ import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
-from concord.storage import Folder, StorageError, is_remote, settled, shown
+from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, is_remote, settled, shown
 from concord.tracking import Store, redact
+from concord.tracking.store import Status
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig
+from concord.training.termination import Termination, sigterm_as_interrupt
 
 RECORD = "run.json"
+# What the folder of a run may have before there is a record of it.
+_BEFORE_RECORD = frozenset({LOCK, OWNER, f"{RECORD}.new"})
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,39 @@ class Lineage:
     tags: Mapping[str, str]
 
 
+@dataclass
+class ReservedRun:
+    """A run that this process alone has. Nothing of it is changed until :func:`run_lifecycle`.
+
+    Attributes:
+        job: the job's name.
+        config: the options, with the run's name.
+        folder: where its files are kept.
+        store: MLflow's.
+        record: what is recorded of it; None for a new one.
+        termination: whether this process was told to end.
+        begun: whether it was begun, or went on.
+    """
+
+    job: str
+    config: RunConfig
+    folder: Folder
+    store: Store
+    record: dict[str, Any] | None
+    termination: Termination
+    begun: bool = False
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.folder.place.name
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """What the run reported, as JSON, if it is finished."""
+        return self.record.get("report") if self.record is not None else None
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A run that is begun.
@@ -51,7 +89,6 @@ class RunFolder:
         store: MLflow's.
         run_id: in MLflow.
         resumed: whether it was there before.
-        report: what the run reported, as JSON, if it is finished.
     """
 
     name: str
@@ -59,7 +96,6 @@ class RunFolder:
     store: Store
     run_id: str
     resumed: bool
-    report: dict[str, Any] | None = None
 
     @property
     def folder(self) -> Path:
@@ -78,107 +114,172 @@ def run_folder(output: Path, name: str) -> Folder:
 
 
 def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
-    """A name that no run in the output folder has, from the job, what kind of run it is, and the time."""
+    """A name from the job, what kind of run it is, and the time; runs at an address get one that no other has."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
-    if is_remote(config.output):  # which may be out of this machine's reach, and not of the one that will run it
-        return f"{name}-{secrets.token_hex(3)}"
-    taken = run_folder(config.output, name).exists()
-    return f"{name}-{os.getpid()}" if taken else name
-
-
-def open_run(
-    job: str,
-    config: RunConfig,
-    tags: Mapping[str, str],
-    *,
-    experiment: str | None = None,
-    placement: Collection[str] = PLACEMENT_OPTIONS,
-) -> RunFolder:
-    """Begin a run, its folder and its entry in MLflow; or with ``config.resume`` find it again.
-
-    Args:
-        job: the job's name.
-        config: the options, resolved; it has a name.
-        tags: what is to be known of the run, in MLflow.
-        experiment: in MLflow; None takes the job's name.
-        placement: options that may differ when the run is resumed.
-
-    Raises:
-        InputError: the name is taken, or there is nothing to resume, or it was begun with other options.
-    """
-    name = config.name
-    assert name is not None
-    logs.know(run=name, job=job)
-    kept = run_folder(config.output, name)
-    record = _resumed(job, config, kept, placement) if config.resume else None
-    if record is None and kept.exists():
-        shown_output = shown(config.output)
-        raise InputError(f"--name {name}: there is a run of this name in {shown_output}; add --resume to continue it")
-    store = Store.open(config.output, config.tracking_uri)
-    if record is not None:
-        run_id: str = record["run_id"]
-        if "report" in record:
-            return RunFolder(name, kept, store, run_id, True, record["report"])
-        if record.get("store", redact(store.uri)) != redact(store.uri):
-            raise InputError(
-                f"--tracking-uri {redact(store.uri)}: the run {name} was started with {record['store']}; "
-                "a resumed run goes on there"
-            )
-        kept = kept.claimed()
-        store.resume_run(run_id)
-        return RunFolder(name, kept, store, run_id, True)
-    kept = _begun(kept, config)
-    recorded = recorded_config(config)
-    try:
-        left_out = config.unused()
-        parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
-        run_id = store.start_run(experiment or job, name, parameters, tags)
-    except BaseException:
-        kept.delete()
-        raise
-    return RunFolder(name, kept, store, run_id, False)
-
-
-def _begun(kept: Folder, config: RunConfig) -> Folder:
-    if kept.remote:
-        shutil.rmtree(kept.path, ignore_errors=True)  # of a run of this name that was removed from the storage
-        return kept.claimed()
-    try:
-        kept.path.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"--output {config.output}: not a folder to write to ({error.strerror})") from error
-    return kept
+    # An address may be out of this machine's reach, and not of the one that will run it.
+    return f"{name}-{secrets.token_hex(3)}" if is_remote(config.output) else name
 
 
 @contextlib.contextmanager
-def kept_honest(run: RunFolder, job: str, config: RunConfig) -> Iterator[None]:
-    """Record how the run was begun, see that MLflow says how it ended, and that wrong input leaves nothing behind."""
-    store, run_id = run.store, run.run_id
+def reserved_run(
+    job: str, config: RunConfig, kind: str | None = None, *, placement: Collection[str] = PLACEMENT_OPTIONS
+) -> Iterator[ReservedRun]:
+    """Have a new run, or with ``config.resume`` an earlier one, to this process alone while the body runs.
+
+    A name that a new run is given is taken from here on. If the body does not begin the run, nothing is left of that.
+    SIGTERM is as Ctrl-C in the body.
+
+    Args:
+        job: the job's name.
+        config: the options, resolved; without a name one is made up.
+        kind: what kind of run it is, for a name that is made up.
+        placement: options that may differ when the run is resumed.
+
+    Raises:
+        InputError: the name is taken, there is nothing to resume, it was begun with other options, or another process
+            is at work on it.
+    """
+    given = run_folder(config.output, config.name) if config.name is not None else None
+    if given is not None:  # before the store is opened, which makes one
+        _resumed(job, config, given, placement) if config.resume else _require_new(given, config)
+    store = Store.open(config.output, config.tracking_uri)
+    with contextlib.ExitStack() as held:
+        termination = held.enter_context(sigterm_as_interrupt())
+        record = None
+        if given is not None and config.resume:
+            folder = given
+            held.enter_context(folder.locked("run"))
+            record = _resumed(job, config, folder, placement)  # who had it may have gone on with it until now
+            if "report" not in record and record.get("store", redact(store.uri)) != redact(store.uri):
+                raise InputError(
+                    f"--tracking-uri {redact(store.uri)}: the run {folder.place.name} was started with "
+                    f"{record['store']}; a resumed run goes on there"
+                )
+        else:
+            folder = given or _made_up(job, config, kind)
+            folder.make()
+            held.enter_context(folder.locked("run"))
+            _require_new(folder, config)
+            folder.empty()  # at an address: of a run of this name that was removed from the storage
+        name = folder.place.name
+        logs.know(run=name, job=job)
+        reserved = ReservedRun(job, dataclasses.replace(config, name=name), folder, store, record, termination)
+        try:
+            yield reserved
+        finally:
+            if record is None and not reserved.begun:
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
+    """A folder of its own for a new run, made in the moment in which its name is chosen."""
+    name = new_name(job, config, kind)
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(folder for each in names if (folder := run_folder(config.output, each)).make())
+
+
+def _require_new(folder: Folder, config: RunConfig) -> None:
+    """Refuse a name that a run has (InputError). A folder that has no record yet is of a process that was killed."""
+    try:
+        names = set(folder.names())
+    except StorageError as error:
+        raise InputError(f"--output {error}") from error
+    output = shown(config.output)
+    if RECORD in names:
+        name = folder.place.name
+        raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
+    if names - _BEFORE_RECORD:
+        raise InputError(f"--name {folder.place.name}: {folder.shown} is there, and is no run; give another name")
+
+
+@contextlib.contextmanager
+def run_lifecycle(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None = None) -> Iterator[RunFolder]:
+    """Begin a run or go on with it, and see that MLflow says how it ended.
+
+    Wrong input that is found before anything was done leaves nothing of a new run. Everything else is kept: a run that
+    was there before, and what is left of one whose folder went away.
+
+    Args:
+        reserved: the run.
+        tags: what is to be known of it, in MLflow.
+        experiment: in MLflow; None takes the job's name.
+
+    Raises:
+        StoppedError: by Ctrl-C or SIGTERM.
+    """
+    run = _begun(reserved, tags, experiment)
+    reserved.begun = True
     try:
         if not run.resumed:
-            recorded = recorded_config(config)
-            run.record(job=job, run_id=run_id, store=redact(store.uri), config=recorded)
-            store.log_json(run_id, recorded, "config.json")
-        yield
-    except InputError:
-        if any(
-            name.startswith("checkpoint_") for name in run.kept.names("checkpoints")
-        ):  # work was done: that is kept, whatever is wrong now
-            with contextlib.suppress(RunFailedError):
-                store.finish_run(run_id, "FAILED")
-        else:
-            store.delete_run(run_id)
+            run.store.log_json(run.run_id, recorded_config(reserved.config), "config.json")
+        yield run
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or reserved.termination.requested:
+            _close(run, "KILLED")
+            raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
+        if isinstance(error, InputError) and not run.resumed and _is_untouched(run):
+            run.store.delete_run(run.run_id)
             run.kept.delete()
+            raise
+        _close(run, "FAILED")
+        if isinstance(error, Exception) and (gone := missing_run(run.kept)):
+            raise RunFailedError(gone) from error
         raise
-    except KeyboardInterrupt:
+
+
+def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None) -> RunFolder:
+    config, store = reserved.config, reserved.store
+    kept = reserved.folder.claimed()
+    if reserved.record is not None:
+        run_id: str = reserved.record["run_id"]
+        store.resume_run(run_id)
+        return RunFolder(reserved.name, kept, store, run_id, True)
+    recorded = recorded_config(config)
+    left_out = config.unused()
+    parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
+    run_id = store.start_run(experiment or reserved.job, reserved.name, parameters, tags)
+    run = RunFolder(reserved.name, kept, store, run_id, False)
+    try:
+        run.record(job=reserved.job, run_id=run_id, store=redact(store.uri), config=recorded)
+    except BaseException as error:
         with contextlib.suppress(RunFailedError):
-            store.finish_run(run_id, "KILLED")
-        raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
-    except BaseException:
-        with contextlib.suppress(RunFailedError):
-            store.finish_run(run_id, "FAILED")
+            store.delete_run(run_id)
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise InputError(f"--output {shown(config.output)}: cannot be written to ({error.strerror})") from error
         raise
+    return run
+
+
+def missing_run(folder: Folder) -> str | None:
+    """What became of a run that was begun in this folder and is not there any more, in a line; None if it is there."""
+    with contextlib.suppress(StorageError):  # which is said where it stands in the way
+        if RECORD not in folder.names():
+            return f"{folder.shown}: was removed while the run was at work"
+    return None
+
+
+def _is_untouched(run: RunFolder) -> bool:
+    """Whether nothing was done in a run, as far as can be told: the folder is its own, and has no checkpoint."""
+    try:
+        run.kept.check_claim()
+        done = [name for name in run.kept.names("checkpoints") if name.startswith("checkpoint_")]
+        return kept_record(run.kept)["run_id"] == run.run_id and not done
+    except (StorageError, TakenOverError, InputError):
+        return False
+
+
+def _close(run: RunFolder, status: Status) -> None:
+    """Say in MLflow how the run ended, unless another process went on with it."""
+    try:
+        run.kept.check_claim()
+    except TakenOverError:
+        if missing_run(run.kept) is None:
+            return
+    except StorageError:
+        pass  # what cannot be asked has not changed, as far as anybody knows
+    with contextlib.suppress(RunFailedError):
+        run.store.finish_run(run.run_id, status)
 
 
 def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ killed at any moment loses nothing that was finished, and nothing counts twice. 
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from concord.errors import InputError, RunFailedError
 from concord.space import Point, frozen
 from concord.storage import Folder, Lines
 
-STUDY, TRIALS, _LOCK = "study.json", "trials.jsonl", ".lock"
+STUDY, TRIALS = "study.json", "trials.jsonl"
 Kind = Literal["trial", "left-out", "seed"]
 
 
@@ -157,11 +156,7 @@ def opened(folder: Path | Folder) -> Iterator[Journal]:
     """
     kept = folder if isinstance(folder, Folder) else Folder(folder)
     folder = kept.path
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"--name {folder.name}: another process is at work on this study") from error
+    with kept.locked("study"):
         path = folder / TRIALS
         kept = kept.claimed()
         sent = kept.lines(TRIALS)

@@ -20,6 +20,7 @@ from concord.training.job import built_in_jobs
 from concord.training.live_metrics import Published
 from concord.training.run import Say, run
 from concord.training.run_folder import RECORD, Lineage, run_folder, run_tags
+from concord.training.termination import sigterm_as_interrupt
 from concord.tuning import journal as journals
 from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
 from concord.tuning.journal import Ended, Journal, Task
@@ -55,12 +56,9 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
         before = record["store"]
         if before != redact(store.uri):
             raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
-    with ray_session(dataclasses.replace(base, workers=1)) as dashboard:
+    with sigterm_as_interrupt(), ray_session(dataclasses.replace(base, workers=1)) as dashboard:
         where = room(plan.options, base, nodes_to_be(base))
-        try:
-            plan.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--output {base.output}: not a folder to write to ({error.strerror})") from error
+        plan.kept.make()
         with journals.opened(plan.kept) as journal:
             kept = journal.kept
             new = not (kept.path / journals.STUDY).exists()
@@ -159,7 +157,7 @@ class _Study:
             status = "KILLED"
             raise self._stopped() from None
         except InputError:
-            status = None if not self.journal.tasks else "FAILED"
+            status = None if self.new and not self.journal.tasks else "FAILED"
             raise
         finally:
             unsent = self.children.close(_LAST_TRIALS_SECONDS)
@@ -332,10 +330,7 @@ class _Study:
     def _register(self, winner: Task) -> None:
         plan = self.plan
         name = f"{plan.name}-winner-{winner.trial}"
-        folder = run_folder(plan.base.output, name)
-        begun = RECORD in folder.names()
-        if not begun:
-            folder.delete()  # of a process that was killed just then
+        begun = RECORD in run_folder(plan.base.output, name).names()
         config = dataclasses.replace(config_at(plan.base, plan.space, winner.point), name=name, resume=begun)
         looked_at = plan.options.selection + (" (oracle)" if plan.looks_at_test else "")
         lineage = Lineage(

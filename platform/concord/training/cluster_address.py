@@ -1,0 +1,93 @@
+"""Whether a Ray cluster answers at an address, found out within seconds: Ray itself tries for many minutes."""
+
+import contextlib
+import os
+import socket
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from concord.errors import InputError
+from concord.training.config import RunConfig
+
+LOCAL = "local"
+_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
+_RIGHT = "give HOST:PORT of a Ray head (its port is 6379 by default), auto, or local"
+# How a client of HTTP/2, which gRPC and so Ray speaks, begins, with an empty frame of settings; a server answers with
+# a frame of settings of its own.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS = 4  # the fourth byte of such a frame
+
+
+def cluster_address(config: RunConfig) -> tuple[str, str]:
+    """The cluster that a run is for, as Ray takes it, and the option that says so; ``local`` starts one here."""
+    if config.address:
+        return config.address, "--address"
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address, "--address (from RAY_ADDRESS)"
+    return LOCAL, "--address"
+
+
+def check_cluster(config: RunConfig) -> None:
+    """Refuse an address at which no Ray cluster answers, before anything is begun (InputError)."""
+    address, option = cluster_address(config)
+    if address == LOCAL:
+        return
+    import ray
+
+    if not ray.is_initialized():  # otherwise that session is used
+        require_cluster(address, option)
+
+
+def require_cluster(address: str, option: str) -> None:
+    """Refuse an address of which the option says that a Ray cluster is there, if none answers (InputError)."""
+
+    def refuse(why: str, error: Exception | None = None) -> NoReturn:
+        raise InputError(f"{option} {address}: {why}; {_RIGHT}") from error
+
+    try:
+        host, port = _resolved(address)
+    except (ConnectionError, ValueError) as error:
+        refuse(_first_line(error), error)
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return  # who greets first there, and with what certificate, is Ray's to settle
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.sendall(_GREETING)
+            answer = connection.recv(9)
+    except TimeoutError as error:
+        refuse("no Ray cluster answers there (no answer in time)", error)
+    except OSError as error:
+        refuse(f"no Ray cluster answers there ({error.strerror or _first_line(error)})", error)
+    if len(answer) < 4 or answer[3] != _SETTINGS:
+        refuse("what answers there is no Ray cluster")
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    """Host and port of what Ray would connect to (ValueError, ConnectionError)."""
+    scheme, separator, rest = address.rpartition("://")
+    if separator and scheme != "ray":
+        raise ValueError(f"a Ray cluster has no {scheme} address")
+    if not separator and address != "auto" and not _host_and_port(address)[1]:
+        raise ValueError("it has no port")
+    if not separator:
+        # Not public; without it a cluster on this machine is looked for at its name in place of its address.
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private import services
+
+            rest = services.canonicalize_bootstrap_address(address) or address
+    host, port = _host_and_port(rest)
+    if port is None:
+        if not separator:
+            raise ConnectionError("none was found on this machine")
+        port = 10001  # of Ray's clients
+    return host, port
+
+
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    parts = urlsplit(f"//{address}")
+    return parts.hostname or "", parts.port
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
