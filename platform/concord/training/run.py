@@ -121,7 +121,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
             with watched(store, run_id, config.epochs, say):
                 trained = train_on_ray(job, config, kept, store.uri, run_id)
-            session.close()
+            session.close()  # Ray's processes are not needed for the rest
             if trained.unsent:
                 say(
                     f"tracking did not answer: {trained.unsent} metrics are kept in {kept.shown}/{METRICS} "
