@@ -130,7 +130,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
             with progress.training(store, run_id, config.epochs):
                 trained = train_on_ray(job, config, kept, store.uri, run_id)
-            session.close()
+            session.close()  # Ray's processes are not needed for the rest
             end = trained.outcome.metrics
             if end.get("spread_reached") == 0:
                 say(
@@ -258,7 +258,7 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     measures = _check_batch(job, model.eval(), first)
     with _blamed(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, list(measures), trainable(model))
+        check_metric_names(environments, [name for name in measures if name != "loss"], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
