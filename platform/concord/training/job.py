@@ -235,8 +235,6 @@ def _check_measures(job: Job[Any] | OwnJob[Any], path: str) -> None:
     measures = {} if job.measures is None else job.measures
     if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):
         raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
-    if "loss" in measures:
-        raise InputError(f"job {path}: a measure is called loss, as the job's loss is; give it another name")
     if job.mode not in ("max", "min", None):
         raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")
 

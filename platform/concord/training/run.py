@@ -24,7 +24,7 @@ from concord.training.cluster_address import check_cluster
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
-from concord.training.evaluation import Mode, as_measures, check_targets, default_measures, modes
+from concord.training.evaluation import Measure, Mode, as_measures, check_targets, default_measures, modes
 from concord.training.job import Job, JobFile, reason
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
@@ -256,9 +256,10 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    measures = _check_batch(job, model.eval(), first)
+    given = _check_batch(job, model.eval(), first)
     with _blamed(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, [name for name in measures if name != "loss"], trainable(model))
+        check_metric_names(environments, list(given), trainable(model))
+    measures = modes(given)
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
@@ -292,8 +293,8 @@ def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]
             raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
-def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Mode | None]:
-    """Try model, loss and measures on two examples; gives the measures' modes."""
+def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+    """Try model, loss and measures on two examples; gives the measures."""
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -314,14 +315,13 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> di
         raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
     if not loss.requires_grad:
         raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
-    given = job.job.measures if job.job.measures is not None else default_measures(outputs, targets)
-    measures = as_measures(given)
+    measures = as_measures(job.job.measures if job.job.measures is not None else default_measures(outputs, targets))
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
         if shape != (len(inputs),):
             raise InputError(f"job {job.name}: measure {name} gave shape {shape}, expected {(len(inputs),)}")
-    return modes(measures)
+    return measures
 
 
 def _reported(
