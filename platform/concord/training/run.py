@@ -32,6 +32,7 @@ from concord.training.run_folder import (
     open_run,
     run_tags,
 )
+from concord.training.underfitting import underfitting
 
 # How long a resumed run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
@@ -138,6 +139,8 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
         report = _finished(job, config, store, run_id, name, kept, trained, example, say, lineage)
         with _said_if_failing(say, "status"):
             store.finish_run(run_id, "FINISHED")
+    if advice := underfitting(trained.outcome.history, config):
+        say(advice)
     report = dataclasses.replace(report, seconds=time.perf_counter() - started)
     if report.model is not None:
         opened.record(report=report.as_json())
