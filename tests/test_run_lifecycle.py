@@ -369,11 +369,14 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
 
     address = ("--address", ray.get_runtime_context().gcs_address)
     words = command(output, "--name", "a", "--pause", "0.3", *address)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     checkpoints = output / "runs" / "a" / "checkpoints"
-    wait_for(lambda: process.poll() is not None or list(checkpoints.glob("checkpoint_*/model.safetensors")), 120)
-    process.send_signal(stop)
-    said, errors = process.communicate(timeout=120)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)
+            process.send_signal(stop)
+            said, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
     line = "stopped; continue with --name a --resume"
     assert json.loads(said) == {"error": line}
     assert errors.splitlines()[-1] == f"concord: {line}"
