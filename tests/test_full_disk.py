@@ -130,8 +130,17 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
     assert {path.parent for path in checkpoints()} == set(folder.glob("checkpoints/checkpoint_2*"))
     for filler in fillers.iterdir():
         filler.unlink()
+    # No bytes: so it is not begun.
+    config = dataclasses.replace(config, resume=True)
+    fill(disk)
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - (256 << 10))
+    with pytest.raises(
+        RunFailedError, match=rf"^{folder}: no space left on the disk; 0\.\d MiB are free, 0\.0 MiB to be"
+    ):
+        run(job, config, lambda _: None)
+    (disk / "filler").unlink()
     (folder / "checkpoints" / "checkpoint_2000-01-01_00-00-00.000000").mkdir()  # as a kill leaves one
-    report = run(job, dataclasses.replace(config, resume=True), lambda _: None)
+    report = run(job, config, lambda _: None)
     store = Store.open(disk)
     assert [step for step, _ in store.history(report.run_id, "step/loss")] == list(range(1, 41))
     assert store.run(report.run_id).status == "FINISHED"

@@ -18,7 +18,6 @@ _FIRST_CHOICE = (
 )
 
 
-@_pages.after_request  # type: ignore[untyped-decorator]
 def _begin_with_trainings(response: Response) -> Response:
     if request.path.endswith("/") and response.mimetype == "text/html" and response.status_code == 200:
         response.direct_passthrough = False
@@ -27,3 +26,6 @@ def _begin_with_trainings(response: Response) -> Response:
         response.headers.pop("ETag", None)  # of the page without it
         response.headers["Cache-Control"] = "no-store"
     return response
+
+
+_pages.after_request(_begin_with_trainings)

@@ -538,48 +538,60 @@ class _RayReporter:
 
     def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
         import ray.train
+
+        if self._rank != 0:
+            self._end_together(None)
+            ray.train.report({})
+            self._end_together(None)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self._end_together(_what_fills_a_disk(lambda: self._prepare(Path(folder), write)))
+            short = {name: value for name, value in metrics.items() if "/" not in name}
+            self._end_together(_what_fills_a_disk(lambda: self._report(Path(folder), short)))
+
+    def _end_together(self, problem: str | None) -> None:
+        """Raise in every worker what the first one found: others would wait for it, and be started again in vain."""
         import ray.train.collective
 
-        problem: str | None = None
-        if self._rank != 0:
-            ray.train.report({})
-        else:
-            try:
-                self._report(write, {name: value for name, value in metrics.items() if "/" not in name})
-            except FullDiskError as error:
-                problem = str(error)
-        # Raised in every worker, as no attempt of others would end otherwise.
         problem = ray.train.collective.broadcast_from_rank_zero(problem)
         if problem is not None:
             raise FullDiskError(problem)
 
-    def _report(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        """Keep the journal, and then the checkpoint that notes how long it is.
-
-        Raises:
-            FullDiskError: what is there of the checkpoint is removed again.
-        """
+    def _prepare(self, folder: Path, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint into a folder of its own, with how long the journal is, which is kept before."""
         import ray.train
 
-        with tempfile.TemporaryDirectory() as name:
-            folder, place = Path(name), self._folder.path
-            checkpoint = ray.train.Checkpoint.from_directory(folder)
-            with full_disk_in_one_line(place):
-                length = self._log.keep() if self._log is not None else 0
-            with full_disk_in_one_line(folder):
-                write(folder)
-                # Who goes on from here cuts the journal there, and logs what comes after it anew.
-                checkpoint.update_metadata({_JOURNAL_LENGTH: length})
-            if not self._folder.remote:
-                require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
-            before = set() if self._folder.remote else set(self._folder.names(_CHECKPOINTS))
-            try:
-                with full_disk_in_one_line(place), self._folder.in_one_line():
-                    ray.train.report(metrics, checkpoint=checkpoint)
-            except FullDiskError:
-                for partial in set(self._folder.names(_CHECKPOINTS)) - before:
-                    self._folder.remove(f"{_CHECKPOINTS}/{partial}")
-                raise
+        place = self._folder.path
+        with full_disk_in_one_line(place):
+            length = self._log.keep() if self._log is not None else 0
+        with full_disk_in_one_line(folder):
+            write(folder)
+            # Who goes on from here cuts the journal there, and logs what comes after it anew.
+            ray.train.Checkpoint.from_directory(folder).update_metadata({_JOURNAL_LENGTH: length})
+        if not self._folder.remote:
+            require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
+
+    def _report(self, folder: Path, metrics: dict[str, float]) -> None:
+        """Have Ray Train keep the checkpoint; what is there of one that a full disk cut short is removed again."""
+        import ray.train
+
+        before = set() if self._folder.remote else set(self._folder.names(_CHECKPOINTS))
+        try:
+            with full_disk_in_one_line(self._folder.path), self._folder.in_one_line():
+                ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        except FullDiskError:
+            for partial in set(self._folder.names(_CHECKPOINTS)) - before:
+                self._folder.remove(f"{_CHECKPOINTS}/{partial}")
+            raise
+
+
+def _what_fills_a_disk(do: Callable[[], None]) -> str | None:
+    """Do something; gives the line that says which disk is full, if that is why it failed."""
+    try:
+        do()
+    except FullDiskError as error:
+        return str(error)
+    return None
 
 
 def _remove_partial_checkpoints(folder: Folder) -> None:

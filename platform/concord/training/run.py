@@ -31,6 +31,7 @@ from concord.training.metric_names import check_metric_names
 from concord.training.progress import RunProgress
 from concord.training.run_folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
 from concord.training.tracked_data import tracked_data
+from concord.training.underfitting import underfitting
 
 # How long a run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
@@ -130,7 +131,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
             with progress.training(store, run_id, config.epochs):
                 trained = train_on_ray(job, config, kept, store.uri, run_id)
-            session.close()
+            session.close()  # Ray's processes are not needed for the rest
             end = trained.outcome.metrics
             if end.get("spread_reached") == 0:
                 say(
@@ -150,6 +151,8 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
                 )
             with _said_if_failing(say, "status"):
                 store.finish_run(run_id, "FINISHED")
+            if advice := underfitting(trained.outcome.history, config):
+                say(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
             if report.model is not None:
                 opened.record(report=report.as_json())

@@ -1,0 +1,64 @@
+"""Whether a run ended while it was still learning, which the learning rate's schedule hides from its last losses."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from concord.training.config import TrainConfig
+from concord.training.outcome import Evaluation
+
+_FEWEST = 6  # evaluations, of which a fall can be told from noise
+_CERTAIN = 2.6  # standard deviations of Kendall's statistic: one history without a trend in two hundred
+_OF_LOSS, _OF_FIRST = 0.03, 0.02
+_HIGHER_AGAIN = 1.01
+
+
+def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | None:
+    """A line about a run whose held-out loss was still falling, None about any other.
+
+    The schedule makes every run flat in the end, so what is looked at are the evaluations before the learning rate is
+    lowered first; see :func:`late_fall`. A run whose held-out loss is higher at its end than it was then is none.
+
+    Args:
+        history: the run's evaluations.
+        config: its options.
+    """
+    lowered = min(config.milestones, default=1.0) if config.decay < 1 else 1.0
+    seen = [(each.epoch, each.metrics["held_out_loss"]) for each in history if "held_out_loss" in each.metrics]
+    before = [(epoch, loss) for epoch, loss in seen if epoch <= lowered * config.epochs]
+    losses = [loss for _, loss in before]
+    fall = late_fall(losses)
+    if fall is None or not seen[-1][1] <= _HIGHER_AGAIN * losses[-1]:
+        return None
+    since = before[-_late(len(before))][0]
+    when = "at the end of the run" if lowered == 1 else f"at epoch {before[-1][0]}, when --lr was lowered"
+    return (
+        f"the held-out loss was still falling {when}: by {fall:.3g} since epoch {since}, to {losses[-1]:.3g}; "
+        f"more --epochs than {config.epochs} or a larger --lr than {config.lr:g} may learn more"
+    )
+
+
+def late_fall(losses: Sequence[float]) -> float | None:
+    """How far losses fell over the last six tenths of them, if that is a trend that matters; None if it is not.
+
+    It is a trend if Kendall's rank statistic of loss and time is 2.6 standard deviations below zero, which one of two
+    hundred sequences without a trend is, however large their noise. It matters if the fall, by the median slope of all
+    pairs, is at least 3 % of the last loss and 2 % of the first: a loss that is nearly 0 falls for ever. Fewer than six
+    losses, or one that is not finite, say nothing.
+    """
+    if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
+        return None
+    late = losses[-_late(len(losses)) :]
+    count = len(late)
+    pairs = list(itertools.combinations(range(count), 2))
+    order = sum((late[j] > late[i]) - (late[j] < late[i]) for i, j in pairs)
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    fall = -statistics.median((late[j] - late[i]) / (j - i) for i, j in pairs) * (count - 1)
+    certain = -order - 1 >= _CERTAIN * deviation
+    matters = fall >= max(_OF_LOSS * abs(late[-1]), _OF_FIRST * abs(losses[0]))
+    return fall if certain and matters else None
+
+
+def _late(count: int) -> int:
+    return max(_FEWEST, math.ceil(0.6 * count))
