@@ -107,6 +107,21 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
     assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in printed
 
 
+def test_the_worst_environment_stands_beside_what_each_selection_would_have_chosen(tmp_path: Path) -> None:
+    criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
+    folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
+    with opened(folder) as journal:
+        task = Task("trial", 4, {"lr": 0.5, "penalty": "none"})
+        journal.begin(task)
+        journal.end(task, ended(worst_held_out_accuracy=0.25, worst_ood_accuracy=0.125))
+    header, rows = selections_table(read_result(folder))
+    assert header[3] == "held_out worst_accuracy"
+    assert rows == [
+        ["held-out", "1", "4", "0.25", "–", "0.125"],
+        ["o.o.d. test (oracle)", "1", "4", "0.25", "–", "0.125"],
+    ]
+
+
 def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: Path) -> None:
     folder = study(tmp_path, "s")
     with opened(folder) as journal:

@@ -149,11 +149,12 @@ def _print_study(result: Any) -> None:
 
 
 def _print_reruns(result: Any) -> None:
+    from concord.tuning.selection import metric_on
+
     rows = []
     for split in ("train", "held_out", "ood"):
-        values = sorted(
-            m[f"{split}_{result.measure}"] for m in result.reruns.values() if f"{split}_{result.measure}" in m
-        )
+        metric = metric_on(split, result.measure)
+        values = sorted(metrics[metric] for metrics in result.reruns.values() if metric in metrics)
         if values:
             middle = statistics.median(values)
             rows.append(

@@ -19,6 +19,7 @@ from concord.training.run_folder import restored_config
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.plan import studies_folder
 from concord.tuning.results import StudyResult, draw, read_result
+from concord.tuning.selection import metric_on
 from concord.tuning.spaces import config_at
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -83,9 +84,9 @@ def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[floa
         if len(result.reruns) < 2:
             continue
         splits = {
-            split: [metrics[f"{split}_{result.measure}"] for metrics in result.reruns.values()]
+            split: [metrics[metric_on(split, result.measure)] for metrics in result.reruns.values()]
             for split in ("train", "ood")
-            if all(f"{split}_{result.measure}" in metrics for metrics in result.reruns.values())
+            if all(metric_on(split, result.measure) in metrics for metrics in result.reruns.values())
         }
         if len(splits) == 2:
             found[result.record["identity"]["method"]] = splits

@@ -25,7 +25,7 @@ from concord.tracking import Store
 from concord.tuning import journal as journals
 from concord.tuning.journal import Ended, Task
 from concord.tuning.options import SELECTIONS
-from concord.tuning.selection import Criterion
+from concord.tuning.selection import Criterion, metric_on
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -297,7 +297,7 @@ def selections_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
             each.selection,
             str(each.among),
             str(each.trial),
-            *(_shown(each.metrics.get(f"{split}_{result.measure}")) for split in splits),
+            *(_shown(each.metrics.get(metric_on(split, result.measure))) for split in splits),
         ]
         for each in result.by_selection()
     ]

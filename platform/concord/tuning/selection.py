@@ -41,8 +41,7 @@ class Criterion:
     @staticmethod
     def of(selection: Selection, measure: str, mode: Mode) -> "Criterion":
         """The criterion by this measure, ``accuracy`` or ``worst_loss`` for example, which is to be large or small."""
-        worst, plain = ("worst_", measure.removeprefix("worst_")) if measure.startswith("worst_") else ("", measure)
-        return Criterion(selection, f"{worst}{_SPLITS[selection]}_{plain}", mode)
+        return Criterion(selection, metric_on(_SPLITS[selection], measure), mode)
 
     @property
     def loss(self) -> str:
@@ -75,6 +74,12 @@ class Criterion:
             return -self.score(pair[1].metrics), loss if math.isfinite(loss) else math.inf, pair[0].trial
 
         return sorted(scored, key=key)
+
+
+def metric_on(split: str, measure: str) -> str:
+    """The name of the metric that a measure, ``accuracy`` or ``worst_loss`` for example, is on a split."""
+    worst_of = "worst_" if measure.startswith("worst_") else ""
+    return f"{worst_of}{split}_{measure.removeprefix('worst_')}"
 
 
 def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
