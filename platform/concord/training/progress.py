@@ -56,8 +56,8 @@ class Display(Progress):
             seconds: left, if that is known.
             details: shown under the bar, broken between words.
         """
-        fields = {"count": count, "left": "" if seconds is None else f"{duration(seconds)} left", "details": details}
-        self.update(self._task, description=what, completed=done, total=total, **fields)
+        left = "" if seconds is None else f"{duration(seconds)} left"
+        self.update(self._task, completed=done, total=total, description=what, count=count, left=left, details=details)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and under it the details."""
