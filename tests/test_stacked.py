@@ -169,8 +169,8 @@ def test_chunks_and_loop_give_the_gradient_of_one_vmap(name: Any) -> None:
 
 @pytest.mark.parametrize(
     ("cache", "environments", "together"),
-    [(1 << 40, 40, {40}), (0, 40, {8}), (24, 40, {10}), (24, 11, {11}), (24, 13, {7, 6})],
-    ids=["all fit", "eight at least", "half of the cache", "and no less", "in pieces of one size"],
+    [(1 << 40, 40, {40}), (0, 40, {8}), (12, 40, {10}), (12, 11, {11}), (12, 13, {7, 6})],
+    ids=["all fit", "eight at least", "what the cache holds", "and no less", "in pieces of one size"],
 )
 def test_how_many_environments_go_together_is_chosen_by_the_cache(
     monkeypatch: pytest.MonkeyPatch, cache: int, environments: int, together: set[int]

@@ -34,7 +34,7 @@ def step(environments: int, trace: bool, memory_limit: int | None) -> Callable[[
 def rows() -> Iterator[Row]:
     """Time and memory of a step."""
     for environments, trace in SETTINGS:
-        chosen, large = (step(environments, trace, limit) for limit in (None, LARGE))
+        chosen, large = step(environments, trace, None), step(environments, trace, LARGE)
         ours, theirs, ratio = interleaved(chosen, large, repeats=5 if environments > 100 else 20, warmup=2)
         peaks = [_peak(environments, trace, limit) for limit in (None, LARGE)]
         name = f"AND-mask step, {environments} × {BATCH} examples, 3 × 256 MLP{', recorded' if trace else ''}"

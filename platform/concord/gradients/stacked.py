@@ -60,7 +60,7 @@ class StackedGradients:
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
             their number says how many environments each process has. None: this process holds all of them.
         memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
-            CPU half of its last cache, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
+            CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
             many go together decides how sums are rounded and what dropout draws, so give a number if runs on
             different machines have to agree in that.
         vectorize: False does one environment after the other from the start. None does so for networks with
@@ -294,7 +294,7 @@ def _environments_together(gradient: Tensor, memory_limit: int | None) -> int:
     """How many environments are vectorized at once, of which one has this gradient."""
     if memory_limit is None:
         largest = _LARGEST_CHUNK // gradient.nbytes
-        cached = largest if gradient.device.type != "cpu" else last_level_cache() // 2 // gradient.nbytes
+        cached = largest if gradient.device.type != "cpu" else last_level_cache() // gradient.nbytes
         return max(1, min(largest, max(cached, _FEWEST_TOGETHER)))
     return max(1, memory_limit // gradient.nbytes)
 

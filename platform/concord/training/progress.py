@@ -57,7 +57,7 @@ class Display(Progress):
             details: shown under the bar, broken between words.
         """
         left = "" if seconds is None else f"{duration(seconds)} left"
-        self.update(self._task, description=what, completed=done, total=total, count=count, left=left, details=details)
+        self.update(self._task, completed=done, total=total, description=what, count=count, left=left, details=details)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and under it the details."""
