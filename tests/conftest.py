@@ -1,6 +1,8 @@
 """What several test files share: one Ray for the whole session, and quiet libraries."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Where tests are started in the background, SIGINT is ignored, and so it would be in the processes that they interrupt.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")

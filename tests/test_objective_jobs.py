@@ -14,7 +14,7 @@ from test_shortcut_environments import write_sst2
 from concord.cli import main
 from concord.training import Place, load_job, train
 from concord.training.loop import Silent
-from concord.training.run import criterion_of, shortfall
+from concord.training.run import criterion_of, preflight, shortfall
 
 
 @pytest.fixture
@@ -166,10 +166,11 @@ def test_a_run_that_never_becomes_alike_says_so(
 
 
 def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Path) -> None:
-    job = load_job("colored-mnist").job
+    file = load_job("colored-mnist")
+    job = file.job
     config = job.config(data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1)
     metrics = train(job, config, Place(), Silent()).metrics
-    criterion, mode = criterion_of(job, metrics)
+    criterion, mode = criterion_of(job, metrics, preflight(file, config).reported)
     assert (criterion, mode) == ("held_out_spread", "min")
     short = shortfall(job, config, metrics)
     assert short is not None

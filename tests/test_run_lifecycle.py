@@ -383,4 +383,4 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     assert "Traceback" not in errors
     assert process.returncode == 1
     assert tracked(output)["a"].status == "KILLED"
-    assert start(output, name="a", resume=True).model == f"models:/{JOB}/1"
+    assert start(output, name="a", resume=True, pause=0.3).model == f"models:/{JOB}/1"

@@ -615,7 +615,7 @@ def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: s
         for name, content in records.items():
             changed.writestr(name, content)
     with pytest.raises(Exception, match="pickle"):
-        registry._check_batch_sizes(folder, rows, model(rows).detach())
+        registry._check_predictions(folder, rows, model(rows).detach())
     assert not witness.exists()
     assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION" not in os.environ
     with contextlib.suppress(Exception):  # that it is one which runs where nobody looks

@@ -286,11 +286,12 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
     record = kept_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
-    ours = recorded_config(config)
+    ours = recorded_config(config.resolved())
     # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
     # recorded what was asked for instead of what it stood for.
     recorded = recorded_config(_defaults(config)) | without_secrets(record["config"])
     theirs = recorded_config(restored_config(type(config), recorded).resolved())
+    theirs |= {option: value for option, value in recorded.items() if option in theirs and is_hidden(value)}
     require_secrets(f"the run {config.name}", ours, recorded)
     for option in ours:
         if is_secret(option):  # what is recorded of it is only that it was given
