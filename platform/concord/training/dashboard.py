@@ -16,9 +16,6 @@ def running_dashboard() -> str | None:
     It is looked for among this user's own processes, and not by asking who listens where Ray usually does: that may be
     anybody, and whoever asks there with the user's token has given it away.
     """
-    import ray  # noqa: F401  has psutil among what comes with it
-
-    # isort: split
     import psutil
 
     found = []
