@@ -54,7 +54,10 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             meant = f"did you mean {near[0]}? " if near else ""
             return f"{' '.join(event.tokens)}: there is no such option; {meant}{event.prog} --help lists them"
         case "InvalidChoice":
-            return f"{option} {event.value}: must be one of {', '.join(event.choices)}"
+            choices = list(event.choices)
+            if "None" in choices:  # of an option that may be left out; its choices come in any order
+                choices = sorted({*choices} - {"None"})
+            return f"{option} {event.value}: must be one of {', '.join(choices)}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
             return f"{', '.join(missing)}: needed; {event.prog} --help says what it is"
