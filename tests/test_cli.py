@@ -311,7 +311,10 @@ def test_a_file_that_is_no_job_file_is_refused_with_the_line(
         ("model = nn.Linear(3, 2)", "model is of type Linear; expected a function"),
         ("rest = {'config': TrainConfig()}", r"config is TrainConfig\(.*; expected a class derived from TrainConfig"),
         ("rest = {'name': 'team/task'}", "its name is 'team/task'; expected text without '/' and ':'"),
-        ("rest = {'measures': [print]}", r"measures map names to Measure\(function, mode=…\), found \[<built-in .*"),
+        (
+            "rest = {'measures': [len]}",
+            r"measures map names to Measure\(function, mode=…\), found \[<built-in function len>.*",
+        ),
         ("rest = {'mode': 'up'}", "mode is 'up'; expected max or min"),
     ],
 )
