@@ -95,6 +95,7 @@ def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
         require_space(disk, 11 << 19)
 
 
+@pytest.mark.slow
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_there_is_space(
     ray_cluster: None, disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
