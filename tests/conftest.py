@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3_server
 import torch
 from hypothesis import settings
 from mlflow_server import Server
@@ -57,6 +58,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[s3_server.Server]:
+    """A running S3 server with a bucket."""
+    started = s3_server.Server()
+    started.start()
+    started.make_bucket()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """One thread, and PyTorch's generator seeded, for networks so small that they are slower on more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -19,14 +19,7 @@ from concord.optim import TemporalAndMaskAdam
 ENVIRONMENTS, BATCH, CLASSES, STEPS = 4, 3, 3, 3
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # networks this small are slower on more
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Network(nn.Module):

@@ -219,15 +219,6 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
 # --- at an address
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[s3_server.Server]:
-    started = s3_server.Server()
-    started.start()
-    started.make_bucket()
-    yield started
-    started.stop()
-
-
 def test_a_run_at_an_address_that_another_machine_has_is_that_machine_s_to_end(
     s3: s3_server.Server, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

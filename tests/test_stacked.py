@@ -1,7 +1,7 @@
 """Stacked environments: the gradient is that of a plain loop over environments, however it is obtained."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,17 +20,10 @@ from concord.models.mlp import MLP
 
 ENVIRONMENTS, BATCH, CLASSES = 5, 4, 3
 
-pytestmark = pytest.mark.filterwarnings("error:environments are done one after the other")
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # networks this small are slower on more
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.filterwarnings("error:environments are done one after the other"),
+    pytest.mark.usefixtures("seeded"),
+]
 
 
 class Tied(nn.Module):

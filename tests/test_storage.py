@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,6 @@ from concord.tuning import journal as journals
 JOBS = Path(__file__).parent / "jobs"
 OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4}
 ADDRESS = Path(f"s3://{BUCKET}")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[s3_server.Server]:
-    """A running S3 server with a bucket."""
-    started = s3_server.Server()
-    started.start()
-    started.make_bucket()
-    yield started
-    started.stop()
 
 
 @pytest.fixture

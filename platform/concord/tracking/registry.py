@@ -9,18 +9,17 @@ champion therefore follows from the versions themselves, in the order of their n
 the versions again afterwards: the last one to write has seen all of them.
 """
 
-import contextlib
 import copy
 import math
-import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from concord.errors import InputError, RunFailedError
+from concord.process_environment import environment_variables
 from concord.tracking.client import error_code, failures, import_mlflow, metric_name, one_line
 from concord.tracking.store import Store
 
@@ -33,7 +32,8 @@ CHAMPION = "champion"
 _METRIC = "concord.metric."
 _CRITERION = "concord.criterion"
 _MODE = "concord.mode"
-_ALLOW_PICKLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
+# MLflow then refuses a model of which anything would be unpickled, be it a tensor in a ``.pt2`` archive.
+_WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 _DATA = "concord.data"
 _UNFIT = "concord.unfit"
 _RUN_NAME = "concord.run"
@@ -288,7 +288,7 @@ def promote(store: Store, name: str, version: str | int, or_better: bool = False
 
 
 @dataclass(frozen=True)
-class _Reign:
+class _Standing:
     """Which version is the champion, whether by hand, who came first by hand, and all versions, oldest first."""
 
     champion: ModelVersion | None
@@ -299,22 +299,22 @@ class _Reign:
 
 def _decide(store: Store, name: str, version: int) -> Registered:
     """Let the champion be what follows from the versions, this new one among them, and say what became of it."""
-    reign = _move_champion(store, name)
-    ours = next(each for each in reign.versions if each.version == version)
+    standing = _move_champion(store, name)
+    ours = next(each for each in standing.versions if each.version == version)
     assert ours.criterion is not None
-    rival, won = reign.champion, reign.champion is not None and reign.champion.version == version
+    rival, won = standing.champion, standing.champion is not None and standing.champion.version == version
     if won:
-        rival = _best([each for each in reign.versions if each.version < version], reign.first)
+        rival = _best([each for each in standing.versions if each.version < version], standing.first)
     better, previous, reason = _compare(rival, ours)
-    if reign.by_hand and reign.champion is not None:
-        reason = f"version {reign.champion.version} was promoted by hand and stays"
+    if standing.by_hand and standing.champion is not None:
+        reason = f"version {standing.champion.version} was promoted by hand and stays"
         if better and not won:
             value = f"{ours.criterion} {ours.metrics[ours.criterion]:g}"
             reason += f"; version {version} is better ({value}): concord models promote {name} {version}"
     return Registered(name, version, won, previous, reason)
 
 
-def _move_champion(store: Store, name: str) -> _Reign:
+def _move_champion(store: Store, name: str) -> _Standing:
     """Point the alias to the version that is the champion."""
     written: int | None = None
     for _ in range(_TRIES):
@@ -336,7 +336,7 @@ def _move_champion(store: Store, name: str) -> _Reign:
         else:
             wanted = _best(versions, first)
         if wanted is None or wanted.version == alias:
-            return _Reign(wanted, by_hand, first, versions)
+            return _Standing(wanted, by_hand, first, versions)
         store.client.set_registered_model_alias(name, CHAMPION, str(wanted.version))
         written = wanted.version
     raise RunFailedError(f"the champion of {name!r} is being moved again and again by others")
@@ -373,7 +373,7 @@ def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
     import numpy
 
     # On the CPU, where it was exported: MLflow would take a GPU, if there is one, and refuse the program.
-    with _without_pickle():
+    with environment_variables(_WITHOUT_PICKLE):
         predict = mlflow.pyfunc.load_model(str(path), model_config={"device": "cpu"}).predict
     for size in (1, 5):
         repeated, expected = (numpy.resize(each.numpy(), (size, *each.shape[1:])) for each in (rows, answer))
@@ -385,20 +385,6 @@ def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
             raise ValueError(f"the exported program does not take a batch of {size} ({one_line(error)})") from error
         if not numpy.allclose(predicted, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise ValueError("the exported program answers otherwise than the model")
-
-
-@contextlib.contextmanager
-def _without_pickle() -> Iterator[None]:
-    """Let MLflow refuse a model of which anything would have to be unpickled, be it a tensor in a ``.pt2`` archive."""
-    before = os.environ.get(_ALLOW_PICKLE)
-    os.environ[_ALLOW_PICKLE] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ALLOW_PICKLE]
-        else:
-            os.environ[_ALLOW_PICKLE] = before
 
 
 def _ensure_name(store: Store, name: str) -> None:

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from concord import logs
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
+from concord.process_environment import environment_variables
 from concord.storage import (
     Folder,
     FullDiskError,
@@ -64,6 +65,8 @@ _RESIZE_SECONDS = 30.0
 # Of such a run too: how long a group of workers is waited for. Ray may ask for as many as before the loss while it
 # still counts the node that died, and then goes by the new count; its own 60 s were most of what a killed node cost.
 _GROUP_SECONDS = "10"
+# How long Ray tries to reach a cluster, in seconds; a variable of its environment.
+_CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
 # How long workers that are interrupted may take to end.
 _INTERRUPTED_SECONDS = 30.0
 
@@ -138,18 +141,18 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         return
     check_cluster(config)
     address, option = cluster_address(config)
-    budget = {}
+    connecting: dict[str, str] = {}
     if address == LOCAL:  # nothing preempts this machine, and the watcher warns of itself
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         check_min_workers(config, float(os.cpu_count() or 1))
     else:  # something answers there: what is no Ray cluster after one try, which takes up to a minute, is none
-        budget = {"RAY_gcs_server_port_wait_time_s": "1"}
+        connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
     structured: dict[str, Any] = (
         {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
     )
     try:
-        with _sigterm_as_it_is(), _environment(budget):
+        with _sigterm_as_it_is(), environment_variables(connecting):
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -179,18 +182,6 @@ def _sigterm_as_it_is() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables of the environment in the body, where they are not set."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def check_resources(config: RunConfig) -> None:
@@ -335,19 +326,12 @@ def _this_cluster() -> Iterator[None]:
     """
     import ray
 
-    before = os.environ.get("RAY_ADDRESS")
     with contextlib.suppress(ImportError, AttributeError):
         from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 
         ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    try:
+    with environment_variables({"RAY_ADDRESS": ray.get_runtime_context().gcs_address}):
         yield
-    finally:
-        if before is None:
-            del os.environ["RAY_ADDRESS"]
-        else:
-            os.environ["RAY_ADDRESS"] = before
 
 
 def distributed_evaluations(

@@ -5,7 +5,6 @@ killed at any moment loses nothing that was finished, and nothing counts twice. 
 """
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
 from concord.space import Point, frozen
-from concord.storage import Folder, Lines
+from concord.storage import Folder, JsonLines, Lines
 
 STUDY, TRIALS = "study.json", "trials.jsonl"
 Kind = Literal["trial", "left-out", "seed"]
@@ -85,7 +84,7 @@ class Journal:
     tasks: dict[str, Task] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
     kept: Folder = field(init=False, repr=False, compare=False)
-    _lines: int | None = None
+    _lines: JsonLines | None = None
     _sent: Lines | None = None
 
     def begin(self, task: Task) -> None:
@@ -122,12 +121,8 @@ class Journal:
         if self._lines is None:
             raise ValueError("this journal was opened to be read only")
         try:
-            # One call for the line: a process killed here leaves all of it or a torn end, which is cut off.
-            text, before = (json.dumps(line) + "\n").encode(), os.fstat(self._lines).st_size
-            if os.write(self._lines, text) < len(text):  # a full disk takes what it can
-                os.ftruncate(self._lines, before)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._lines)
+            self._lines.append(line)
+            self._lines.sync()
         except OSError as error:
             raise RunFailedError(f"{self.folder / TRIALS} cannot be written ({error.strerror})") from error
         if self._sent is not None:
@@ -161,18 +156,13 @@ def opened(folder: Path | Folder) -> Iterator[Journal]:
         kept = kept.claimed()
         sent = kept.lines(TRIALS)
         sent.fetch()
-        if path.exists():
-            text = path.read_bytes()
-            if whole := len(text) - (text.rfind(b"\n") + 1):
-                os.truncate(path, len(text) - whole)
-        journal = read(folder)
-        journal.kept, journal._sent = kept, sent
-        journal._lines = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            yield journal
-        finally:
-            os.close(journal._lines)
-            journal._lines = None
+        with JsonLines(path) as lines:  # which cuts off what a kill left of a line
+            journal = read(folder)
+            journal.kept, journal._sent, journal._lines = kept, sent, lines
+            try:
+                yield journal
+            finally:
+                journal._lines = None
 
 
 def read_study(folder: Path) -> dict[str, Any]:
