@@ -8,6 +8,21 @@ class InputError(ValueError):
     """What the user gave cannot be used. One line: the option, the value, and what would be right (exit status 2)."""
 
 
+class ArgumentError(InputError):
+    """An argument's value cannot be used: ``threshold=2: must lie in [0, 1]``; a command says ``--threshold 2: …``."""
+
+    def __init__(self, argument: str, value: object, expected: str) -> None:
+        super().__init__(argument, value, expected)  # what the error is made of again in another process
+        self.argument, self.value, self.expected = argument, value, expected
+
+    def __str__(self) -> str:
+        return f"{self.argument}={self.value}: {self.expected}"
+
+    def as_option(self) -> str:
+        """The same of an option of the command line."""
+        return f"--{self.argument.replace('_', '-')} {self.value}: {self.expected}"
+
+
 class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
 

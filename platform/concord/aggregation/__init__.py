@@ -1,15 +1,16 @@
 """Rules that turn the gradients of several environments into one update: map, sum, finish.
 
-A rule never sees the environments' gradients side by side. It says what one environment contributes
-(``map``), contributions are added (by whoever has them: over a stacked dimension, over processes, over
+A rule never sees the environments' gradients side by side. It says which statistics of one environment's gradient it
+needs (``statistics``), their values are added (by whoever has them: over a stacked dimension, over processes, over
 examples, over time), and it turns the sums into the update (``finish``). Three rules as instances:
 
-* mean: map ``g``; finish ``Σg / d``.
-* AND-mask: map ``g, sign g``; finish ``Σg / d`` where ``|Σ sign g| ≥ τd``, else 0.
-* geometric mean: map ``g, sign g, log|g|``; finish ``sign(Σg) · exp(Σ log|g| / d)`` under the same mask.
+* mean: statistics ``g``; finish ``Σg / d``.
+* AND-mask: statistics ``g, sign g``; finish ``Σg / d`` where ``|Σ sign g| ≥ τd``, else 0.
+* geometric mean: statistics ``g, sign g, log|g|``; finish ``sign(Σg) · exp(Σ log|g| / d)`` under the same mask.
 
-So a new rule is a frozen dataclass with these two functions, one file, and runs wherever the others do.
-In a training loop of one's own, with ``gradients`` of shape ``(environments, *parameter.shape)``::
+So a new rule is a frozen dataclass with these two parts, one file, and runs wherever the others do; a statistic of its
+own is a :class:`Statistic`, a name and a function. In a training loop of one's own, with ``gradients`` of shape
+``(environments, *parameter.shape)``::
 
     parameter.grad = aggregate(AndMask(threshold=0.8), gradients).value
 """
@@ -18,24 +19,39 @@ from concord.aggregation.agreement import kept_where_signs_agree, required_agree
 from concord.aggregation.and_mask import AndMask
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
-from concord.aggregation.rule import Aggregator, Statistics, Update, aggregate, sum_over_environments
+from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.selection import AGGREGATORS, AggregatorName, aggregator
+from concord.aggregation.statistic import (
+    GRADIENT,
+    LOG_MAGNITUDE,
+    SIGN,
+    SQUARE,
+    Statistic,
+    Statistics,
+    check_statistics,
+)
 from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
     "AGGREGATORS",
+    "GRADIENT",
+    "LOG_MAGNITUDE",
+    "SIGN",
+    "SQUARE",
     "Aggregator",
     "AggregatorName",
     "AndMask",
     "GeometricMean",
     "Mean",
     "SandMask",
+    "Statistic",
     "Statistics",
     "Update",
     "XorMask",
     "aggregate",
     "aggregator",
+    "check_statistics",
     "kept_where_signs_agree",
     "required_agreement",
     "rescaled",

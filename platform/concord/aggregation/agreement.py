@@ -1,34 +1,38 @@
 """The agreement of signs that the masks share, and the rescaling that makes up for what a mask takes away."""
 
-import math
+import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from concord.aggregation.rule import Update
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 
 def check_threshold(threshold: float) -> None:
-    """Refuse an agreement threshold τ that is no number in [0, 1] (InputError)."""
+    """Refuse an agreement threshold τ that is no number in [0, 1] (ArgumentError)."""
     if not 0.0 <= threshold <= 1.0:
-        raise InputError(f"--threshold {threshold}: the agreement threshold must lie in [0, 1]")
+        raise ArgumentError("threshold", threshold, "the agreement threshold must lie in [0, 1]")
 
 
-def required_agreement(threshold: float, environments: int) -> int:
-    """The smallest whole |Σ sign g| that is at least τd, for threshold τ and d environments.
+@functools.lru_cache(maxsize=1024)
+def required_agreement(threshold: float, environments: int, dtype: torch.dtype = torch.float32) -> float:
+    """The smallest number of this dtype that is at least τd, for threshold τ and d environments.
 
-    A sum of signs is a whole number, so it is compared with a whole number: ``0.55 · 20`` is a little more than 11
-    in floating point, yet 11 environments are enough.
+    τd is meant as a decimal: ``0.55 · 20`` is a little more than 11 in floating point, yet 11 environments are enough.
     """
-    return math.ceil(threshold * environments - 1e-9 * environments)
+    wanted = (threshold - 1e-9) * environments
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    nearest = kind(wanted)
+    return float(nearest if nearest >= wanted else np.nextafter(nearest, kind(np.inf)))
 
 
 def kept_where_signs_agree(sign_sum: Tensor, threshold: float, environments: int) -> Tensor:
     """The AND-mask: 1 where |Σ sign g| ≥ τd, else 0 (learning explanations that are hard to vary, §2.3).
 
     Args:
-        sign_sum: Σ sign g over the environments, whole numbers of a floating dtype.
+        sign_sum: Σ sign g over the environments, or an average of signs over time with one environment.
         threshold: τ in [0, 1].
         environments: d.
 
@@ -36,10 +40,8 @@ def kept_where_signs_agree(sign_sum: Tensor, threshold: float, environments: int
         0 or 1, shaped and typed as ``sign_sum``. A component that is zero in an environment counts for neither
         sign there.
     """
-    required = required_agreement(threshold, environments)
-    # Whole numbers: |s| - (r - 1) is at least 1 exactly where |s| ≥ r. Two vectorized passes; a comparison and a
-    # selection take four times as long on a CPU.
-    return sign_sum.abs().sub_(required - 1).clamp_(0, 1)
+    # In place, so that 0 and 1 stay numbers: a comparison that gives booleans takes four times as long on a CPU.
+    return sign_sum.abs().ge_(required_agreement(threshold, environments, sign_sum.dtype))
 
 
 def rescaled(update: Update) -> Tensor:

@@ -1,21 +1,19 @@
 """The average gradient: empirical risk minimization, and the baseline of everything here."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import Tensor
-
-from concord.aggregation.rule import Statistics, Update
+from concord.aggregation.rule import Update
+from concord.aggregation.statistic import GRADIENT, Statistic, Statistics
 
 
 @dataclass(frozen=True)
 class Mean:
     """Σg / d; every component is kept."""
 
-    def map(self, gradient: Tensor) -> Statistics:
-        """The gradient itself."""
-        return {"gradient": gradient}
+    statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT,)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
-        """The average over ``environments``."""
+        """The average."""
         value = sums["gradient"] / environments
         return Update(value, value.new_ones(()).expand_as(value))

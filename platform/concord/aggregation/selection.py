@@ -8,7 +8,7 @@ from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.xor_mask import XorMask
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
 AGGREGATORS: tuple[str, ...] = get_args(AggregatorName)
@@ -18,7 +18,7 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
     """The rule called ``name`` with agreement threshold τ (which ``mean`` does not use).
 
     Raises:
-        InputError: no rule has this name, or τ is outside [0, 1].
+        ArgumentError: no rule has this name, or τ is outside [0, 1].
     """
     match name:
         case "mean":
@@ -31,4 +31,4 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
             return XorMask(threshold)
         case "sand-mask":
             return SandMask(threshold)
-    raise InputError(f"--aggregator {name}: must be one of {', '.join(AGGREGATORS)}")
+    raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
