@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,11 +32,14 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import (
+    GRADIENT,
+    SIGN,
     Aggregator,
     AndMask,
     GeometricMean,
     Mean,
     SandMask,
+    Statistic,
     Statistics,
     Update,
     XorMask,
@@ -606,8 +609,7 @@ def many_environments_are_counted_exactly(total: int) -> None:
 class SignSum:
     """A rule whose update is Σ sign g itself."""
 
-    def map(self, gradient: Tensor) -> Statistics:
-        return {"gradient": gradient, "sign": gradient.sign()}
+    statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         return Update(sums["sign"], torch.ones_like(sums["sign"]))
@@ -941,7 +943,7 @@ def examples_of_all_processes_equal_one_process(rule: str) -> None:
             model.zero_grad()
             mse_loss(model(inputs[mine]), targets[mine]).backward()
             finished = collected.finish()
-            assert finished.examples == sum(counts)
+            assert finished.environments == sum(counts)
             expected = stacked(model, RULES[rule], inputs[:, None], targets[:, None], rescale=rescale)
             parameters = zip(model.named_parameters(), finished.kept_fraction, strict=True)
             assert_same({name: (parameter.grad, kept) for (name, parameter), kept in parameters}, expected)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from collective_checks import CHECKS
 
-from concord.gradients.exchange import count_dtype
+from concord.aggregation import SIGN
 
 SCRIPT = Path(__file__).with_name("collective_checks.py")
 
@@ -54,4 +54,4 @@ def test_check(check: str, outcomes: dict[str, str | None]) -> None:
     ],
 )
 def test_counts_of_signs_travel_as_the_smallest_integer_that_holds_them(environments: int, dtype: torch.dtype) -> None:
-    assert count_dtype(environments) is dtype
+    assert SIGN.wire_dtype(environments, torch.float32) is dtype

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,8 +14,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
-from concord.aggregation import Aggregator, AndMask, GeometricMean, Mean, SandMask, aggregate, sum_over_environments
-from concord.aggregation.rule import Statistics, Update
+from concord.aggregation import (
+    GRADIENT,
+    LOG_MAGNITUDE,
+    SIGN,
+    SQUARE,
+    Aggregator,
+    AndMask,
+    GeometricMean,
+    Mean,
+    SandMask,
+    Statistic,
+    Statistics,
+    Update,
+    aggregate,
+    sum_over_environments,
+)
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError, PerExample, PerExampleGradients, per_example
 from concord.models import MLP, FastResNet
@@ -26,13 +41,13 @@ EXAMPLES = 7
 class EveryStatistic:
     """A rule that asks for every statistic that rules have; its update is their sums, to look at."""
 
-    def map(self, gradient: Tensor) -> Statistics:
-        return {
-            "gradient": gradient,
-            "sign": gradient.sign(),
-            "square": gradient.square(),
-            "log_magnitude": gradient.abs().log(),
-        }
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        GRADIENT,
+        SIGN,
+        SQUARE,
+        LOG_MAGNITUDE,
+        Statistic("clipped", lambda gradient: gradient.clamp(-0.01, 0.02)),
+    )
 
     def finish(self, sums: Statistics, environments: int):
         raise AssertionError("its sums are looked at, and never finished")
@@ -265,7 +280,7 @@ def test_the_sums_are_those_of_a_loop_over_examples(name):
     ):
         # A gradient that is nothing but rounding has no sign worth comparing: such is a key's bias under attention.
         gradients = torch.where(gradients.abs() < 1e-15, 0, gradients)
-        expected = {statistic: values.sum(0) for statistic, values in EveryStatistic().map(gradients).items()}
+        expected = {each.name: each.of(gradients).sum(0) for each in EveryStatistic.statistics}
         for statistic in ("gradient", "square"):
             torch.testing.assert_close(own[statistic], expected[statistic], rtol=1e-9, atol=1e-12)
         real = gradients.abs().amin(0) > 1e-14
@@ -294,7 +309,7 @@ def test_what_a_plain_loop_ends_with_is_the_rule_applied_to_stacked_gradients(ru
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
     finished = examples.finish()
-    assert finished.examples == EXAMPLES
+    assert finished.environments == EXAMPLES
     assert finished.kept_fraction.shape == (len(expected),)
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
@@ -340,7 +355,7 @@ def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduct
     examples = per_example(model, AndMask(0.5), reduction=reduction)
     for batch, labels in zip(inputs.split(parts), targets.split(parts), strict=True):
         cross_entropy(model(batch), labels, reduction=reduction).backward()
-    assert examples.finish().examples == count
+    assert examples.finish().environments == count
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -352,7 +367,7 @@ def test_two_forward_passes_before_one_backward_pass_are_one_batch():
     first, second = slice(0, 3), slice(3, EXAMPLES)
     losses = [cross_entropy(model(inputs[part]), targets[part], reduction="sum") for part in (first, second)]
     sum(losses).backward()
-    assert examples.finish().examples == EXAMPLES
+    assert examples.finish().environments == EXAMPLES
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -667,7 +682,7 @@ def test_what_is_no_training_step_leaves_no_trace(interrupted):
         handle.remove()
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
-    assert examples.finish().examples == EXAMPLES
+    assert examples.finish().environments == EXAMPLES
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -723,8 +738,7 @@ def test_a_parameter_that_the_loss_does_not_use_keeps_no_gradient():
 class Sum:
     """A rule whose update is a sum as it is."""
 
-    def map(self, gradient: Tensor) -> Statistics:
-        return {"gradient": gradient}
+    statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT,)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         return Update(sums["gradient"], torch.ones(()).expand_as(sums["gradient"]))
@@ -776,7 +790,7 @@ def test_a_second_collection_from_a_model_is_refused_until_the_first_is_removed(
 def test_a_model_without_parameters_and_a_wrong_reduction_are_refused():
     with pytest.raises(InputError, match="none of its parameters requires a gradient"):
         per_example(nn.ReLU(), AndMask())
-    with pytest.raises(InputError, match="reduction 'none': expected 'mean' or 'sum'"):
+    with pytest.raises(InputError, match="reduction=none: expected 'mean' or 'sum'"):
         per_example(MLP(4, 3, 8, 1), AndMask(), reduction="none")
 
 

@@ -22,7 +22,7 @@ def required_agreement(threshold: float, environments: int, dtype: torch.dtype =
 
     τd is meant as a decimal: ``0.55 · 20`` is a little more than 11 in floating point, yet 11 environments are enough.
     """
-    wanted = (threshold - 1e-9) * environments
+    wanted = max(threshold - 1e-9, 0.0) * environments
     kind = np.float64 if dtype == torch.float64 else np.float32
     nearest = kind(wanted)
     return float(nearest if nearest >= wanted else np.nextafter(nearest, kind(np.inf)))

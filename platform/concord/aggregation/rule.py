@@ -69,25 +69,36 @@ def sum_over_environments(
     Returns:
         The rule's statistics, each ``shape``; ``out`` if it was given.
     """
-    environments = gradients.shape[0]
-    flat = gradients.reshape(environments, -1)
-    components = flat.shape[1]
     if out is None:
         dtype = accumulation_dtype([gradients.dtype])
         out = new_statistics(rule, gradients.shape[1:], dtype, gradients.device)
-    wanted = [(each, out[each.name].view(-1)) for each in rule.statistics if each.name in out]
+    wanted = [(each, out[each.name]) for each in rule.statistics if each.name in out]
+    add_statistics(wanted, gradients, accumulate=accumulate)
+    return out
+
+
+def add_statistics(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor, *, accumulate: bool = True) -> None:
+    """Compute statistics of every environment, and add them.
+
+    Args:
+        wanted: the statistics, and where the sum of each goes: contiguous, ``shape``, in the dtype to compute in.
+        gradients: ``(environments, *shape)``, floating point.
+        accumulate: add to what is there instead of overwriting it.
+    """
+    environments = gradients.shape[0]
+    flat = gradients.reshape(environments, -1)
+    totals = [(statistic, total.view(-1)) for statistic, total in wanted]
+    components = flat.shape[1]
     width = components if gradients.is_cuda else max(1, _BLOCK_ELEMENTS // environments)
     for start in range(0, components, max(width, 1)):
         block = slice(start, start + width)
         part = flat[:, block]
-        for statistic, total in wanted:
-            # What the statistic itself is computed in: that of its sums.
+        for statistic, total in totals:
             values = statistic.of(part.to(total.dtype)).to(total.dtype)
             if accumulate:
                 total[block] += values.sum(0) if environments > 1 else values[0]
             else:
                 torch.sum(values, 0, out=total[block])
-    return out
 
 
 def new_statistics(rule: Aggregator, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Statistics:

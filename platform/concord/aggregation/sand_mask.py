@@ -42,7 +42,7 @@ class SandMask:
         deviations = torch.addcmul(square, mean, sums["gradient"], value=-1)
         # Where the gradients are equal this is rounding, which grows with the number of them.
         rounding = (4 + environments) * torch.finfo(square.dtype).eps * square
-        variance = (deviations * (deviations > rounding)).float() / max(environments - 1, 1)
+        variance = torch.where(deviations > rounding, deviations, 0).to(sums["sign"].dtype) / max(environments - 1, 1)
         excess = (sums["sign"].abs() / environments - self.threshold).clamp_(min=0)
         kept = torch.where(excess > 0, torch.tanh(self.steepness * excess / variance), 0)
         return Update(mean * kept, kept)

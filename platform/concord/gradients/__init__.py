@@ -11,23 +11,30 @@
 from concord.gradients.example_environments import ExampleGradient, PerExampleGradients
 from concord.gradients.hook import AggregationHook, HookedGradients, aggregation_hook, register_aggregation_hook
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
-from concord.gradients.per_example import Finished, PerExample, per_example
+from concord.gradients.per_example import PerExample, per_example
+from concord.gradients.risk import Batch, Loss, Risk, Supervised
 from concord.gradients.stacked import StackedGradients
-from concord.gradients.step import EnvironmentStep
+from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep, GradientSource
 from concord.gradients.step_clock import StepClock
 
 __all__ = [
+    "Aggregation",
     "AggregationHook",
+    "AggregationOptions",
+    "Batch",
     "EnvironmentStep",
     "ExampleGradient",
-    "Finished",
+    "GradientSource",
     "HookedGradients",
+    "Loss",
     "NonFinite",
     "NonFiniteGradientError",
     "PerExample",
     "PerExampleGradients",
+    "Risk",
     "StackedGradients",
     "StepClock",
+    "Supervised",
     "aggregation_hook",
     "per_example",
     "register_aggregation_hook",

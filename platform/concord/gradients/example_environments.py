@@ -1,20 +1,32 @@
 """A gradient source for which every example of a batch is an environment of its own."""
 
-from typing import Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from concord.aggregation import Aggregator, sum_over_environments
-from concord.errors import InputError
-from concord.gradients.autocast import outputs_of
+from concord.aggregation import GRADIENT, Aggregator
+from concord.aggregation.rule import add_statistics
+from concord.errors import ArgumentError
 from concord.gradients.layout import match_strides
-from concord.gradients.nonfinite import NonFinite
 from concord.gradients.per_example import PerExample
-from concord.gradients.stacked import Loss, random_state, set_random_state
-from concord.gradients.step import EnvironmentStep
-from concord.gradients.step_clock import StepClock
+from concord.gradients.risk import (
+    Batch,
+    BatchForm,
+    Loss,
+    MeanRisk,
+    Risk,
+    Supervised,
+    as_called,
+    as_risk,
+    check_weights,
+    pair,
+    take,
+)
+from concord.gradients.stacked import random_state, set_random_state
+from concord.gradients.step import AggregationOptions, EnvironmentStep
 
 ExampleGradient = Literal["contribution", "loss"]
 """What the gradient of one example is, where the examples of a batch meet in batch norm.
@@ -34,24 +46,23 @@ class PerExampleGradients:
 
         gradients = PerExampleGradients(model, torch.nn.functional.cross_entropy, AndMask(threshold=0.2))
         for inputs, targets in batches:  # (environments, batch, ...), (environments, batch)
-            step = gradients(inputs, targets)
+            step = gradients((inputs, targets))
             optimizer.step()
 
     The environments of the batch are pooled; which one an example came from plays no part. Batch norm sees all
-    examples of this process together, and updates its running statistics once a call.
+    examples of this process together, and updates its running statistics once a call. Where the risk is a sum and its
+    weight, an example's gradient is what it adds to the sum, times the number of examples over the weight, both of all
+    processes: the mean of the gradients is then that of the risk.
 
     Args:
         model: takes inputs ``(examples, ...)``.
-        loss: maps outputs and targets to a scalar, the mean over the examples.
+        loss: the loss or the risk of ``examples``; a risk calls the model once.
         rule: the rule.
         definition: see :data:`ExampleGradient`.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
-        rescale: divide each parameter tensor's update by its kept fraction.
-        nonfinite: what to do about examples whose gradient is not finite: ``skip`` leaves them out, of batch norm's
-            statistics too.
         group: other processes of this group have other examples; all have to call with the same frequency.
         memory_limit: bytes of per-example gradients that may exist at once.
-        clock: is told what part of a step time goes to.
+        options: see :class:`~concord.gradients.step.Aggregation`; ``skip`` leaves examples out, of batch norm's
+            statistics too.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -60,108 +71,113 @@ class PerExampleGradients:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | Risk,
         rule: Aggregator,
         *,
         definition: ExampleGradient = "contribution",
-        autocast: torch.dtype | None = None,
-        rescale: bool = False,
-        nonfinite: NonFinite = "raise",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 28,
-        clock: StepClock | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
         self.model = model
-        self.loss = loss
-        self.rule = rule
         self.definition = definition
-        self.autocast = autocast
-        self.nonfinite = nonfinite
         self.steps = 0
-        self._collected = PerExample(
-            model,
-            rule,
-            rescale=rescale,
-            nonfinite=nonfinite,
-            group=group,
-            memory_limit=memory_limit,
-            clock=clock,
-        )
+        self._group = group
+        self._collected = PerExample(model, rule, group=group, memory_limit=memory_limit, **options)
+        self.aggregation = self._collected.aggregation
         self._parameters = list(self._collected.sums.parameters.values())
         self._device = self._collected.sums.device
+        risk = as_risk(loss)
+        self._loss = risk.loss if isinstance(risk, Supervised) else None
+        if definition == "loss" and self._loss is None:
+            raise ArgumentError("definition", definition, "needs a loss(outputs, targets) in place of a risk")
+        self._outputs = torch.empty(0)
+        self._per_weight: Tensor | None = None
+        risk = risk if self._loss is None else Supervised(self._noted)
+        self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
+        self._form = BatchForm()
 
     def remove(self) -> None:
         """Take the hooks off the model."""
         self._collected.remove()
 
-    def __call__(self, inputs: Tensor, targets: Tensor, step: int | None = None) -> EnvironmentStep:
+    def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad`` with the aggregated gradient of these examples.
 
         Args:
-            inputs: ``(environments, batch, ...)``.
-            targets: ``(environments, batch, ...)``.
-            step: the step's number, for errors; counted from 0 if None.
+            batch: a tree of tensors ``(environments, batch, ...)``.
+            step: the step's number, for the risk, errors, and rules that draw; counted from 0 if None.
+            more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Returns:
-            The losses of the environments; examples that were left out are named ``example N``, in the order of
+            The risks of the environments (of a loss; of a risk the mean over all of them together); examples that were left out are named ``example N``, in the order of
             environments and then of the batch.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
-            InputError: inputs and targets do not fit, there is one example in all processes together, or a layer
+            InputError: the batch's leaves do not fit, there is one example in all processes together, or a layer
                 has no per-example gradients.
         """
-        if inputs.ndim < 2 or inputs.shape[:2] != targets.shape[:2] or inputs.shape[:2].numel() == 0:
-            raise InputError(
-                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: both must begin with the same "
-                "(environments, batch), at least one example"
-            )
-        step = self.steps if step is None else step
-        self.steps = step + 1
-        examples, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
+        batch, at = as_called(batch, more, step)
+        batch, (environments, each) = self._form.check(batch)
+        at = self.steps if at is None else at
+        self.steps = at + 1
+        examples = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
+        count = environments * each
+        policy = self.aggregation.policy
         random = random_state(self._device)
-        buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if self.nonfinite == "skip" else []
+        buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if policy == "skip" else []
         self._collected.discard()
-        outputs, loss = self._collect(examples, wanted)
-        finite = torch.ones(len(examples), dtype=torch.bool)
-        if not self._finite():
+        self._per_weight = None
+        risks, weights = self._collect(examples, count, at, environments)
+        finite = torch.ones(count, dtype=torch.bool)
+        if policy != "propagate" and not self._collected.gradients_are_finite():
             # Seldom: look at each example, drawing at random what was drawn before.
             self._restore(buffers, random)
-            finite = self._which_are_finite(examples, wanted)
+            finite = self._which_are_finite(examples, count, at)
             self._restore(buffers, random)
-            if self.nonfinite == "skip" and bool(finite.any()):
-                self._collect(examples[finite], wanted[finite])
+            if policy == "skip" and bool(finite.any()):
+                self._collect(take(examples, finite), int(finite.sum()), at, 1)
         by_loss = int(finite.sum()) if self.definition == "loss" else None
-        finished = self._collected.finish(finite, step, examples=by_loss)
-        for parameter in self._parameters:  # that the loss does not depend on
+        finished = self._collected.finish(finite, at, examples=by_loss)
+        for parameter in self._parameters:  # that the risk does not depend on
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if len(inputs) == 1:
-            losses = loss[None]
-        else:
-            of_environments = zip(outputs.unflatten(0, inputs.shape[:2]), targets, strict=True)
-            losses = torch.stack([self.loss(*pair) for pair in of_environments])
-        return EnvironmentStep(losses, finished.kept_fraction, finished.skipped)
+        return finished._replace(losses=risks, weights=weights)
 
-    def _collect(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum the statistics of these examples; returns the outputs and their mean loss."""
+    def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
+        """Sum the statistics of these examples; gives risks and weights, of the environments where they are known."""
         for parameter in self._parameters:
             parameter.grad = None
-        if self.definition == "contribution":
-            outputs = self._outputs(inputs)
-            loss = self.loss(outputs, targets)
-            loss.backward()
-        else:
+        if self.definition == "loss":
             with self._collected.paused():
-                outputs = self._outputs(inputs)
-                loss = self._collect_by_loss(outputs, targets)
-        return outputs.detach(), loss.detach()
+                risk, weight = self._risk(batch, step)
+                self._collect_by_loss(self._outputs, pair(batch)[1])
+        else:
+            risk, weight = self._risk(batch, step)
+            check_weights(weight)
+            share = risk * self._share(examples, weight) if self._group is not None and self._risk.weighted else risk
+            scale = self.aggregation.scale(self._device)
+            (share if scale is None else share * scale).backward()
+        outputs, self._outputs = self._outputs.detach(), torch.empty(0)
+        if self._loss is None or environments == 1:
+            return risk.detach()[None], weight[None]
+        loss, targets = self._loss, pair(batch)[1]
+        parts = zip(outputs.chunk(environments), targets.chunk(environments), strict=True)
+        return torch.stack([loss(*part) for part in parts]), (weight / environments).expand(environments)
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        return outputs_of(self.model, inputs, self.autocast)
+    def _share(self, examples: int, weight: Tensor) -> Tensor:
+        """What the mean risk of this process is multiplied by, so that it has its weight among all processes."""
+        if self._per_weight is None:  # once a step: examples that are then left out change it for nobody
+            sums = torch.stack([torch.full_like(weight, examples), weight])
+            dist.all_reduce(sums, group=self._group)
+            self._per_weight = sums[0] / sums[1]
+        return self._per_weight * weight / examples
 
-    def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> None:
+        assert self._loss is not None
         sums = self._collected.sums
-        losses = [self.loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
+        losses = [self._loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
+        totals = [torch.zeros_like(parameter, dtype=sums.layout.dtype) for parameter in self._parameters]
         for example, loss in enumerate(losses):
             gradients = torch.autograd.grad(
                 loss,
@@ -169,24 +185,26 @@ class PerExampleGradients:
                 retain_graph=example + 1 < len(outputs),
                 materialize_grads=True,
             )
+            torch._foreach_add_(totals, [gradient.to(sums.layout.dtype) for gradient in gradients])
             for index, gradient in enumerate(gradients):
-                sum_over_environments(self.rule, gradient[None], sums.part(index), accumulate=True)
-        for index, parameter in enumerate(self._parameters):
-            parameter.grad = match_strides(sums.part(index)["gradient"].to(parameter.dtype), parameter)
-        return torch.stack(losses).mean()
+                part = sums.part(index)
+                wanted = [(each, part[each.name]) for each in sums.rule.statistics if each != GRADIENT]
+                add_statistics(wanted, gradient[None])
+        for parameter, total in zip(self._parameters, totals, strict=True):
+            parameter.grad = match_strides(total.to(parameter.dtype), parameter)
 
-    def _finite(self) -> bool:
-        # A sum of finite gradients may overflow, too; then it cannot be used.
-        sums = [parameter.grad.sum() for parameter in self._parameters if parameter.grad is not None]
-        return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
-
-    def _which_are_finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _which_are_finite(self, batch: Batch, examples: int, step: int) -> Tensor:
         """Which examples' gradients are finite; none if only their sum is not."""
-        with self._collected.watched(len(inputs)) as finite:
-            self.loss(self._outputs(inputs), targets).backward()
+        with self._collected.watched(examples) as finite:
+            self._risk(batch, step)[0].backward()
         for parameter in self._parameters:
             parameter.grad = None
         return torch.zeros_like(finite) if bool(finite.all()) else finite
+
+    def _noted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self._loss is not None
+        self._outputs = outputs
+        return self._loss(outputs, targets)
 
     @torch.no_grad()
     def _restore(self, buffers: list[Tensor], random: tuple[Tensor, Tensor | None]) -> None:

@@ -2,11 +2,11 @@
 
 No form holds the gradients of all examples. A form can make those of some examples, ``formed``, and adds the
 statistics of all examples to running sums, ``add_to``: in blocks of bounded memory that stay in a CPU's cache, or,
-where the rule allows it, without ever forming a gradient:
+where enough is known of a statistic, without ever forming a gradient:
 
-* The gradient of a linear layer is an outer product, ``g_i x_j``. Gradient, sign and square are multiplicative,
-  ``f(g x) = f(g) f(x)``, so their sum over examples is one matrix product, ``f(G)ᵀ f(X)``; the logarithm of the
-  magnitude is additive, so its sum is ``Σ_b log|g_bi| + Σ_b log|x_bj|``.
+* The gradient of a linear layer is an outer product, ``g_i x_j``. A multiplicative statistic, such as the gradient, its
+  sign or square, has ``f(g x) = f(g) f(x)``, so its sum over examples is one matrix product, ``f(G)ᵀ f(X)``; an additive
+  one, such as the logarithm of the magnitude, has the sum ``Σ_b f(g_bi) + Σ_b f(x_bj)``.
 * An embedding's gradient is zero but for the rows of an example's own tokens.
 """
 
@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from concord.aggregation import Aggregator, Statistics, sum_over_environments
-from concord.aggregation.rule import accumulation_dtype
+from concord.aggregation import Statistic
+from concord.aggregation.rule import accumulation_dtype, add_statistics
 
-MULTIPLICATIVE = frozenset({"gradient", "sign", "square"})
-"""Statistics with ``f(a·b) = f(a)·f(b)``, element by element."""
-ADDITIVE = frozenset({"log_magnitude"})
-"""Statistics with ``f(a·b) = f(a) + f(b)``."""
+Wanted = Sequence[tuple[Statistic, Tensor]]
+"""Statistics, and the sum of each, to which is added: contiguous, shaped as the parameter."""
 
 # Bytes of gradients that are formed at once on a CPU: they and what a rule maps them to stay in the cache.
 _CACHED_BYTES = 1 << 20
@@ -51,13 +49,11 @@ class ExampleGradients(Protocol):
         """The gradients of some examples, ``(part, *shape of the parameter)``."""
         ...
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Add the statistics of all examples.
 
         Args:
-            totals: the sums by name, each contiguous and shaped as the parameter; a statistic of the rule that is
-                not among them is not wanted.
-            rule: the rule.
+            wanted: which ones, and where they are added.
             memory_limit: bytes of gradients that may exist at once.
         """
         ...
@@ -78,9 +74,9 @@ class Formed:
         """Some of the values."""
         return self.values[part]
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:  # noqa: ARG002
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:  # noqa: ARG002
         """Map and sum the values."""
-        sum_over_environments(rule, self.values, totals, accumulate=True)
+        add_statistics(wanted, self.values)
 
 
 @dataclass(frozen=True)
@@ -102,35 +98,36 @@ class Product:
         """The products of some examples."""
         return torch.bmm(self.rows[part], self.columns[part])
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
-        """By matrix products where an example has one position and the rule allows it, else block by block."""
-        if self.rows.shape[-1] == 1 and totals.keys() <= MULTIPLICATIVE | ADDITIVE:
-            self._add_outer_products(totals, rule)
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
+        """By matrix products where an example has one position and the statistic allows it, else block by block."""
+        single = self.rows.shape[-1] == 1
+        known = [each for each in wanted if single and each[0].on_products]
+        others = [each for each in wanted if not (single and each[0].on_products)]
+        for statistic, total in known:
+            self._add_outer_products(statistic, total)
+        if others:
+            self._add_blocks(others, memory_limit)
+
+    def _add_outer_products(self, statistic: Statistic, total: Tensor) -> None:
+        left = statistic.of(self.rows[..., 0].to(total.dtype))
+        right = statistic.of(self.columns[:, 0].to(total.dtype))
+        if statistic.on_products == "additive":
+            total += left.sum(0).unsqueeze(1) + right.sum(0)
+        elif statistic.whole == 1 and counts_in_half_precision(total.device):
+            _add_counts(total, left.bfloat16(), right.bfloat16())
         else:
-            self._add_blocks(totals, rule, memory_limit)
+            total.addmm_(left.T, right)
 
-    def _add_outer_products(self, totals: Statistics, rule: Aggregator) -> None:
-        dtype = next(iter(totals.values())).dtype
-        left, right = rule.map(self.rows[..., 0].to(dtype)), rule.map(self.columns[:, 0].to(dtype))
-        for name, total in totals.items():
-            if name == "sign" and counts_in_half_precision(total.device):
-                _add_counts(total, left[name].bfloat16(), right[name].bfloat16())
-            elif name in MULTIPLICATIVE:
-                total.addmm_(left[name].T, right[name])
-            else:
-                total += left[name].sum(0).unsqueeze(1) + right[name].sum(0)
-
-    def _add_blocks(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def _add_blocks(self, wanted: Wanted, memory_limit: int) -> None:
         examples, m, _ = self.rows.shape
         row = self.columns.shape[-1] * self.rows.itemsize
         limit = memory_limit if self.rows.is_cuda else min(memory_limit, _CACHED_BYTES)
         height = max(1, min(m, limit // row))
         height = -(-m // -(-m // height))  # blocks of about equal height
         for top in range(0, m, height):
-            block = {name: total[top : top + height] for name, total in totals.items()}
+            block = [(statistic, total[top : top + height]) for statistic, total in wanted]
             for part in chunks(examples, limit // (height * row)):
-                products = torch.bmm(self.rows[part, top : top + height], self.columns[part])
-                sum_over_environments(rule, products, block, accumulate=True)
+                add_statistics(block, torch.bmm(self.rows[part, top : top + height], self.columns[part]))
 
 
 @dataclass(frozen=True)
@@ -177,18 +174,18 @@ class Convolution:
         )[1]
         return grouped.reshape(examples, *self.shape)
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """A few examples at a time; where there are few positions, one at a time, in the same memory."""
         size = math.prod(self.shape) * self.gradients.itemsize
         if self.inputs.is_cuda:
             at_once = memory_limit // size
         elif self._few_positions:
-            self._add_one_by_one(totals, rule, memory_limit)
+            self._add_one_by_one(wanted, memory_limit)
             return
         else:
             at_once = min(memory_limit // size, _GROUPED_EXAMPLES)
         for part in chunks(self.examples, at_once):
-            sum_over_environments(rule, self.formed(part), totals, accumulate=True)
+            add_statistics(wanted, self.formed(part))
 
     @property
     def _few_positions(self) -> bool:
@@ -196,7 +193,7 @@ class Convolution:
         # products of patches with 256 positions and more, as fast with 64, and ten times slower with 16.
         return math.prod(self.gradients.shape[2:]) < _MANY_POSITIONS
 
-    def _add_one_by_one(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def _add_one_by_one(self, wanted: Wanted, memory_limit: int) -> None:
         _, groups, positions, n = self._patches(slice(0, 1)).shape
         m = self.shape[0] // groups
         itemsize = self.gradients.itemsize
@@ -209,11 +206,11 @@ class Convolution:
                 for top in range(0, m, height):
                     first = group * m + top
                     end = min(first + height, (group + 1) * m)
-                    block = {name: total[first:end].flatten() for name, total in totals.items()}
+                    block = [(statistic, total[first:end].flatten()) for statistic, total in wanted]
                     of_rows = rows[:, group, top : top + height].unbind()
                     for left, right in zip(of_rows, columns[:, group].unbind(), strict=True):
                         torch.mm(left, right, out=product[: end - first])
-                        sum_over_environments(rule, product[: end - first].view(1, -1), block, accumulate=True)
+                        add_statistics(block, product[: end - first].view(1, -1))
 
     def _factors(self, part: slice) -> tuple[Tensor, Tensor]:
         """Two tensors ``(part, groups, m, positions)`` and ``(part, groups, positions, n)``, to be multiplied."""
@@ -267,24 +264,23 @@ class Rows:
         table = gradients.new_zeros(len(places), self.height, gradients.shape[-1])
         return table.scatter_add_(1, places[..., None].expand_as(gradients), gradients)
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:  # noqa: ARG002
-        """Map each example's own rows; all others count as zeros."""
-        dtype = next(iter(totals.values())).dtype
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:  # noqa: ARG002
+        """Take each example's own rows; all others count as zeros."""
         width = self.gradients.shape[-1]
         # A token that an example holds twice has one gradient, the sum of both.
         example = torch.arange(self.examples, device=self.places.device)[:, None]
         own, position = torch.unique(example * self.height + self.places, return_inverse=True)
+        dtype = accumulation_dtype([self.gradients.dtype])
         gradients = torch.zeros(len(own), width, dtype=dtype, device=self.gradients.device)
         gradients.index_add_(0, position.flatten(), self._wanted().to(dtype).flatten(0, 1))
         rows = own % self.height
         seen = torch.zeros(self.height, dtype=dtype, device=rows.device)
         seen.index_add_(0, rows, torch.ones_like(rows, dtype=dtype))
-        of_zero = rule.map(torch.zeros(1, dtype=dtype, device=rows.device))
         unseen = (self.examples - seen)[:, None]
-        for name, contribution in rule.map(gradients).items():
-            if name in totals:
-                totals[name].index_add_(0, rows, contribution)
-                totals[name] += torch.where(unseen > 0, of_zero[name] * unseen, 0)
+        for statistic, total in wanted:
+            of_zero = statistic.of(torch.zeros(1, dtype=total.dtype, device=rows.device)).to(total.dtype)
+            total.index_add_(0, rows, statistic.of(gradients.to(total.dtype)).to(total.dtype))
+            total += torch.where(unseen > 0, of_zero * unseen, 0).to(total.dtype)
 
     def _wanted(self) -> Tensor:
         if self.left_out is None:
@@ -307,10 +303,10 @@ class Recomputed:
         """What the function makes."""
         return self.make(part)
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Make, map and sum some examples at a time."""
         for part in chunks(self.examples, memory_limit // max(self.size, 1)):
-            sum_over_environments(rule, self.make(part), totals, accumulate=True)
+            add_statistics(wanted, self.make(part))
 
 
 @dataclass(frozen=True)
@@ -332,11 +328,10 @@ class Added:
             total = total + other
         return total
 
-    def add_to(self, totals: Statistics, rule: Aggregator, memory_limit: int) -> None:
+    def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Form, map and sum some examples at a time."""
-        shape = next(iter(totals.values()))
-        for part in chunks(self.examples, memory_limit // max(2 * shape.nbytes, 1)):
-            sum_over_environments(rule, self.formed(part), totals, accumulate=True)
+        for part in chunks(self.examples, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
+            add_statistics(wanted, self.formed(part))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from concord.aggregation import Statistics
+from concord.aggregation import GRADIENT
 from concord.errors import InputError
 from concord.gradients.example_gradients import Added, ExampleGradients
 from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, symmetric_padding
@@ -314,10 +314,10 @@ class ExampleHooks:
             for name, form in forms.items():
                 index = indices[name]
                 if index not in self._verified and (general or (self._verify_all and not self._half)):
-                    self._verified[index] = (call.name, torch.zeros_like(self._sums.part(index)["gradient"]))
+                    self._verified[index] = (call.name, self._room(index))
                 of.arrived.setdefault(index, []).append(form)
                 if asks is not None and name == "weight" and of.uses[index] == 1 and index not in self._verified:
-                    supplied = torch.zeros_like(self._sums.part(index)["gradient"])
+                    supplied = self._room(index)
                     self._add(of, index, supplied)
                     self._supplied[asks] = supplied.div_(self._scale)  # the parameter's hook is going to multiply by it
                 elif len(of.arrived[index]) == of.uses[index]:
@@ -334,6 +334,9 @@ class ExampleHooks:
         """Backward has reached this pass."""
         task = torch._C._current_graph_task_id()
         scale = float(of.examples) if self._reduction == "mean" else 1.0
+        scaler = self._sums.aggregation.scaler
+        if scaler is not None:
+            scale /= scaler.get_scale()
         if task != self._task:
             if self._results_are_there():
                 raise InputError("per-example gradients: zero_grad() was not called since the last finish()")
@@ -342,8 +345,8 @@ class ExampleHooks:
             self._task, self._scale = task, scale
         elif scale != self._scale:
             raise InputError(
-                f"per-example gradients: passes of {int(self._scale)} and {int(scale)} examples in one backward pass; "
-                "a mean over them is no mean over examples. Call backward for each, or sum the losses (reduction='sum')"
+                f"per-example gradients: passes of {self._open[-1].examples} and {of.examples} examples in one backward "
+                "pass; a mean over them is no mean over examples. Call backward for each, or sum the losses (reduction='sum')"
             )
         if not of.counted:
             of.counted = True
@@ -374,15 +377,20 @@ class ExampleHooks:
         forms = of.arrived.pop(index)
         of.added.add(index)
         self._reached.add(index)
-        totals: Statistics = self._sums.part(index)
-        del totals["gradient"]
+        part = self._sums.part(index)
+        wanted = [(each, part[each.name]) for each in self._sums.rule.statistics if each != GRADIENT]
         if index in self._verified:
             gradient = self._verified[index][1]
         if gradient is not None:
-            totals["gradient"] = gradient
-        if totals:
+            wanted.append((GRADIENT, gradient))
+        if wanted:
             form = forms[0] if len(forms) == 1 else Added(forms)
-            form.add_to(totals, self._sums.rule, self._memory_limit)
+            form.add_to(wanted, self._memory_limit)
+
+    def _room(self, index: int) -> Tensor:
+        """Room for the sum of a parameter's gradients."""
+        layout = self._sums.layout
+        return torch.zeros(layout.shapes[index], dtype=layout.dtype, device=self._sums.device)
 
     def _verify(self) -> None:
         parameters = list(self._sums.parameters.values())

@@ -12,9 +12,9 @@ How the environments' gradients meet is said, with measurements, in :mod:`concor
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import Aggregator
-from concord.aggregation.rule import accumulation_dtype
 from concord.errors import InputError
-from concord.gradients.autocast import outputs_of
-from concord.gradients.exchange import SliceExchange
-from concord.gradients.layout import require_unchanged, trainable
-from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
-from concord.gradients.step import EnvironmentStep
-from concord.gradients.step_clock import StepClock
+from concord.gradients.exchange import Processes, SliceExchange, complete
+from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
+from concord.gradients.nonfinite import presence
+from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
+from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 
 # DDP's option by which a forward pass leaves buffers alone; PyTorch 2.13 gave it another name.
 _FORWARD_SYNC = inspect.signature(DistributedDataParallel).parameters.keys() & {"forward_sync_buffers"}
@@ -53,39 +51,45 @@ class AggregationHook:
 
     Args:
         rule: the aggregator.
-        rescale: divide each parameter tensor's update by its kept fraction.
-        nonfinite: ``raise`` ends backward in every process with an error that names the process's environment and
-            the step (to go on after it, wrap the model in DDP anew, as after any error in a hook); ``skip`` leaves
-            that environment out of the step. Then no bucket can be aggregated before all are there, so nothing
-            overlaps with backward any more.
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
-        clock: is told what part of a step time goes to.
+        parameters: the model's trainable parameters by name, in its order, which number the components for a rule
+            that draws at random; others do without.
+        options: see :class:`~concord.gradients.step.Aggregation`. ``raise`` ends backward in every process with an
+            error that names the process's environment and the step (to go on after it, wrap the model in DDP anew, as
+            after any error in a hook). With ``skip`` no bucket can be aggregated before all are there, so nothing
+            overlaps with backward any more. A scaler is the one that has scaled the loss.
 
     Attributes:
         step: how many backward passes were aggregated.
         skipped: names of the environments left out of the last one.
         skipped_total: how often an environment was left out so far.
+
+    Raises:
+        InputError: the rule's statistics are not what they say, or it draws at random and ``parameters`` are missing.
     """
 
     def __init__(
         self,
         rule: Aggregator,
         *,
-        rescale: bool = False,
-        nonfinite: NonFinite = "raise",
         environment: str | None = None,
         group: dist.ProcessGroup | None = None,
-        clock: StepClock | None = None,
+        parameters: Mapping[str, Tensor] | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
-        self._clock = clock
-        self.rule = rule
-        self.rescale = rescale
-        self.nonfinite = nonfinite
-        self.group = group
-        names: list[str] = [""] * dist.get_world_size(group)
-        dist.all_gather_object(names, environment or f"rank {dist.get_rank(group)}", group=group)
-        self.environments = [[name] for name in names]
+        self.aggregation = Aggregation(rule, **options)
+        if parameters is None and len(getattr(rule, "draws", ())) > 0:
+            raise InputError(
+                f"rule {type(rule).__name__}: draws at random for each component; register it with "
+                "register_aggregation_hook, or give the model's parameters"
+            )
+        self.processes = Processes.of([environment or f"rank {dist.get_rank(group)}"], group)
+        layout = Layout.of(parameters or {})
+        self._numbers = {
+            id(parameter): offset
+            for parameter, offset in zip((parameters or {}).values(), layout.offsets[:-1], strict=True)
+        }
         self.step = 0
         self.skipped: tuple[str, ...] = ()
         self.skipped_total = 0
@@ -93,6 +97,7 @@ class AggregationHook:
         self._exchanges: dict[tuple[int, torch.dtype, tuple[int, ...]], SliceExchange] = {}
         self._waiting: list[_Bucket] = []
         self._sent: list[_Bucket] = []
+        self._scale: Tensor | None = None
 
     def kept_fraction(self, parameter: Tensor) -> Tensor:
         """The part of this parameter's components that the last backward pass kept, a float32 number in [0, 1].
@@ -103,65 +108,64 @@ class AggregationHook:
         return self._kept[id(parameter)]
 
     def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
-        """Take a bucket on; its future is done when the last bucket of this backward pass was taken on."""
+        """Take a bucket on; its future is done when the last bucket of this backward pass was taken on.
+
+        Raises:
+            InputError: no backward pass runs: ``Join()`` lets this process take part as an environment of gradient 0.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            _refuse_to_join()
         buffer = bucket.buffer()
         parameters = list(bucket.parameters())
-        key = (bucket.index(), buffer.dtype, tuple(parameter.numel() for parameter in parameters))
+        layers = Layers(
+            tuple(parameter.numel() for parameter in parameters),
+            tuple(self._numbers.get(id(parameter), 0) for parameter in parameters),
+        )
+        key = (bucket.index(), buffer.dtype, (*layers.sizes, *layers.numbers))
         if key not in self._exchanges:
             if bucket.index() == 0:  # DDP lays its buckets out anew after the first pass
                 self._exchanges.clear()
             self._exchanges[key] = SliceExchange(
-                self.rule,
-                key[2],
-                buffer.dtype,
-                accumulation_dtype([buffer.dtype]),
-                buffer.device,
-                self.group,
-                self.environments,
-                mapped=False,
-                rescale=self.rescale,
-                nonfinite=self.nonfinite,
-                clock=self._clock,
+                self.aggregation, layers, buffer.dtype, buffer.device, self.processes, sends_statistics=False
             )
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
         self._waiting.append(_Bucket(self._exchanges[key], buffer, parameters, future))
-        if self.nonfinite == "raise":
-            self._send(_present(buffer))
+        if self.aggregation.policy != "skip":
+            self._send(presence(buffer))
         elif bucket.is_last():
-            self._send(torch.stack([_present(waiting.buffer) for waiting in self._waiting]).amin(0))
+            present = torch.stack([presence(waiting.buffer) for waiting in self._waiting]).amin(0)
+            self._send(present, self.processes.gathered(present))
         if bucket.is_last():
             self._receive()
         return future
 
-    def _send(self, present: Tensor) -> None:
+    def _send(self, present: Tensor, everyones: Tensor | None = None) -> None:
         # A bucket's second phase starts when the next bucket is there: its first phase had that long to travel
         # beside backward, and every process starts its messages in the same order.
         for bucket in self._waiting:
             bucket.exchange.send({"gradient": bucket.buffer}, present)
             if self._sent:
-                self._sent[-1].exchange.finish(self._sent[-1].buffer)
+                self._finish(self._sent[-1], everyones)
             self._sent.append(bucket)
         self._waiting = []
+        if everyones is not None:
+            self._finish(self._sent[-1], everyones)
+
+    def _finish(self, bucket: _Bucket, everyones: Tensor | None = None) -> None:
+        scale = self.aggregation.scale(bucket.buffer.device)
+        bucket.exchange.finish(bucket.buffer, self.step, everyones, scale)
 
     def _receive(self) -> None:
         sent, self._sent = self._sent, []
-        sent[-1].exchange.finish(sent[-1].buffer)
+        if self.aggregation.policy != "skip":
+            self._finish(sent[-1])
         step, self.step = self.step, self.step + 1
-        skipped: tuple[str, ...] = ()
-        bad: dict[str, None] = {}
-        for bucket in sent:
-            try:
-                kept, skipped = bucket.exchange.receive(bucket.buffer, step)
-            except NonFiniteGradientError as error:  # another bucket may name another environment, or be under way
-                bad.update(dict.fromkeys(error.environments))
-                continue
-            for parameter, fraction in zip(bucket.parameters, kept, strict=True):
+        kept, self.skipped = complete([bucket.exchange for bucket in sent], step)
+        self.skipped_total += len(self.skipped)
+        for bucket, fractions in zip(sent, kept, strict=True):
+            for parameter, fraction in zip(bucket.parameters, fractions, strict=True):
                 self._kept[id(parameter)] = fraction
             bucket.future.set_result(bucket.buffer)
-        if bad:
-            raise NonFiniteGradientError([name for (name,) in self.environments if name in bad], step)
-        self.skipped = skipped
-        self.skipped_total += len(skipped)
 
 
 def aggregation_hook(state: AggregationHook, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
@@ -173,10 +177,8 @@ def register_aggregation_hook(
     model: DistributedDataParallel,
     rule: Aggregator,
     *,
-    rescale: bool = False,
-    nonfinite: NonFinite = "raise",
     environment: str | None = None,
-    clock: StepClock | None = None,
+    **options: Unpack[AggregationOptions],
 ) -> AggregationHook:
     """Aggregate the gradients of a DDP model with ``rule``, every process being one environment.
 
@@ -186,16 +188,10 @@ def register_aggregation_hook(
     which DDP does not notice, and so does ``model.join()``: a process without batches would take part as an
     environment of gradient zero.
     """
-    hook = AggregationHook(
-        rule,
-        rescale=rescale,
-        nonfinite=nonfinite,
-        environment=environment,
-        group=model.process_group,
-        clock=clock,
-    )
+    parameters = trainable(model.module)
+    hook = AggregationHook(rule, environment=environment, group=model.process_group, parameters=parameters, **options)
     model.register_comm_hook(hook, aggregation_hook)
-    model.register_forward_pre_hook(functools.partial(_check_parameters, trainable(model.module)))
+    model.register_forward_pre_hook(functools.partial(_check_parameters, parameters))
     model.join_hook = _refuse_to_join  # type: ignore[method-assign]  # Join() asks each of its models for it
     return hook
 
@@ -219,52 +215,47 @@ class HookedGradients:
     process's environment, so they are not synchronized; average them before evaluation.
 
     Args:
-        model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled.
-        loss: maps outputs and targets to a scalar, the mean over the batch.
-        rule, rescale, nonfinite, environment, clock: as for :class:`AggregationHook`.
+        model: the model; it is wrapped, and stays the module whose ``grad`` fields are filled. The risk gets the
+            wrapped one, and calls it.
+        loss: the loss or the risk, see :mod:`concord.gradients.risk`.
+        rule, environment, options: as for :class:`AggregationHook`.
         find_unused_parameters: as for DDP: the loss does not depend on all parameters.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss | Risk,
         rule: Aggregator,
         *,
-        rescale: bool = False,
-        nonfinite: NonFinite = "raise",
         environment: str | None = None,
         find_unused_parameters: bool = False,
-        autocast: torch.dtype | None = None,
-        clock: StepClock | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
-        self._autocast = autocast
         self._parameters = list(trainable(model).values())
         device = self._parameters[0].device
-        self._model = DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             find_unused_parameters=find_unused_parameters,
             **_OWN_BUFFERS,
         )
-        self._loss = loss
-        self.hook = register_aggregation_hook(
-            self._model, rule, rescale=rescale, nonfinite=nonfinite, environment=environment, clock=clock
-        )
+        self.hook = register_aggregation_hook(wrapped, rule, environment=environment, **options)
+        self._risk = MeanRisk(wrapped, as_risk(loss), self.hook.aggregation.autocast, device)
+        self._form = BatchForm()
 
-    def __call__(self, inputs: Tensor, targets: Tensor, step: int) -> EnvironmentStep:
-        """One step: ``inputs`` and ``targets`` are ``(1, batch, ...)``; see :class:`EnvironmentStep`."""
-        self.hook.step = step
+    def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
+        """One step; leaves of the batch begin with ``(1, examples)``; see :class:`EnvironmentStep`."""
+        batch, at = as_called(batch, more, step)
+        batch, _ = self._form.check(batch, self.hook.processes.names[self.hook.processes.rank])
+        if at is not None:
+            self.hook.step = at
         for parameter in self._parameters:
             parameter.grad = None
-        loss = self._loss(outputs_of(self._model, inputs[0], self._autocast), targets[0])
-        loss.backward()
+        risk, weight = self._risk(take(batch, 0), self.hook.step)
+        check_weights(weight)
+        scale = self.hook.aggregation.scale(weight.device)
+        (risk if scale is None else risk * scale).backward()
         kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])
-        return EnvironmentStep(loss.detach()[None], kept, self.hook.skipped)
-
-
-def _present(buffer: Tensor) -> Tensor:
-    # Extremes, since a sum of finite numbers may overflow; as fast as a sum, and twenty times as isfinite().all().
-    lowest, highest = buffer.aminmax()
-    return torch.where(torch.isfinite(lowest) & torch.isfinite(highest), 1.0, -1.0)[None]
+        environments = self.hook.processes.total - len(self.hook.skipped)
+        return EnvironmentStep(risk.detach()[None], kept, self.hook.skipped, weight[None], environments)

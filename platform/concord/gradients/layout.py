@@ -1,6 +1,8 @@
 """Where each trainable parameter lies in one flat run of components."""
 
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,9 +46,50 @@ class Layout:
         """How many components there are in all."""
         return self.offsets[-1]
 
+    @functools.cached_property
+    def layers(self) -> "Layers":
+        """The parameters as layers of one run."""
+        return Layers(tuple(shape.numel() for shape in self.shapes), self.offsets[:-1])
+
     def part(self, flat: Tensor, index: int) -> Tensor:
         """The view of parameter ``index`` in ``flat``, shaped as the parameter."""
         return flat[self.offsets[index] : self.offsets[index + 1]].view(self.shapes[index])
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers (parameter tensors) that lie one after the other in a flat run of components.
+
+    Attributes:
+        sizes: the components of each.
+        numbers: the number of each one's first component among all components of the model.
+    """
+
+    sizes: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    @functools.cached_property
+    def slices(self) -> list[slice]:
+        """Where each lies in the run."""
+        edges = itertools.accumulate(self.sizes, initial=0)
+        return [slice(start, end) for start, end in itertools.pairwise(edges)]
+
+    def within(self, part: slice) -> list[tuple[int, slice]]:
+        """The layers that meet this part of the run, and where they lie in the part."""
+        found = []
+        for index, layer in enumerate(self.slices):
+            start, end = max(layer.start, part.start), min(layer.stop, part.stop)
+            if start < end:
+                found.append((index, slice(start - part.start, end - part.start)))
+        return found
+
+    def components(self, part: slice, device: torch.device) -> Tensor:
+        """The numbers of the components in this part of the run, int64."""
+        pieces = []
+        for index, piece in self.within(part):
+            first = self.numbers[index] + part.start + piece.start - self.slices[index].start
+            pieces.append(torch.arange(first, first + piece.stop - piece.start, device=device))
+        return torch.cat(pieces)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -87,6 +130,12 @@ def _refuse(name: str, what: str) -> None:
     raise InputError(
         f"parameter {name}: it {what} since its gradients were set up; set them up anew after such a change"
     )
+
+
+def leave_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Tensor) -> None:
+    """Leave the parts of ``flat`` in the parameters' ``grad``, as views where dtype and strides allow it."""
+    for index, parameter in enumerate(parameters):
+        parameter.grad = match_strides(layout.part(flat, index).to(parameter.dtype), parameter)
 
 
 def match_strides(value: Tensor, parameter: Tensor) -> Tensor:

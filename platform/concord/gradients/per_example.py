@@ -12,42 +12,23 @@ On a model of one's own, in a plain loop::
         optimizer.step()
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.aggregation import Aggregator
-from concord.errors import InputError
+from concord.aggregation import GRADIENT, Aggregator
+from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
-from concord.gradients.exchange import SliceExchange
-from concord.gradients.nonfinite import NonFinite
-from concord.gradients.step_clock import StepClock
+from concord.gradients.exchange import Processes, SliceExchange
+from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 
 # Exchanges are kept for the latest numbers of examples; their buffers are as large as the model.
 _KEPT_EXCHANGES = 2
-# How a statistic follows the scale of the loss: its power; the logarithm is shifted instead.
-_POWERS = {"gradient": 1, "sign": 0, "square": 2, "log_magnitude": 0}
-
-
-class Finished(NamedTuple):
-    """What :meth:`PerExample.finish` made of the examples.
-
-    Attributes:
-        examples: how many there were, in all processes.
-        kept_fraction: ``(parameters,)``, the part of each parameter tensor's components that the rule let through,
-            in the order of ``model.named_parameters()``; float32.
-        skipped: names of examples that were left out, in any process, because their gradient was not finite.
-    """
-
-    examples: int
-    kept_fraction: Tensor
-    skipped: tuple[str, ...]
 
 
 class PerExample:
@@ -68,14 +49,13 @@ class PerExample:
     Args:
         model: the model. Its first tensor input and its layers have the examples in the first dimension.
         rule: the rule.
-        rescale: divide each parameter tensor's update by its kept fraction.
         reduction: whether the loss is the mean or the sum over the examples of a pass. Do not divide the loss by
             the number of microbatches: the result is the rule's over all examples since the last :meth:`finish`.
-        nonfinite: what to do about examples that :meth:`finish` is told are not finite.
         group: other processes of this group have other examples; the rule is applied to all of them together, and
             :meth:`finish` has to be called in all. The model is not to be wrapped in DDP, which would average.
         memory_limit: bytes of per-example gradients that may exist at once.
-        clock: is told what part of a step time goes to.
+        options: see :class:`~concord.gradients.step.Aggregation`. A scaler is the one that scales the loss; then any
+            statistic is right, where :meth:`finish` told of the scale afterwards has to know its degree.
 
     Attributes:
         sums: of this process's examples; their ``gradient`` comes from ``parameter.grad`` in the end.
@@ -91,20 +71,17 @@ class PerExample:
         model: nn.Module,
         rule: Aggregator,
         *,
-        rescale: bool = False,
         reduction: Reduction = "mean",
-        nonfinite: NonFinite = "raise",
         group: dist.ProcessGroup | None = None,
         memory_limit: int = 1 << 28,
-        clock: StepClock | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
         if reduction not in ("mean", "sum"):
-            raise InputError(f"reduction {reduction!r}: expected 'mean' or 'sum'")
-        self.rule = rule
+            raise ArgumentError("reduction", reduction, "expected 'mean' or 'sum'")
+        self.aggregation = Aggregation(rule, **options)
         self.group = group
         self.steps = 0
-        self._clock = clock or StepClock()
-        self.sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite, clock=self._clock)
+        self.sums = Sums(model, self.aggregation)
         self._hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
         self._exchanges: dict[tuple[int, ...], SliceExchange] = {}
 
@@ -143,7 +120,7 @@ class PerExample:
         *,
         examples: int | None = None,
         scale: float | None = None,
-    ) -> Finished:
+    ) -> EnvironmentStep:
         """Apply the rule to the examples since the last call, and leave the result in ``parameter.grad``.
 
         Args:
@@ -151,8 +128,12 @@ class PerExample:
                 out because their gradients were not finite; None looks at the sum of the gradients.
             step: the step's number, for errors; counted from 0 if None.
             examples: how many are in the sums, if they were put there by other means than the hooks.
-            scale: what a ``GradScaler`` has multiplied the loss by (``scaler.get_scale()``). The result is scaled
-                alike and what is not finite is left to the scaler; call ``scaler.unscale_`` after this, not before.
+            scale: what a ``GradScaler`` has multiplied the loss by (``scaler.get_scale()``), where it was not given as
+                an option. The result is scaled alike and what is not finite is left to the scaler; call
+                ``scaler.unscale_`` after this, not before.
+
+        Returns:
+            The step; its losses and weights are empty, since nobody here has seen them.
 
         Raises:
             InputError: there was no backward pass, or one of one example only; ``zero_grad()`` was not called; a
@@ -172,26 +153,37 @@ class PerExample:
             if sum(counts) < 2:
                 found = "one example alone; a rule needs at least 2" if sum(counts) else "no backward pass"
                 raise InputError(f"per-example gradients since the last finish(): {found}")
-            gradient = self.sums.flat["gradient"]
-            for index, parameter in enumerate(self.sums.parameters.values()):
-                if parameter.grad is not None and examples is None:
-                    self.sums.layout.part(gradient, index).copy_(parameter.grad)
+            parameters = list(self.sums.parameters.values())
+            flat = [self.sums.flat[each.name] for each in self.sums.rule.statistics if each == GRADIENT]
+            for index, parameter in enumerate(parameters):
+                if parameter.grad is not None and flat:
+                    self.sums.layout.part(flat[0], index).copy_(parameter.grad)
             if finite is None:
-                finite = torch.full((count,), scale is not None or bool(torch.isfinite(gradient.sum())))
-            self._unscale(scale, count)
+                left = scale is not None or self.aggregation.policy == "propagate"
+                finite = torch.full((count,), left or self.gradients_are_finite())
+            if scale is not None:
+                self._unscale(scale, count)
             exchange = self._exchange(counts) if self.group is not None else None
             rank = dist.get_rank(self.group) if self.group is not None else 0
-            kept, skipped = self.sums.finish(finite, _names(counts, rank), step, exchange)
+            kept, skipped, in_all = self.sums.finish(finite, _names(counts, rank), step, exchange)
         finally:
             self.discard()
-        for parameter in self.sums.parameters.values():
+        self.aggregation.scale_gradients(parameters)
+        for parameter in parameters:
             if scale is not None and parameter.grad is not None:
                 parameter.grad *= scale
         if self.group is None:
             for parameter in untouched:
                 parameter.grad = None
         self._hooks.note_results()
-        return Finished(sum(counts), kept, skipped)
+        nothing = torch.empty(0, device=self.sums.device)
+        return EnvironmentStep(nothing, kept, skipped, nothing, in_all)
+
+    def gradients_are_finite(self) -> bool:
+        """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow, too."""
+        gradients = [parameter.grad for parameter in self.sums.parameters.values()]
+        sums = [gradient.sum() for gradient in gradients if gradient is not None]
+        return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
 
     def _problem(self) -> InputError | None:
         """What is wrong with what was collected."""
@@ -201,24 +193,19 @@ class PerExample:
             return error
         return None
 
-    def _unscale(self, scale: float | None, examples: int) -> None:
-        if scale is None or scale == 1.0:
-            return
-        for name, flat in self.sums.flat.items():
-            if name not in _POWERS:
-                raise InputError(f"scale {scale}: it is not known how the statistic {name} follows the loss's scale")
-            flat /= scale ** _POWERS[name]
-        if "log_magnitude" in self.sums.flat:
-            self.sums.flat["log_magnitude"] -= examples * math.log(scale)
+    def _unscale(self, scale: float, examples: int) -> None:
+        for statistic in self.sums.rule.statistics:
+            total = self.sums.flat[statistic.name]
+            total.copy_(statistic.unscaled(total, scale, examples))
 
     def _counts(self, examples: int) -> tuple[int, ...]:
         if self.group is None:
             return (examples,)
-        before = self._clock.switch("exchange")
+        before = self.aggregation.clock.switch("exchange")
         counts = [torch.zeros(1, dtype=torch.int64, device=self.sums.device) for _ in range(self.group.size())]
         dist.all_gather(counts, torch.tensor([examples], device=self.sums.device), group=self.group)
         known = tuple(int(count) for count in counts)
-        self._clock.switch(before)
+        self.aggregation.clock.switch(before)
         return known
 
     def _exchange(self, counts: tuple[int, ...]) -> SliceExchange:
@@ -226,8 +213,8 @@ class PerExample:
         if counts not in self._exchanges:
             if len(self._exchanges) == _KEPT_EXCHANGES:
                 self._exchanges.pop(next(iter(self._exchanges)))
-            names = [_names(counts, rank) for rank in range(len(counts))]
-            self._exchanges[counts] = self.sums.exchange(names, self.group)
+            names = tuple(tuple(_names(counts, rank)) for rank in range(len(counts)))
+            self._exchanges[counts] = self.sums.exchange(Processes(self.group, names, dist.get_rank(self.group)))
         return self._exchanges[counts]
 
 
@@ -235,15 +222,15 @@ def per_example(
     model: nn.Module,
     rule: Aggregator,
     *,
-    rescale: bool = False,
     reduction: Reduction = "mean",
     group: dist.ProcessGroup | None = None,
+    **options: Unpack[AggregationOptions],
 ) -> PerExample:
     """Treat every example as an environment of its own; call ``finish()`` on the result after backward.
 
     Arguments as for :class:`PerExample`.
     """
-    return PerExample(model, rule, rescale=rescale, reduction=reduction, group=group)
+    return PerExample(model, rule, reduction=reduction, group=group, **options)
 
 
 def _names(counts: Sequence[int], rank: int) -> list[str]:

@@ -1,32 +1,30 @@
 """Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
 
 import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from concord.aggregation import Aggregator, sum_over_environments
+from concord.aggregation import Aggregator
 from concord.errors import InputError
-from concord.gradients.autocast import outputs_of
-from concord.gradients.exchange import SliceExchange
+from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
-from concord.gradients.nonfinite import NonFinite
-from concord.gradients.recorded import recorded
-from concord.gradients.step import EnvironmentStep
-from concord.gradients.step_clock import StepClock
+from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
+from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
 _FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+_Sum = tuple[Tensor, Tensor, dict[str, Tensor]]  # risks, weights, new buffers
 
 
 class StackedGradients:
@@ -36,12 +34,14 @@ class StackedGradients:
 
         gradients = StackedGradients(model, torch.nn.functional.cross_entropy, AndMask(threshold=0.8))
         for inputs, targets in batches:  # (environments, batch, ...), (environments, batch)
-            step = gradients(inputs, targets)
+            step = gradients((inputs, targets))
             optimizer.step()
 
-    The gradient of every environment's loss is computed by ``vmap(grad)`` over environments, in chunks of about the
-    same size that hold at most ``memory_limit`` bytes of gradients, and each chunk is mapped and added to the sums at
-    once.
+    Batches of any other form come with a risk in place of the loss, see :mod:`concord.gradients.risk`.
+
+    The gradient of every environment's risk is computed by ``vmap(grad)`` over environments, in chunks of about the
+    same size that hold at most ``memory_limit`` bytes of gradients, and the statistics of each chunk are added to the
+    sums at once.
 
     Dropout draws its own mask for each environment, from the process's default generator.
     Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
@@ -51,10 +51,8 @@ class StackedGradients:
 
     Args:
         model: its parameters that require gradients get ``grad``; whatever was there is replaced, not added to.
-        loss: maps outputs ``(batch, ...)`` and targets ``(batch, ...)`` to a scalar, the mean over the batch.
+        loss: the loss or the risk.
         rule: the aggregator.
-        rescale: divide each parameter tensor's update by its kept fraction.
-        nonfinite: ``raise`` an error that names the environment and the step, or ``skip`` it for this step.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
@@ -63,207 +61,227 @@ class StackedGradients:
             CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
             many go together decides how sums are rounded and what dropout draws, so give a number if runs on
             different machines have to agree in that.
-        vectorize: False does one environment after the other from the start. None does so for networks with
-            convolutions on a processor, where vmap makes grouped convolutions of them, which are slower.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
-        trace: record the vectorized computation once for each shape of the batch and each training mode, and replay
-            the recorded tensor operations afterwards, which spares a small network a tenth of its step. Only for
-            models and losses that do the same at every step: what Python decides in them (a schedule, a counter,
-            ``random``) would stay as it was when it was recorded. Dropout draws anew; a model with buffers in
-            training mode, such as batch norm's, is not recorded.
-        clock: is told what part of a step time goes to.
+        vectorize: True computes the environments together, False one after the other. None times both at the first
+            step and takes the faster; a model that draws at random, whose draws would depend on that, is vectorized
+            unless it has convolutions on a CPU, of which vmap makes slower ones.
+        options: see :class:`~concord.gradients.step.Aggregation`.
+
+    Attributes:
+        vectorize: as given, or as chosen.
 
     Raises:
-        InputError: the model has no parameter that requires a gradient, or ``group`` came without ``names``.
+        InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, or the rule's
+            statistics are not what they say.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | Risk,
         rule: Aggregator,
         *,
-        rescale: bool = False,
-        nonfinite: NonFinite = "raise",
         names: Sequence[str] | None = None,
         group: dist.ProcessGroup | None = None,
         memory_limit: int | None = None,
         vectorize: bool | None = None,
-        autocast: torch.dtype | None = None,
-        trace: bool = False,
-        clock: StepClock | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
-        self._sums = Sums(model, rule, rescale=rescale, nonfinite=nonfinite, clock=clock)
+        self.aggregation = Aggregation(rule, **options)
+        self._sums = Sums(model, self.aggregation)
         if group is not None and names is None:
             raise InputError("names: needed with a process group, to know how many environments each process has")
         self.model = model
-        self.loss = loss
-        self.rule = rule
-        self.nonfinite = nonfinite
-        self.autocast = autocast
         self.names = names
-        convolutions = any(isinstance(module, _ConvNd) for module in model.modules())
-        on_processor = self._sums.device.type == "cpu"
-        self.vectorize = not (convolutions and on_processor) if vectorize is None else vectorize
-        self.trace = trace
+        self.vectorize = vectorize
         self.steps = 0
-        self._recorded: dict[object, Callable[..., Any]] = {}
-        self._chunk = _environments_together(self._sums.flat["gradient"], memory_limit)
-        self._gradients = vmap(grad_and_value(self._objective, has_aux=True), (None, 0, 0, 0), randomness="different")
-        self._exchange: SliceExchange | None = None
+        self._device = self._sums.device
+        self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
+        self._form = BatchForm()
+        self._chunk = _environments_together(
+            self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
+        )
         self._finite_flags: list[Tensor] | None = None
+        self._exchange: SliceExchange | None = None
         if group is not None:
-            everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-            dist.all_gather_object(everyone, list(names or []), group=group)
-            self._exchange = self._sums.exchange(everyone, group)
+            self._exchange = self._sums.exchange(Processes.of(names or (), group))
 
-    def __call__(self, inputs: Tensor, targets: Tensor, step: int | None = None) -> EnvironmentStep:
+    def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad`` with the aggregated gradient of these batches.
 
         Args:
-            inputs: ``(environments, batch, ...)``.
-            targets: ``(environments, batch, ...)``.
-            step: the step's number, for errors; counted from 0 if None.
+            batch: a tree of tensors ``(environments, batch, ...)``.
+            step: the step's number, for the risk, errors, and rules that draw; counted from 0 if None.
+            more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
-            InputError: inputs and targets do not fit each other or the names, or a parameter was frozen, unfrozen
-                or exchanged since this was made, or has a hook that cannot run.
+            InputError: the batch's leaves do not fit each other, the names, or earlier batches; the risk is no scalar
+                or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
+                hook that cannot run.
         """
-        self._check(inputs, targets)
-        step = self.steps if step is None else step
-        self.steps = step + 1
-        losses, buffers, finite = self._sum_of_finite(inputs, targets)
-        names = self.names or [f"environment {index}" for index in range(len(inputs))]
-        kept, skipped = self._sums.finish(finite, names, step, self._exchange)
+        batch, at = as_called(batch, more, step)
+        batch, (environments, _) = self._form.check(batch, self.names)
+        require_unchanged(self.model, self._sums.parameters)
+        require_no_hooks_after_accumulation(self._sums.parameters)
+        at = self.steps if at is None else at
+        self.steps = at + 1
+        risks, weights, buffers, finite = self._sum_of_finite(batch, environments, at)
+        check_weights(weights)
+        names = self.names or [f"environment {index}" for index in range(environments)]
+        kept, skipped, in_all = self._sums.finish(finite, names, at, self._exchange)
         self._write_buffers(buffers)
-        return EnvironmentStep(losses, kept, skipped)
+        self.aggregation.scale_gradients(self._sums.parameters.values())
+        return EnvironmentStep(risks, kept, skipped, weights, in_all)
 
-    def _sum(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Put the summed statistics into ``self._sums``; return losses and the new buffers of the model."""
-        if not self.vectorize or len(inputs) == 1:
-            return self._sum_one_by_one(inputs, targets)
+    def _sum(self, batch: Batch, environments: int, step: int) -> _Sum:
+        """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model."""
+        if self.vectorize is False or environments == 1:
+            return self._sum_one_by_one(batch, environments, step)
         hooked = next((name for name, each in self._sums.parameters.items() if each._backward_hooks), None)
         if hooked is not None:
-            return self._fall_back(inputs, targets, f"the gradient hook of parameter {hooked} has to see each of them")
+            reason = f"the gradient hook of parameter {hooked} has to see each of them"
+            return self._fall_back(batch, environments, step, reason)
+        random = random_state(self._device)
         try:
-            return self._sum_vectorized(inputs, targets)
+            result = self._sum_vectorized(batch, environments, step)
         except Exception as error:  # whatever the model does that vmap cannot
             said = str(error).strip().split("\n")[0]
-            reason = f"vmap cannot take this model or loss: {said}"
+            reason = f"vmap cannot take this model or risk: {said}"
             if _is_out_of_memory(error):
-                together = min(self._chunk, len(inputs))
+                together = min(self._chunk, environments)
                 reason = f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
-        return self._fall_back(inputs, targets, reason)  # here the error and what it holds in memory are gone
+        else:
+            return result if self.vectorize else self._choose(batch, environments, step, random, result)
+        set_random_state(self._device, random)
+        return self._fall_back(batch, environments, step, reason)  # here the error and what it holds are gone
 
-    def _fall_back(self, inputs: Tensor, targets: Tensor, reason: str) -> tuple[Tensor, dict[str, Tensor]]:
+    def _fall_back(self, batch: Batch, environments: int, step: int, reason: str) -> _Sum:
         """Do one environment after the other from now on, and say why."""
-        result = self._sum_one_by_one(inputs, targets)  # a mistake of the user's own is raised again here
+        result = self._sum_one_by_one(batch, environments, step)  # a mistake of the user's own is raised again here
         self.vectorize = False
         # Reported where this object was called.
         warnings.warn(f"environments are done one after the other, since {reason}", stacklevel=5)
         return result
 
-    def _sum_vectorized(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _choose(self, batch: Batch, environments: int, step: int, random: Any, vectorized: _Sum) -> _Sum:
+        """Decide whether environments are vectorized from now on, after one such sum that has not been timed."""
+        drawn = zip(random, random_state(self._device), strict=True)
+        if any(one is not None and other is not None and not torch.equal(one, other) for one, other in drawn):
+            convolutions = any(isinstance(module, _ConvNd) for module in self.model.modules())
+            self.vectorize = not (convolutions and self._device.type == "cpu")
+            if self.vectorize:
+                return vectorized
+            set_random_state(self._device, random)
+            return self._sum_one_by_one(batch, environments, step)
+        ways = {False: self._sum_one_by_one, True: self._sum_vectorized}
+        seconds = dict.fromkeys(ways, math.inf)
+        for way in (False, True, False, True):
+            self._synchronize()
+            start = time.perf_counter()
+            result = ways[way](batch, environments, step)
+            self._synchronize()
+            seconds[way] = min(seconds[way], time.perf_counter() - start)
+        self.vectorize = seconds[True] < seconds[False]
+        # This step is to be what it will be when the run is repeated with the choice made.
+        return result if self.vectorize else self._sum_one_by_one(batch, environments, step)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _sum_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum:
         parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())
-        losses: list[Tensor] = []
+        scale = self.aggregation.scale(self._device)
+        names = self._sums.layout.names
+
+        def objective(parameters: tuple[Tensor, ...], buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Any]:
+            # The parameters come as a tuple: functorch flattens its arguments at every level, and dictionaries cost
+            # it 2 % of a small network's step.
+            state = {f"model.{name}": value for name, value in zip(names, parameters, strict=True)}
+            state |= {f"model.{name}": value for name, value in buffers.items()}
+            risk, weight = functional_call(self._risk, state, (batch, step))
+            # A forward pass may write into a buffer or assign it anew; functional_call puts that into state.
+            after = {name: state[f"model.{name}"].detach() for name in buffers}
+            return risk if scale is None else risk * scale, (risk.detach(), weight, after)
+
+        vectorized = vmap(grad(objective, has_aux=True), (None, 0, 0), randomness="different")
+        risks, weights = [], []
         buffer_means = _BufferMeans(self.model)
-        width = math.ceil(len(inputs) / math.ceil(len(inputs) / self._chunk))
-        for start in range(0, len(inputs), width):
-            chunk = slice(start, start + width)
-            buffers = self._copies_of_buffers(len(inputs[chunk]))
-            batch = (parameters, buffers, inputs[chunk], targets[chunk])
-            gradients, (loss, buffers) = self._vectorized(*batch)(*batch)
-            losses.append(loss)
-            self._note_finite(gradients)
-            for index, gradient in enumerate(gradients):
-                self._add(index, gradient, accumulate=start > 0)
+        width = math.ceil(environments / math.ceil(environments / self._chunk))
+        for start in range(0, environments, width):
+            chunk = take(batch, slice(start, start + width))
+            buffers = self._copies_of_buffers(min(width, environments - start))
+            gradients, (risk, weight, buffers) = vectorized(parameters, buffers, chunk)
+            risks.append(risk)
+            weights.append(weight)
+            self._add(gradients, scale, accumulate=start > 0)
             buffer_means.add(buffers)
-        return torch.cat(losses), buffer_means.over(len(inputs))
+        return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
-    def _vectorized(self, *batch: Any) -> Callable[..., Any]:
-        """The vectorized gradient function, recorded for batches like this one if that is wanted."""
-        _, buffers, inputs, targets = batch
-        if not self.trace or buffers:  # what is written in place, as running statistics are, is not recorded right
-            return self._gradients
-        modes = tuple(module.training for module in self.model.modules())
-        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, modes)
-        if key not in self._recorded:
-            random = random_state(self._sums.device)
-            # Through a function of its own: make_fx would take vmap's copy of a method's signature for its own.
-            self._recorded[key] = recorded(lambda *arguments: self._gradients(*arguments), *batch)
-            set_random_state(self._sums.device, random)  # recording draws, too: a resumed run must not draw otherwise
-        return self._recorded[key]
-
-    def _sum_one_by_one(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        losses: list[Tensor] = []
+    def _sum_one_by_one(self, batch: Batch, environments: int, step: int) -> _Sum:
+        parameters = list(self._sums.parameters.values())
+        scale = self.aggregation.scale(self._device)
+        risks, weights = [], []
         before = self._copies_of_buffers(1)
         buffer_means = _BufferMeans(self.model)
-        for environment, (batch, target) in enumerate(zip(inputs, targets, strict=True)):
-            loss = self.loss(outputs_of(self.model, batch, self.autocast), target)
-            gradients = torch.autograd.grad(loss, list(self._sums.parameters.values()), materialize_grads=True)
-            losses.append(loss.detach())
-            self._note_finite([gradient[None] for gradient in gradients])
-            for index, gradient in enumerate(gradients):
-                self._add(index, gradient[None], accumulate=environment > 0)
+        for environment in range(environments):
+            risk, weight = self._risk(take(batch, environment), step)
+            scaled = risk if scale is None else risk * scale
+            gradients = torch.autograd.grad(scaled, parameters, materialize_grads=True)
+            risks.append(risk.detach())
+            weights.append(weight)
+            self._add([gradient[None] for gradient in gradients], scale, accumulate=environment > 0)
             state = dict(self.model.named_buffers())
             after = {name: state[name].detach().clone()[None] for name in before}
             for name, value in before.items():
                 state[name].copy_(value[0])
             buffer_means.add(after)
-        return torch.stack(losses), buffer_means.over(len(inputs))
+        return torch.stack(risks), torch.stack(weights), buffer_means.over(environments)
 
-    def _add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
-        sum_over_environments(self.rule, gradients, self._sums.part(index), accumulate=accumulate)
-
-    def _objective(
-        self, parameters: tuple[Tensor, ...], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        # The parameters come as a tuple: functorch flattens its arguments at every level, and dictionaries cost
-        # it 2 % of a small network's step.
-        named = dict(zip(self._sums.layout.names, parameters, strict=True))
-        state = {**named, **buffers}
-        outputs = outputs_of(lambda batch: functional_call(self.model, state, (batch,)), inputs, self.autocast)
-        # A forward pass may write into a buffer or assign it anew; functional_call puts what is assigned into state.
-        return self.loss(outputs, targets), {name: state[name].detach() for name in buffers}
-
-    def _sum_of_finite(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Sum the environments whose gradients are finite, or all of them if that is an error anyway.
-
-        Returns:
-            All losses, the new buffers, and which environments' gradients are finite, ``(environments,)``.
-        """
-        left = torch.arange(len(inputs))
-        all_losses: Tensor | None = None
-        while True:
-            random = random_state(self._sums.device)
-            whole = len(left) == len(inputs)  # then nothing has to be copied
-            losses, buffers = self._sum(inputs if whole else inputs[left], targets if whole else targets[left])
-            all_losses = losses if all_losses is None else all_losses
-            if bool(torch.isfinite(self._sums.flat["gradient"].sum())):
-                break
-            # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
-            set_random_state(self._sums.device, random)
-            left = left[self._which_are_finite(inputs[left], targets[left])]
-            if self.nonfinite == "raise" or len(left) == 0:
-                buffers = {}
-                break
-        finite = torch.zeros(len(inputs), dtype=torch.bool)
-        finite[left] = True
-        return all_losses, buffers, finite
-
-    def _which_are_finite(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Which environments' gradients are finite; none if only their sum is not, since it cannot be used."""
-        self._finite_flags = []
-        self._sum(inputs, targets)
-        finite = torch.cat(self._finite_flags).cpu()
-        self._finite_flags = None
-        return torch.zeros_like(finite) if bool(finite.all()) else finite
-
-    def _note_finite(self, gradients: Sequence[Tensor]) -> None:
+    def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, *, accumulate: bool) -> None:
+        if scale is not None:
+            gradients = [gradient / scale for gradient in gradients]
         if self._finite_flags is not None:
             flags = [torch.isfinite(gradient).reshape(len(gradient), -1).all(1) for gradient in gradients]
             self._finite_flags.append(torch.stack(flags).all(0))
+        for index, gradient in enumerate(gradients):
+            self._sums.add(index, gradient, accumulate=accumulate)
+
+    def _sum_of_finite(
+        self, batch: Batch, environments: int, step: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+        """Sum the environments whose gradients are finite, or all of them if that is an error anyway.
+
+        Returns:
+            All risks and weights, the new buffers, and which environments are in the sums, ``(environments,)``.
+        """
+        left = torch.arange(environments)
+        seen: tuple[Tensor, Tensor] | None = None
+        while True:
+            random = random_state(self._device)
+            part = batch if len(left) == environments else take(batch, left)
+            risks, weights, buffers = self._sum(part, len(left), step)
+            seen = seen or (risks, weights)
+            # Under propagate nobody asks, and the host does not wait for the device.
+            if self.aggregation.policy == "propagate" or bool(torch.isfinite(self._sums.total())):
+                break
+            # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
+            set_random_state(self._device, random)
+            left = left[self._which_are_finite(part, len(left), step)]
+            if self.aggregation.policy == "raise" or len(left) == 0:
+                buffers = {}
+                break
+        finite = torch.zeros(environments, dtype=torch.bool)
+        finite[left] = True
+        return *seen, buffers, finite
+
+    def _which_are_finite(self, batch: Batch, environments: int, step: int) -> Tensor:
+        """Which environments' gradients are finite; none if only their sum is not, since it cannot be used."""
+        self._finite_flags = []
+        self._sum(batch, environments, step)
+        finite = torch.cat(self._finite_flags).cpu()
+        self._finite_flags = None
+        return torch.zeros_like(finite) if bool(finite.all()) else finite
 
     def _copies_of_buffers(self, environments: int) -> dict[str, Tensor]:
         if not any(module.training for module in self.model.modules()):
@@ -278,25 +296,14 @@ class StackedGradients:
             if name in new:
                 buffer.copy_(new[name])
 
-    def _check(self, inputs: Tensor, targets: Tensor) -> None:
-        require_unchanged(self.model, self._sums.parameters)
-        require_no_hooks_after_accumulation(self._sums.parameters)
-        if inputs.ndim < 2 or inputs.shape[:2] != targets.shape[:2] or inputs.shape[0] == 0:
-            raise InputError(
-                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: both must begin with the same "
-                "(environments, batch), at least one environment"
-            )
-        if self.names is not None and len(self.names) != inputs.shape[0]:
-            raise InputError(f"inputs: {inputs.shape[0]} environments, expected {len(self.names)} ({self.names[0]} …)")
 
-
-def _environments_together(gradient: Tensor, memory_limit: int | None) -> int:
-    """How many environments are vectorized at once, of which one has this gradient."""
+def _environments_together(size: int, device: torch.device, memory_limit: int | None) -> int:
+    """How many environments are vectorized at once, of which one has gradients of this size in bytes."""
     if memory_limit is None:
-        largest = _LARGEST_CHUNK // gradient.nbytes
-        cached = largest if gradient.device.type != "cpu" else last_level_cache() // gradient.nbytes
+        largest = _LARGEST_CHUNK // size
+        cached = largest if device.type != "cpu" else last_level_cache() // size
         return max(1, min(largest, max(cached, _FEWEST_TOGETHER)))
-    return max(1, memory_limit // gradient.nbytes)
+    return max(1, memory_limit // size)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,20 +1,109 @@
-"""What one step over environments gives back, whichever way the gradients were obtained."""
+"""What gradient sources have in common: what they are told, how they are called, and what they give back."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypedDict
 
+import torch
 from torch import Tensor
+
+from concord.aggregation import Aggregator, check_statistics
+from concord.gradients.nonfinite import NonFinite, check_nonfinite
+from concord.gradients.step_clock import StepClock
 
 
 class EnvironmentStep(NamedTuple):
-    """The result of one call of a gradient source, which left the aggregated gradient in ``parameter.grad``.
+    """The result of one step over environments, the aggregated gradient of which is in ``parameter.grad``.
 
     Attributes:
-        losses: ``(local environments,)``, each environment's mean loss in this process.
+        losses: ``(local environments,)``, each environment's mean risk in this process; empty where the source never
+            sees it.
         kept_fraction: ``(parameters,)``, the part of each parameter tensor's components that the rule let through,
             in the order of ``model.named_parameters()``; float32.
         skipped: names of environments that were left out, in any process, because their gradient was not finite.
+        weights: ``(local environments,)``, what each of ``losses`` weighs in a mean over several parts of its
+            environment: the examples of its batch, or what the risk said.
+        environments: how many environments there were, in all processes.
     """
 
     losses: Tensor
     kept_fraction: Tensor
     skipped: tuple[str, ...]
+    weights: Tensor
+    environments: int
+
+
+class GradientSource(Protocol):
+    """Whatever leaves the aggregated gradient of a step in ``parameter.grad``."""
+
+    def __call__(self, batch: Any, step: int) -> EnvironmentStep:
+        """One step; leaves of ``batch`` begin with ``(environments, examples)``, those of this process."""
+        ...
+
+
+class AggregationOptions(TypedDict, total=False):
+    """What all gradient sources take by keyword; see :class:`Aggregation`."""
+
+    rescale: bool
+    nonfinite: NonFinite | None
+    autocast: torch.dtype | None
+    scaler: torch.amp.GradScaler | None
+    clock: StepClock
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the gradients of a step become one, whichever way they are obtained.
+
+    Args:
+        rule: the aggregator.
+        rescale: divide each parameter tensor's update by its kept fraction.
+        nonfinite: what to do about environments whose gradient is not finite, see :data:`NonFinite`; None is
+            ``propagate`` with a scaler or under float16 autocast, and ``raise`` otherwise.
+        autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
+        scaler: multiplies the loss before backward. The rule sees gradients that are unscaled; what is left in
+            ``parameter.grad`` is scaled again, for ``scaler.step(optimizer)``.
+        clock: records how long each phase of a step takes.
+
+    Raises:
+        InputError: the rule's statistics are not what they say, or ``nonfinite`` is unknown.
+    """
+
+    rule: Aggregator
+    rescale: bool = False
+    nonfinite: NonFinite | None = None
+    autocast: torch.dtype | None = None
+    scaler: torch.amp.GradScaler | None = None
+    clock: StepClock = field(default_factory=StepClock)
+
+    def __post_init__(self) -> None:
+        check_statistics(self.rule)
+        check_nonfinite(self.nonfinite)
+
+    @property
+    def policy(self) -> NonFinite:
+        """What to do about a gradient that is not finite, at this step.
+
+        ``skip`` is ``propagate`` while a scaler's scale is above 1: it may be what makes gradients overflow, and would
+        grow until nothing is left if the scaler never saw that.
+        """
+        scaled = self.scaler is not None and self.scaler.is_enabled()
+        if self.nonfinite is None:
+            return "propagate" if scaled or self.autocast == torch.float16 else "raise"
+        if self.nonfinite == "skip" and self.scaler is not None and scaled and self.scaler.get_scale() > 1:
+            return "propagate"
+        return self.nonfinite
+
+    def scale(self, device: torch.device) -> Tensor | None:
+        """What the loss is multiplied by, a scalar that the host does not read; None without a scaler."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return None
+        scale: Tensor = self.scaler.scale(torch.ones((), device=device))
+        return scale
+
+    def scale_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Leave gradients scaled, as ``scaler.step(optimizer)`` expects them."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        scale = self.scale(gradients[0].device) if gradients else None
+        if scale is not None:
+            torch._foreach_mul_(gradients, scale)

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.aggregation import Aggregator, Statistics, rescaling_factor
+from concord.aggregation import GRADIENT, Statistics, sum_over_environments
 from concord.aggregation.rule import new_statistics
 from concord.errors import InputError
-from concord.gradients.exchange import SliceExchange
-from concord.gradients.layout import Layout, match_strides, trainable
-from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
-from concord.gradients.step_clock import StepClock
+from concord.gradients.exchange import Processes, SliceExchange, complete
+from concord.gradients.finish import finish_in_blocks, poison, rescale_layers
+from concord.gradients.layout import Layout, leave_gradients, trainable
+from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.step import Aggregation
 
 
 class Sums:
@@ -20,10 +20,7 @@ class Sums:
 
     Args:
         model: the model.
-        rule: the rule.
-        rescale: divide each parameter tensor's update by its kept fraction.
-        nonfinite: what to do about environments whose gradient is not finite.
-        clock: is told what part of a step time goes to.
+        aggregation: the rule, and how it is applied.
 
     Attributes:
         parameters: the trainable ones, by name.
@@ -34,103 +31,109 @@ class Sums:
         InputError: the model has no parameter that requires a gradient.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        rule: Aggregator,
-        *,
-        rescale: bool,
-        nonfinite: NonFinite,
-        clock: StepClock | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
         self.parameters = trainable(model)
         if not self.parameters:
             raise InputError("model: none of its parameters requires a gradient")
-        self.rule = rule
-        self.rescale = rescale
-        self.nonfinite = nonfinite
-        self._clock = clock or StepClock()
+        self.aggregation = aggregation
+        self.rule = aggregation.rule
         self.layout = Layout.of(self.parameters)
         self.device = next(iter(self.parameters.values())).device
-        self.flat = new_statistics(rule, (self.layout.components,), self.layout.dtype, self.device)
+        self.flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
+        # The statistic that is the gradient itself, if the rule has one: its sum tells whether gradients are finite.
+        self._gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
+        self._total = torch.zeros((), device=self.device)
 
     def part(self, index: int) -> Statistics:
         """The sums of parameter ``index``, views shaped as the parameter."""
         return {name: self.layout.part(flat, index) for name, flat in self.flat.items()}
+
+    def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
+        """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or begin anew with them."""
+        sum_over_environments(self.rule, gradients, self.part(index), accumulate=accumulate)
+        if self._gradient is None:
+            begun = accumulate or index > 0
+            self._total = (self._total if begun else 0) + gradients.sum(dtype=torch.float32)
+
+    def total(self) -> Tensor:
+        """A scalar that is finite where all gradients, and their sum, are."""
+        return self._total if self._gradient is None else self.flat[self._gradient].sum()
 
     def zero(self) -> None:
         """Begin anew."""
         for flat in self.flat.values():
             flat.zero_()
 
-    def exchange(self, environments: Sequence[Sequence[str]], group: dist.ProcessGroup) -> SliceExchange:
-        """The exchange of such sums between processes that have these environments."""
+    def exchange(self, processes: Processes) -> SliceExchange:
+        """The exchange of such sums between processes."""
+        # One environment in each: then its gradient is all that has to travel.
+        sends_statistics = self._gradient is None or any(len(names) != 1 for names in processes.names)
         return SliceExchange(
-            self.rule,
-            [shape.numel() for shape in self.layout.shapes],
-            self.layout.dtype,
-            self.layout.dtype,
-            self.device,
-            group,
-            environments,
-            # One environment each: then its gradient is all that has to travel.
-            mapped=any(len(local) != 1 for local in environments),
-            rescale=self.rescale,
-            nonfinite=self.nonfinite,
-            clock=self._clock,
+            self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics
         )
 
     def finish(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> tuple[Tensor, tuple[str, ...]]:
+    ) -> tuple[Tensor, tuple[str, ...], int]:
         """Apply the rule and leave the result in ``parameter.grad``.
 
         Args:
             finite: ``(environments,)`` bool: which of this process's environments are in the sums; the gradients
                 of the others were not finite.
             names: of this process's environments.
-            step: the step's number, for errors.
+            step: the step's number, for errors and for rules that draw.
             exchange: with the processes that have the other environments; None if there are none.
 
         Returns:
-            The kept fraction of each parameter, float32, and the names of environments that were left out.
+            The kept fraction of each parameter, float32, the names of environments that were left out, and how many
+            are in the sums, in all processes.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
         """
-        before = self._clock.switch("optimizer")
-        update, kept, skipped = (
-            self._finished(finite, names, step) if exchange is None else self._exchanged(finite, step, exchange)
-        )
-        if any(update.untyped_storage().data_ptr() == sums.untyped_storage().data_ptr() for sums in self.flat.values()):
-            update = update.clone()  # a rule may give back a sum as it is; the sums are zeroed for the next step
-        for index, parameter in enumerate(self.parameters.values()):
-            parameter.grad = match_strides(self.layout.part(update, index).to(parameter.dtype), parameter)
-        self._clock.switch(before)
-        return kept, skipped
+        clock = self.aggregation.clock
+        before = clock.switch("optimizer")
+        update = torch.empty(self.layout.components, dtype=self.layout.dtype, device=self.device)
+        if exchange is None:
+            kept, skipped = self._finished(update, finite, names, step)
+            environments = len(finite) - len(skipped)
+        else:
+            if not bool(finite.any()):
+                self.zero()
+            present = torch.where(finite, 1.0, -1.0).to(self.device)
+            if self.aggregation.policy == "propagate":
+                present = torch.where(torch.isfinite(self.total()), present, -1.0)
+            sent = self.flat
+            if not exchange.sends_statistics and self._gradient is not None:
+                sent = {"gradient": self.flat[self._gradient]}
+            exchange.send(sent, present)
+            exchange.finish(update, step)
+            ((kept,), skipped) = complete([exchange], step)
+            environments = exchange.processes.total - len(skipped)
+        leave_gradients(list(self.parameters.values()), self.layout, update)
+        clock.switch(before)
+        return kept, skipped, environments
 
-    def _exchanged(self, finite: Tensor, step: int, exchange: SliceExchange) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        if not bool(finite.any()):
-            self.zero()
-        exchange.send(self.flat, torch.where(finite, 1.0, -1.0).to(self.device))
-        update = torch.empty_like(self.flat["gradient"])
-        exchange.finish(update)
-        kept, skipped = exchange.receive(update, step)
-        return update, kept, skipped
-
-    def _finished(self, finite: Tensor, names: Sequence[str], step: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    def _finished(
+        self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
+    ) -> tuple[Tensor, tuple[str, ...]]:
         skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
-        if skipped and self.nonfinite == "raise":
+        policy = self.aggregation.policy
+        if skipped and policy == "raise":
             raise NonFiniteGradientError(skipped, step)
-        environments = int(finite.sum())
-        if environments == 0:
-            kept = torch.zeros(len(self.layout.names), device=self.device)
-            return torch.zeros_like(self.flat["gradient"]), kept, skipped
-        update, mask = self.rule.finish(self.flat, environments)
-        sizes = [shape.numel() for shape in self.layout.shapes]
-        kept = torch.stack([layer.mean(dtype=torch.float32) for layer in mask.split(sizes)])
-        if self.rescale:
-            factors = rescaling_factor(kept).to(update.dtype).unbind()
-            for layer, factor in zip(update.split(sizes), factors, strict=True):
-                layer.mul_(factor)
-        return update, kept, skipped
+        layers = self.layout.layers
+        in_sums = len(finite) - len(skipped)
+        kept = finish_in_blocks(
+            self.rule,
+            lambda block: {name: flat[block] for name, flat in self.flat.items()},
+            update,
+            layers,
+            0,
+            in_sums,
+            step,
+        ) / torch.tensor(layers.sizes, dtype=torch.float32, device=self.device)
+        if policy == "propagate":
+            poison(update, self.total())
+        if self.aggregation.rescale:
+            rescale_layers(update, layers, kept)
+        return kept, skipped

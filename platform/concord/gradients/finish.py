@@ -1,0 +1,89 @@
+"""What a rule makes of the sums: the same for sums of one process and for a slice of several processes' sums."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from concord.aggregation import Aggregator, Statistics, rescaling_factor
+from concord.aggregation.draws import with_draws
+from concord.errors import InputError
+from concord.gradients.layout import Layers
+
+# Components that are finished at once on a CPU, so that what a rule forms of them stays in the cache: of 6.6 million,
+# 12, 24 and 72 ms (AND-mask, geometric mean, SAND-mask) in place of 32, 56 and 207.
+_BLOCK = 1 << 16
+
+
+def finish_in_blocks(
+    rule: Aggregator,
+    sums: Callable[[slice], Statistics],
+    out: Tensor,
+    layers: Layers,
+    start: int,
+    environments: int,
+    step: int,
+) -> Tensor:
+    """Apply the rule to neighbouring components.
+
+    Args:
+        rule: the rule.
+        sums: gives the summed statistics of a slice of ``out``.
+        out: where the update goes, flat; it may be what ``sums`` reads, of another dtype than the sums.
+        layers: of the run in which ``out`` lies.
+        start: where ``out`` begins in that run.
+        environments: how many environments are in the sums; with none the update is zero.
+        step: for rules that draw at random.
+
+    Returns:
+        How much was kept of each layer within ``out``, summed over components: ``(layers,)``, float32.
+
+    Raises:
+        InputError: the rule gives an update of another shape than the sums.
+    """
+    device = out.device
+    kept = torch.zeros(len(layers.sizes), dtype=torch.float32, device=device)
+    if environments == 0:
+        out.zero_()
+        return kept
+    counted = [0.0] * len(layers.sizes)
+    width = max(1, len(out) if out.is_cuda else _BLOCK)
+    for first in range(0, len(out), width):
+        block = slice(first, min(first + width, len(out)))
+        part = slice(start + block.start, start + block.stop)
+        drawn = with_draws(rule, sums(block), step, functools.partial(layers.components, part, device))
+        value, mask = rule.finish(drawn, environments)
+        if value.shape != out[block].shape or mask.shape != value.shape:
+            raise InputError(
+                f"rule {type(rule).__name__}: gives an update of shape {tuple(value.shape)} and a mask of shape "
+                f"{tuple(mask.shape)} for sums of shape {tuple(out[block].shape)}; expected the same"
+            )
+        out[block] = value
+        pieces = layers.within(part)
+        if out.is_cuda:  # without waiting for the device; no mask is negative
+            of_pieces = torch._foreach_norm([mask[piece].float() for _, piece in pieces], 1)
+            kept[[index for index, _ in pieces]] += torch.stack(of_pieces)
+        else:
+            for index, piece in pieces:
+                counted[index] += float(mask[piece].sum(dtype=torch.float32))
+    return kept if out.is_cuda else kept + torch.tensor(counted, dtype=torch.float32)
+
+
+def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:
+    """Divide each layer of a whole run by the fraction of it that was kept, in float32 at least.
+
+    The factor goes up to 1e10, which float16 cannot hold.
+    """
+    factors = rescaling_factor(kept_fraction)
+    parts = [out[layer] for layer in layers.slices]
+    if out.itemsize >= 4:
+        torch._foreach_mul_(parts, list(factors.to(out.dtype).unbind()))
+        return
+    for part, factor in zip(parts, factors.unbind(), strict=True):
+        part.copy_(part.float() * factor)
+
+
+def poison(out: Tensor, finite: Tensor) -> None:
+    """Make an update not finite where ``finite`` (a scalar) is not, whatever the rule made of that."""
+    out[:1] += (finite.float() * 0).to(out.dtype)

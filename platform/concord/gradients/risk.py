@@ -1,0 +1,190 @@
+"""A batch of any form, and the risk that a model has on it.
+
+A batch is a tree of tensors (tuples, lists, dictionaries) that all begin with the examples. Its risk is a function of
+the model, the batch and the step, and gives the mean over the batch, or a sum and its weight::
+
+    def risk(model, batch, step):
+        return model(**batch).loss
+
+Where a function of outputs and targets is given in its place, a loss, batches are pairs ``(inputs, targets)``.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.errors import InputError
+
+Batch = Any
+"""A tree of tensors. What a gradient source gets begins with ``(environments, examples, ...)`` in all of its leaves,
+what a risk gets with ``(examples, ...)``."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Maps outputs ``(examples, ...)`` and targets ``(examples, ...)`` to a scalar, the mean over the examples."""
+
+Risk = Callable[[nn.Module, Batch, int], Tensor | tuple[Tensor, Tensor]]
+"""``risk(model, batch, step)``: a scalar, the mean over the batch, or two, a sum and its weight (above 0)."""
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """The risk of a batch ``(inputs, targets)``: ``loss(model(inputs), targets)``.
+
+    Under autocast the layers compute in the lower precision, and the loss gets float32.
+    """
+
+    loss: Loss
+
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:  # noqa: ARG002
+        """The loss, a scalar."""
+        inputs, targets = pair(batch)
+        outputs = model(inputs)
+        kind = inputs.device.type
+        if isinstance(outputs, Tensor) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self.loss(outputs.float(), targets)
+        return self.loss(outputs, targets)
+
+
+def as_risk(loss_or_risk: Any) -> Risk:
+    """A risk as it is; a loss as the risk of pairs.
+
+    What has three positional parameters without a default is a risk, everything else a loss.
+    """
+    if isinstance(loss_or_risk, Supervised):
+        return loss_or_risk
+    try:
+        parameters = inspect.signature(loss_or_risk).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C nothing is known
+        parameters = ()  # type: ignore[assignment]
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each for each in parameters if each.kind in places and each.default is each.empty]
+    if len(required) == 3:
+        risk: Risk = loss_or_risk
+        return risk
+    return Supervised(loss_or_risk)
+
+
+def pair(batch: Batch) -> tuple[Any, Any]:
+    """Inputs and targets.
+
+    Raises:
+        InputError: the batch is no pair.
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InputError(
+            f"batch of type {type(batch).__name__}: a loss needs (inputs, targets); for batches of another form give a "
+            "function risk(model, batch, step)"
+        )
+    return batch[0], batch[1]
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Layers compute in this dtype; None: as they are."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+class MeanRisk(nn.Module):
+    """A model and its risk as one module, so that ``torch.func`` can exchange the parameters of the model.
+
+    Args:
+        model: called by the risk.
+        risk: of a batch.
+        autocast: the dtype that layers compute in; None: as they are.
+        device: of the batches.
+    """
+
+    def __init__(self, model: nn.Module, risk: Risk, autocast: torch.dtype | None, device: torch.device) -> None:
+        super().__init__()
+        self.model, self.risk, self.autocast, self.device = model, risk, autocast, device
+        self.weighted = False  # whether the risk says its weight, known after the first call
+
+    def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """The mean risk of one environment's batch, float32 or float64, and its weight: two scalars.
+
+        Raises:
+            InputError: the risk is no scalar, nor two of them.
+        """
+        with autocast_to(self.device, self.autocast):
+            result = self.risk(self.model, batch, step)
+        parts: tuple[Tensor, ...] = result if isinstance(result, tuple) else (result,)
+        if len(parts) > 2 or not all(isinstance(part, Tensor) and part.ndim == 0 for part in parts):
+            found = ", ".join(str(tuple(p.shape)) if isinstance(p, Tensor) else type(p).__name__ for p in parts)
+            raise InputError(
+                f"risk: gives {found}; expected a scalar, the mean over the batch, or a sum and its weight"
+            )
+        self.weighted = len(parts) == 2
+        if not self.weighted:
+            examples = len(pytree.tree_leaves(batch)[0])
+            return parts[0], torch.full_like(parts[0].detach(), examples, dtype=torch.float32)
+        total, weight = parts[0], parts[1].detach()
+        return total / weight, weight.float()
+
+
+def check_weights(weights: Tensor) -> None:
+    """Refuse weights that are not positive (InputError); what is not finite is a matter of its own."""
+    if bool((weights <= 0).any()):
+        raise InputError(f"risk: its weight is {float(weights.min()):g}; a sum needs a weight above 0")
+
+
+class BatchForm:
+    """What the batches of a gradient source look like; the first one decides.
+
+    Args:
+        examples: whether the batches begin with ``(environments, examples)``, not with ``(environments,)`` alone.
+    """
+
+    def __init__(self) -> None:
+        self._structure: pytree.TreeSpec | None = None
+
+    def check(self, batch: Batch, names: Sequence[str] | None = None) -> tuple[Batch, tuple[int, int]]:
+        """The batch, and how many environments and examples each of its leaves begins with.
+
+        Raises:
+            InputError: a leaf is no tensor, leaves disagree, there is no environment or example, the structure is
+                another than before, or there are more or fewer environments than ``names``.
+        """
+        if isinstance(batch, Mapping) and not isinstance(batch, dict):
+            batch = dict(batch)  # a tokenizer's result, which torch does not know as a tree
+        leaves, structure = pytree.tree_flatten(batch)
+        if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)}))
+            raise InputError(f"batch: holds {kinds or 'nothing'}; expected a tree of tensors")
+        shapes = [tuple(leaf.shape) for leaf in leaves]
+        if min(map(len, shapes)) < 2 or len({shape[:2] for shape in shapes}) > 1 or 0 in shapes[0][:2]:
+            said = ", ".join(f"{self._place(batch, index)} {shape}" for index, shape in enumerate(shapes))
+            raise InputError(
+                f"batch: {said}; all must begin with the same (environments, examples), at least one of each"
+            )
+        if self._structure is not None and structure != self._structure:
+            raise InputError(f"batch: its structure was {self._structure}, and is now {structure}")
+        self._structure = structure
+        if names is not None and len(names) != shapes[0][0]:
+            raise InputError(f"batch: {shapes[0][0]} environments, expected {len(names)} ({names[0]} …)")
+        return batch, (shapes[0][0], shapes[0][1])
+
+    @staticmethod
+    def _place(batch: Batch, index: int) -> str:
+        if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(each, Tensor) for each in batch):
+            return ("inputs", "targets")[index]
+        path = pytree.tree_flatten_with_path(batch)[0][index][0]
+        return pytree.keystr(path) or "tensor"
+
+
+def as_called(batch: Batch, more: Sequence[Any], step: int | None) -> tuple[Batch, int | None]:
+    """The batch and the step of a call ``source(batch, step)``, or ``source(inputs, targets, step)`` for a pair."""
+    given = list(more)
+    if given and isinstance(given[0], Tensor):
+        batch = (batch, given.pop(0))
+    return batch, given[0] if given else step
+
+
+def take(batch: Batch, environments: Any) -> Batch:
+    """Some environments' part of a batch, or one's."""
+    return pytree.tree_map(lambda leaf: leaf[environments], batch)
