@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -23,6 +23,8 @@ from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
 _FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
+
+_TIMED_ONE_BY_ONE = 4  # environments, where it is decided whether to vectorize
 
 _Sum = tuple[Tensor, Tensor, dict[str, Tensor]]  # risks, weights, new buffers
 
@@ -173,17 +175,23 @@ class StackedGradients:
                 return vectorized
             set_random_state(self._device, random)
             return self._sum_one_by_one(batch, environments, step)
-        ways = {False: self._sum_one_by_one, True: self._sum_vectorized}
-        seconds = dict.fromkeys(ways, math.inf)
-        for way in (False, True, False, True):
+        few = min(environments, _TIMED_ONE_BY_ONE)
+        one_by_one = self._seconds(lambda: self._sum_one_by_one(take(batch, slice(0, few)), few, step))
+        together = self._seconds(lambda: self._sum_vectorized(batch, environments, step))
+        self.vectorize = together <= one_by_one * environments / few
+        # This step is to be what it will be when the run is repeated with the choice made.
+        return (self._sum_vectorized if self.vectorize else self._sum_one_by_one)(batch, environments, step)
+
+    def _seconds(self, function: Callable[[], object]) -> float:
+        """The shorter of two runs' times."""
+        seconds = []
+        for _ in range(2):
             self._synchronize()
             start = time.perf_counter()
-            result = ways[way](batch, environments, step)
+            function()
             self._synchronize()
-            seconds[way] = min(seconds[way], time.perf_counter() - start)
-        self.vectorize = seconds[True] < seconds[False]
-        # This step is to be what it will be when the run is repeated with the choice made.
-        return result if self.vectorize else self._sum_one_by_one(batch, environments, step)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
