@@ -23,6 +23,11 @@ class ArgumentError(InputError):
         return f"--{self.argument.replace('_', '-')} {self.value}: {self.expected}"
 
 
+def as_option(error: Exception) -> str:
+    """What an error says, on the command line: there arguments are options."""
+    return error.as_option() if isinstance(error, ArgumentError) else str(error)
+
+
 class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
 

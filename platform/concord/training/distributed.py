@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 
 from concord import logs
+from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import InputError, RunFailedError
 from concord.gradients import NonFiniteGradientError
@@ -77,6 +78,7 @@ class Assignment:
 
     Attributes:
         path, source: the job's file.
+        rule: the user's own that is trained with, if it is.
         options: the configuration's values; its class is the job's, which the worker makes from the source.
         folder: of the run, where the first worker keeps metrics before they are sent.
         tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
@@ -88,6 +90,7 @@ class Assignment:
     path: str
     # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
     source: str = field(repr=False)
+    rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
     folder: Folder
     tracking_uri: str | None = field(repr=False)
@@ -247,7 +250,7 @@ def train_on_ray(
         cast(Any, _work),
         train_loop_config={
             "assignment": Assignment(
-                job.path, job.source, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
+                job.path, job.source, job.rule, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
             )
         },
         scaling_config=scaling_config(
@@ -354,7 +357,7 @@ def distributed_evaluations(
     # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
     cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
-    trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out, access())
+    trained = task.remote(job.path, job.source, job.rule, dict(vars(config)), folder, left_out, access())
     try:
         seen, file, given, finished = 0, 0, 0, False
         while not finished:
@@ -384,12 +387,18 @@ def distributed_evaluations(
 
 
 def _last_evaluation(
-    path: str, source: str, options: dict[str, Any], folder: Folder, left_out: str | None, given: dict[str, str]
+    path: str,
+    source: str,
+    rule: RuleFile | None,
+    options: dict[str, Any],
+    folder: Folder,
+    left_out: str | None,
+    given: dict[str, str],
 ) -> Evaluation | Exception:
     """Train; gives the last evaluation, or what went wrong."""
     granted(given)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
-    job = job_from_source(path, source)
+    job = job_from_source(path, source, rule)
     try:
         trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
     except (InputError, RunFailedError) as error:
@@ -421,7 +430,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     reporter = _RayReporter(place.rank, log, assignment.folder)
     data: list[DataSummary] = []
     try:
-        file = job_from_source(assignment.path, assignment.source)
+        file = job_from_source(assignment.path, assignment.source, assignment.rule)
         job, name = file.job, file.name
         folder = _fetched(assignment.folder, checkpoint) if checkpoint else None
         config = job.config(**assignment.options)

@@ -30,8 +30,6 @@ from concord.training import Study, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.tuning.options import StudyOptions
 
-_MASKS = ("and-mask", "geometric-mean", "sand-mask", "xor-mask")
-
 _VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -66,9 +64,9 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    if config.chosen_aggregator in _MASKS:
-        entries |= {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
-    return Space(entries)
+    of_the_mask: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
+    unused = config.resolved().unused()
+    return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 
 FOR_EVERY_JOB = {"derived": derived, "wide": wide}
