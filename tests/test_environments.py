@@ -124,7 +124,7 @@ def test_parts_that_lie_one_after_the_other_are_joined_without_a_copy() -> None:
 
 
 def test_batch_size_below_one_is_refused() -> None:
-    with pytest.raises(InputError, match="--batch-size 0"):
+    with pytest.raises(InputError, match="batch_size=0"):
         BatchStream([numbered("a", 3)], 0, seed=0)
 
 

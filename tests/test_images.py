@@ -292,6 +292,6 @@ def test_a_download_comes_from_the_first_home_that_has_it_once_and_is_checked(ho
     path = download(RemoteFile("file.bin", right, (home + "missing.bin", home + "file.bin")), "things")
     assert path.read_bytes() == b"content"
     assert download(RemoteFile("file.bin", right, ("http://127.0.0.1:1/file.bin",)), "things") == path
-    with pytest.raises(InputError, match=r"--data things: other.bin cannot be downloaded \(http.*--data-dir"):
+    with pytest.raises(InputError, match=r"data=things: other.bin cannot be downloaded \(http.*data_dir"):
         download(RemoteFile("other.bin", "0" * 64, (home + "file.bin",)), "things")
     assert sorted(each.name for each in path.parent.iterdir()) == ["file.bin"]

@@ -15,7 +15,8 @@ from ray_head import Head
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import _checked, _divided, _replaced
+from concord.cli.cluster import _checked, _divided
+from concord.cli.parsing import replaced_option
 from concord.errors import InputError
 from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
@@ -200,7 +201,12 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
     mine, rest = _divided(words)
     assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
     assert rest == ["train", "synthetic", "--lr", "1e-3"]
-    assert _replaced(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == ["--lr", "1", "--space", "s.toml"]
+    assert replaced_option(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == [
+        "--lr",
+        "1",
+        "--space",
+        "s.toml",
+    ]
 
 
 @pytest.mark.parametrize(

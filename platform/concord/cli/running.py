@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.cli.output import nested_table, say, table, without_passwords
-from concord.cli.parsing import job_and_words, parse, with_own_rule
+from concord.cli.parsing import job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.storage import check_address, is_remote, settled
@@ -43,7 +43,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     program = f"concord train {words[0]}"
     record = _resumed_run(rest)
     job, rest = with_own_rule(job, rest, record)
-    config = parse(job.job.config, rest, program, default=_options_of(job.job.config, record))
+    config = parse(job.job.config, rest, program, default=_options_of(job.job.config, record, rest))
     report = job.job.run(job, config, say) if isinstance(job.job, OwnJob) else run(job, config, say)
     if not as_json:
         _print_report(report)
@@ -60,13 +60,18 @@ def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     return kept_record(run_folder(_output(words), words[words.index("--name") + 1]))
 
 
-def _options_of(kind: type[Any], record: Mapping[str, Any] | None) -> Any:
+def _options_of(kind: type[Any], record: Mapping[str, Any] | None, words: Sequence[str]) -> Any:
     """The options that a run or study was started with: they need not be given again."""
+    if record is None:
+        return None
     import tyro
 
     from concord.training.run_folder import restored_config
 
-    return None if record is None else restored_config(kind, record["config"], missing=tyro.MISSING)
+    recorded = dict(record["config"])
+    if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
+        recorded.pop("aggregator", None)
+    return restored_config(kind, recorded, missing=tyro.MISSING)
 
 
 def _output(words: Sequence[str]) -> Path:
@@ -98,7 +103,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     record = _earlier_study(job, rest)
     job, rest = with_own_rule(job, rest, record)
     kind = options_for(job.job.config, list(job.job.studies))
-    options = parse(kind, rest, f"concord tune {words[0]}", default=_options_of(kind, record))
+    options = parse(kind, rest, f"concord tune {words[0]}", default=_options_of(kind, record, rest))
     plan = make_plan(job, options, _given(kind, rest).union(record["given"] if record else ()))
     from concord.tuning.study import run_study  # imports Ray Tune, which takes seconds
 

@@ -348,6 +348,7 @@ class TrainConfig(RunConfig):
         for option in ("penalty_warmup", "stop_from"):
             self.require(option, 0 <= getattr(self, option) < 1, "a fraction of the run, in [0, 1)")
         self.require("domain_units", self.domain_units >= 1, "must be at least 1")
+        self.require("outer_environments", self.outer_environments >= 0, "must not be negative")
         self.objective_of(nn.functional.mse_loss, 1)  # any loss: the options are what is tried
         self.require("stop_spread", self.stop_spread >= 0, "must not be negative")
         compared = self.stop_spread == 0 or self.held_out > 0

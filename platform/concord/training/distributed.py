@@ -19,7 +19,7 @@ import torch
 from concord import logs
 from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, to_be_sent
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.storage import (
@@ -283,7 +283,7 @@ def train_on_ray(
         raise RunFailedError(f"training failed: {why}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
-        raise InputError(said["input_error"])
+        raise said["input_error"]
     if "error" in said:
         raise RunFailedError(said["error"])
     assert result.checkpoint is not None
@@ -401,7 +401,9 @@ def _last_evaluation(
     job = job_from_source(path, source, rule)
     try:
         trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
-    except (InputError, RunFailedError) as error:
+    except InputError as error:
+        return to_be_sent(error)
+    except RunFailedError as error:
         return type(error)(str(error))
     return trained.outcome.history[-1]
 
@@ -445,7 +447,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
             outcome = train(job, config, place, reporter, folder, load, so_far)
         data = _of_all(data, place)
     except InputError as error:  # raised in every worker
-        return {"input_error": str(error)}
+        return {"input_error": to_be_sent(error)}
     except NonFiniteGradientError as error:  # raised in every worker
         return {"error": str(error)}
     except FullDiskError as error:  # raised in every worker

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from concord.errors import InputError
+from concord.errors import InputError, as_option
 from concord.redaction import is_secret
 from concord.space import (
     Choice,
@@ -320,7 +320,7 @@ def _check_against(space: Space, base: TrainConfig) -> None:
             try:
                 dataclasses.replace(base, **{name: value}).check()
             except InputError as error:
-                raise InputError(f"space: {error}") from error
+                raise InputError(f"space: {as_option(error)}") from error
 
 
 def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:

@@ -17,7 +17,7 @@ from ray.tune import Trainable
 
 from concord import logs
 from concord.aggregation.rule_file import RuleFile
-from concord.errors import InputError
+from concord.errors import InputError, as_option
 from concord.gradients import NonFiniteGradientError
 from concord.redaction import redact
 from concord.source_file import reason
@@ -126,7 +126,7 @@ class TrialProcess(Trainable):
         try:
             return next(self._reports)
         except (InputError, NonFiniteGradientError) as error:
-            return _failed(str(error))
+            return _failed(as_option(error))
         except Exception as error:  # the job's own, or of the values that were tried: this trial's, not the study's
             return _failed(reason(error, self._assignment.path))
 
