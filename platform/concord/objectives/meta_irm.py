@@ -77,7 +77,9 @@ class MetaIRM(Objective):
         """The meta-losses R_j(θ'_i) of each environment i, in the order of j."""
         environments = len(inputs)
         if environments < 2 and not self.same_environment:
-            raise ArgumentError("objective", "meta-irm", "compares environments, but there is only one; give 2 or more")
+            raise ArgumentError(
+                "objective", "meta-irm", "compares environments, but there is only one; give at least 2"
+            )
         terms = []
         for index in own if own is not None else range(environments):
             adapted = self.adapted(model, inputs[index], targets[index])

@@ -121,4 +121,4 @@ def by_environment(
 def require_several(terms: Tensor, name: str) -> None:
     """Refuse the terms of one environment alone (InputError)."""
     if len(terms) < 2:
-        raise ArgumentError("objective", name, "compares environments, but there is only one; give 2 or more")
+        raise ArgumentError("objective", name, "compares environments, but there is only one; give at least 2")
