@@ -1,7 +1,7 @@
 """What real workers send in a step, counted at ``torch.distributed`` and at TCP, beside what the model says.
 
 By hand: ``python tests/wire_checks.py`` prints a table; with ``--json`` it prints the rows on which
-``test_exchange_model.py`` asserts. In a network namespace of its own the loopback's counters count these workers and
+``test_wire_model.py`` asserts. In a network namespace of its own the loopback's counters count these workers and
 nothing else; where none can be made (no Linux, no right to), TCP's bytes are left out. Gloo's processes meet over a
 file, so that no store's messages are among them.
 """
@@ -31,8 +31,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation.selection import AGGREGATORS, aggregator
+from concord.analysis.wire_model import Traffic, all_reduce_traffic, step_traffic
 from concord.gradients import StackedGradients, register_aggregation_hook
-from concord.gradients.exchange_model import Traffic, all_reduce_traffic, step_traffic
 
 ENVIRONMENTS = (1, 4)
 PLAIN = "plain DDP"

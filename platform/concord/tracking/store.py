@@ -219,6 +219,11 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
 
+    def log_text(self, run_id: str, text: str, name: str) -> None:
+        """Write `text` as the artifact `name` (``folder/file.py``) of the run."""
+        with failures(self.uri, f"keep {name}"):
+            self.client.log_text(run_id, text, name)
+
     def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
         """Log what a run was trained and evaluated on; what was logged before is not logged again."""
         import_mlflow()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
 from concord.environments.collection import describe
 from concord.environments.summary import DataSummary, summarize
-from concord.errors import InputError
+from concord.errors import InputError, to_be_sent
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.objectives import DomainAdversarial, ObjectiveGradients, Separable
@@ -484,22 +484,23 @@ def _outputs(model: nn.Module, environment: Environment, device: torch.device) -
 
 def _together(do: Callable[[], Any], place: Place) -> Any:
     """Do something in every process; where it fails in one, raise that InputError in all, so that none waits."""
-    problem: str | None = None
+    problem: InputError | None = None
     result = None
     try:
         result = do()
     except InputError as error:
-        problem = str(error)
+        problem = to_be_sent(error)
     if place.world > 1:
         described = _description(result) if isinstance(result, Prepared) else None
-        said: list[tuple[str | None, Any]] = [(None, None)] * place.world
+        said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world
         dist.all_gather_object(said, (problem, described))
-        problem = next((line for line, _ in said if line), None)
+        problem = next((error for error, _ in said if error is not None), None)
         descriptions = [description for _, description in said if description]
         if problem is None and descriptions:
-            problem = _difference(descriptions)
+            difference = _difference(descriptions)
+            problem = None if difference is None else InputError(difference)
     if problem is not None:
-        raise InputError(problem)
+        raise problem
     return result
 
 

@@ -17,6 +17,7 @@ from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
 from concord.errors import InputError, RunFailedError
 from concord.gradients.layout import trainable
+from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import read_weights
@@ -25,7 +26,7 @@ from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import Measure, Mode, as_measures, check_targets, default_measures, modes
-from concord.training.job import Job, JobFile, reason
+from concord.training.job import Job, JobFile
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.progress import RunProgress

@@ -106,7 +106,7 @@ def exchange_traffic(
     parts.append(_all_gather(workers, 4 * (len(layer_sizes) + max(environments))))
     parts.append(_broadcasts(owned * dtype.itemsize))
     # The sums of every worker for the slice that one owns are as many numbers as the model has components.
-    return sum(parts, _nothing(workers, worked_on=len(rule.map(torch.ones(1))) * components))
+    return sum(parts, _nothing(workers, worked_on=len(rule.statistics) * components))
 
 
 def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch.dtype = torch.float32) -> Traffic:

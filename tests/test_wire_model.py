@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
 
 from concord.aggregation.selection import AGGREGATORS, aggregator
-from concord.gradients.exchange import SliceExchange, sent_dtypes
-from concord.gradients.exchange_model import (
+from concord.analysis.wire_model import (
     StepCost,
     all_reduce_traffic,
     buckets,
@@ -26,6 +25,7 @@ from concord.gradients.exchange_model import (
     ring_bytes,
     step_traffic,
 )
+from concord.gradients.exchange import SliceExchange, sent_dtypes
 from concord.models import MLP, FastResNet, ResNet18
 
 SCRIPT = Path(__file__).with_name("wire_checks.py")
