@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from concord.optim import TemporalAndMaskAdam, temporal_and_mask
+from concord.optim import TemporalAgreementAdam, TemporalAndMaskAdam, temporal_agreement
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 2, 2)]
 
@@ -94,7 +94,7 @@ def test_pieces_of_a_large_tensor_are_updated_as_the_whole_is(
     fused: bool, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def update(block: int) -> Tensor:
-        monkeypatch.setattr(temporal_and_mask, "_BLOCK", block)
+        monkeypatch.setattr(temporal_agreement, "_CPU_BLOCK", block)
         torch.manual_seed(0)
         weight = torch.nn.Parameter(torch.randn(8, 6, 5, 5).contiguous(memory_format=layout))
         optimizer = TemporalAndMaskAdam([weight], 0.01, (0.5, 0.9, 0.5), 0.3, fused=fused)
@@ -190,11 +190,11 @@ def test_parameters_without_a_gradient_stay_and_closures_are_called() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"threshold": 1.5}, r"threshold 1\.5: must lie in \[0, 1\]"),
+        ({"threshold": 1.5}, r"threshold=1\.5: the agreement threshold must lie in \[0, 1\]"),
         ({"threshold": -0.1}, "threshold"),
         ({"betas": (0.9, 0.999)}, "must be three"),
         ({"betas": (0.9, 0.999, 1.0)}, r"must lie in \[0, 1\)"),
-        ({"lr": -1.0}, "lr -1.0: must not be negative"),
+        ({"lr": -1.0}, "lr=-1.0: must not be negative"),
         ({"eps": -1.0}, "eps"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"lr": torch.tensor(0.1)}, "needs capturable"),
