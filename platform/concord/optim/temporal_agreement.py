@@ -218,7 +218,7 @@ class TemporalAgreementAdam(Optimizer):
             gradient = gradient.redistribute(placements=parameter.placements)
         weights = _local(parameter)
         step, *averages = state.values()
-        draws = self._draws(rule, parameter, step + 1).values()
+        draws = self._draws(rule, parameter, step + 1).values() if getattr(rule, "draws", ()) else ()
         return step, weights, match_strides(_local(gradient), weights), *map(_local, averages), *draws
 
     def _draws(self, rule: Aggregator, parameter: Tensor, step: Tensor) -> Statistics:
@@ -235,7 +235,7 @@ class TemporalAgreementAdam(Optimizer):
                 numbers = distribute_tensor(numbers, like.device_mesh, like.placements, src_data_rank=None)
             return match_strides(_local(numbers), _local(parameter))
 
-        return with_draws(rule, {}, int(step), components) if getattr(rule, "draws", ()) else {}
+        return with_draws(rule, {}, int(step), components)
 
 
 class TemporalAndMaskAdam(TemporalAgreementAdam):
