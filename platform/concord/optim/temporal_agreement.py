@@ -28,6 +28,8 @@ from concord.gradients.layout import match_strides
 # Elements that are updated together. On a CPU, what Adam and the rule read and write of them stays in its cache; on
 # other devices few kernels are started, and temporaries stay small beside a large model.
 _CPU_BLOCK, _BLOCK = 1 << 18, 1 << 26
+# On a CPU only what is smaller goes together, since a call costs more than its arithmetic; of others a copy would.
+_SMALL = 1 << 14
 
 _Part = tuple[Tensor, ...]
 """Of a parameter or a run of its components: step, parameter, gradient, m, v, averages, draws; alike in shape."""
@@ -334,15 +336,19 @@ def _blocks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
         limit = _CPU_BLOCK if device.type == "cpu" else _BLOCK
         together: list[_Part] = []
         elements = 0
-        # Small ones first, so that they go together: a call costs more than their arithmetic.
-        for part in sorted(those, key=lambda part: part[1].numel()):
+        for part in those:
             for run in _runs(part, limit):
-                elements += run[1].numel()
-                if together and elements > limit:
+                size = run[1].numel()
+                if device.type == "cpu" and size > _SMALL:
+                    yield [run]
+                    continue
+                if together and elements + size > limit:
                     yield together
-                    together, elements = [], run[1].numel()
+                    together, elements = [], 0
                 together.append(run)
-        yield together
+                elements += size
+        if together:
+            yield together
 
 
 def _runs(part: _Part, limit: int) -> Iterable[_Part]:
