@@ -96,7 +96,8 @@ class ObjectiveGradients:
         at = self._steps if at is None else at
         self._steps = at + 1
         raises = self.aggregation.policy == "raise"
-        if self.objective.others:
+        if self.objective.others and self._processes is not None:
+            self._require_one_shape(pytree.tree_leaves(batch), self._processes)
             batch = pytree.tree_map(self._everyones, batch)
         terms, weights = self.objective.terms(self.model, batch, at, self._own)
         if raises:  # under propagate the host does not wait for the device
@@ -130,6 +131,17 @@ class ObjectiveGradients:
         parts = self._processes.gathered(padded.view(-1).view(torch.uint8)).view(own.dtype).view(-1, *padded.shape)
         self.aggregation.clock.switch(before)
         return torch.cat([part[: len(names)] for part, names in zip(parts, self._processes.names, strict=True)])
+
+    def _require_one_shape(self, leaves: Sequence[Tensor], processes: Processes) -> None:
+        """Refuse batches that differ between processes (InputError), which would arrive as nonsense or never."""
+        shapes = torch.tensor([size for leaf in leaves for size in leaf.shape[1:]], device=leaves[0].device)
+        everyones = processes.gathered(shapes).tolist()
+        if any(each != everyones[0] for each in everyones):
+            found = ", ".join(f"{each} in process {rank}" for rank, each in enumerate(everyones))
+            raise InputError(
+                f"batch: after the environments its leaves have the sizes {found}; this objective sends them to the "
+                "other processes, so they must be the same (pad to one length)"
+            )
 
     def _refuse(self, terms: Tensor, step: int) -> None:
         """Name the environments whose terms are not finite; all of them if only the gradient is not."""
