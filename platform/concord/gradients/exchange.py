@@ -79,7 +79,7 @@ class Processes:
     def gathered(self, own: Tensor) -> Tensor:
         """Everybody's ``own``, ``(processes, *shape)``; waits for it."""
         result = own.new_empty((len(self.names), *own.shape))
-        _all_gather(result.view(-1), own.contiguous().view(-1), group=self.group)
+        dist.all_gather(list(result.unbind()), own, group=self.group)
         return result
 
 
