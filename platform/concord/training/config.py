@@ -13,9 +13,8 @@ from concord.aggregation import AGGREGATORS, Aggregator, AggregatorName, aggrega
 from concord.aggregation.rule_file import OwnRule
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.gradients import ExampleGradient, NonFinite
-from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, default_penalty_weight, objective
-from concord.objectives.objective import Loss
+from concord.gradients import ExampleGradient, Loss, NonFinite, Risk
+from concord.objectives import Estimator, Objective, ObjectiveName, objective, objective_type
 from concord.redaction import without_secrets
 from concord.storage import check_address
 
@@ -215,7 +214,7 @@ class TrainConfig(RunConfig):
 
     def resolved(self) -> Self:
         """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
-        weight = default_penalty_weight(self.objective) if self.penalty_weight is None else self.penalty_weight
+        weight = objective_type(self.objective).default_weight if self.penalty_weight is None else self.penalty_weight
         chosen = cast(AggregatorName, self.chosen_aggregator)
         return replace(super().resolved(), aggregator=chosen, penalty_weight=weight)
 
@@ -241,9 +240,6 @@ class TrainConfig(RunConfig):
             "threshold": chosen != "mean" if self.own_rule is None else "threshold" in self.own_rule.options,
             "rescale": chosen != "mean",
             "example_gradient": self.per_example,
-            # Neither examples nor coupled objectives are recorded, nor is a penalty whose weight changes.
-            "trace": not self.per_example
-            and (self.objective == "erm" or (self.objective not in COUPLED and self.penalty_warmup == 0)),
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
             **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
@@ -277,7 +273,7 @@ class TrainConfig(RunConfig):
             return self.own_rule.made(vars(self))
         return aggregator(cast(AggregatorName, self.chosen_aggregator), self.threshold)
 
-    def objective_of(self, loss: Loss, steps: int, autocast: torch.dtype | None = None) -> Objective:
+    def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
 
         Raises:
@@ -355,7 +351,7 @@ class TrainConfig(RunConfig):
         self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
         alone = self.objective == "erm" or not self.per_example
         self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
-        if self.objective in COUPLED:
+        if objective_type(self.objective).coupled:
             averaged = f"--objective {self.objective} couples the environments: its gradient is one"
             self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
             self.require("nonfinite", self.nonfinite == "raise", f"{averaged}, no environment can be left out; raise")

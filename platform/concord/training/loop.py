@@ -19,7 +19,7 @@ from concord.environments.summary import DataSummary, summarize
 from concord.errors import InputError, to_be_sent
 from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
-from concord.objectives import DomainAdversarial, ObjectiveGradients, Separable
+from concord.objectives import DomainAdversarial, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
@@ -275,17 +275,14 @@ class _Run:
         options["autocast"] = torch.bfloat16 if config.precision == "bfloat16" else None
         objective = config.objective_of(job.loss, config.epochs * self.steps_per_epoch, options["autocast"])
         self._step = 0
-        loss = job.loss
-        if isinstance(objective, Separable) and config.objective != "erm":
-            term = objective.term
-            loss = lambda outputs, targets: term(outputs, targets, self._step)  # noqa: E731
+        loss = job.loss if objective.coupled else objective.risk
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
         self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
         group = dist.group.WORLD if place.world > 1 else None
-        if not isinstance(objective, Separable):
-            self.gradients = ObjectiveGradients(self.model, objective, names, group, so_far.clock)
+        if objective.coupled:
+            self.gradients = ObjectiveGradients(self.model, objective, names, group, clock=so_far.clock)
         elif config.per_example:
             self.gradients = PerExampleGradients(
                 self.model,
