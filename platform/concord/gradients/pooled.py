@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from concord.gradients.example_gradients import ExampleGradients, Formed, Recomputed
 from concord.gradients.example_layers import LAYERS, is_unit, symmetric_padding
-from concord.gradients.risk import Batch, Loss, MeanRisk, Supervised, autocast_to, pair
+from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
 from concord.gradients.sums import Sums
 
 _KNOWN = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
@@ -47,7 +47,7 @@ class PooledPass:
     """Sums the statistics of environments by one pass through the model.
 
     Args:
-        risk: of the model, by a loss.
+        risk: of the model, by its outputs and targets alone.
         sums: where the statistics are added.
 
     Raises:
@@ -59,13 +59,14 @@ class PooledPass:
     _layers: list[tuple[nn.Module, dict[str, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.risk.risk, Supervised):
-            raise CannotPoolError("its risk is no loss of outputs and targets")
+        if not getattr(self.risk.risk, "of_outputs", False):
+            raise CannotPoolError("its risk is no function of outputs and targets")
         if self.sums.gradient is None:
             raise CannotPoolError("its rule has no sum of gradients, which would tell whether they are finite")
         if any(isinstance(module, _BatchNorm) for module in self.risk.model.modules()):
             raise CannotPoolError("batch norm normalizes each environment by itself")
-        self._loss: Loss = self.risk.risk.loss
+        # What a risk is to get in place of a model's outputs passes through a model that does nothing.
+        self._of_outputs = MeanRisk(nn.Identity(), self.risk.risk, None, self.risk.device)
         indices = {id(parameter): index for index, parameter in enumerate(self.sums.parameters.values())}
         for module in self.risk.model.modules():
             own = {
@@ -79,18 +80,21 @@ class PooledPass:
             if own:
                 self._layers.append((module, own))
 
-    def add(self, batch: Batch, environments: int, scale: Tensor | None) -> Tensor:
-        """Add the statistics of these environments to the sums; gives their risks, ``(environments,)``.
+    def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the statistics of these environments to the sums; gives their risks and weights, ``(environments,)``.
 
         Args:
             batch: inputs and targets, ``(environments, examples, ...)``.
             environments: how many there are.
+            step: for the risk.
             scale: what the risk is multiplied by before backward; None: by nothing.
 
         Raises:
             CannotPoolError: a layer was called more than once, or with something else than the examples.
         """
         inputs, targets = pair(batch)
+        if not isinstance(inputs, Tensor):
+            raise CannotPoolError("its inputs are no tensor")
         examples = inputs.shape[1]
         uses: list[_Use] = []
         handles = [module.register_forward_hook(self._noted(uses, own)) for module, own in self._layers]
@@ -103,16 +107,15 @@ class PooledPass:
         if not isinstance(outputs, Tensor) or len(outputs) != environments * examples:
             raise CannotPoolError("its output does not begin with the examples")
         outputs = outputs.float() if self.risk.autocast is not None else outputs
-        risks = vmap(self._loss)(outputs.unflatten(0, (environments, examples)), targets)
-        if risks.shape != (environments,):
-            raise CannotPoolError("its loss is no scalar")
+        of_environments = outputs.unflatten(0, (environments, examples)), targets
+        risks, weights = vmap(lambda pair: self._of_outputs(pair, step))(of_environments)
         total = risks.sum() if scale is None else risks.sum() * scale
         grads = torch.autograd.grad(total, [use.output for use in uses], allow_unused=True)
         with torch.no_grad(), torch.autocast(self.risk.device.type, enabled=False):
             for use, grad in zip(uses, grads, strict=True):
                 if grad is not None:
                     self._add(use, grad if scale is None else grad / scale, environments)
-        return risks.detach()
+        return risks.detach(), weights
 
     def _noted(self, uses: list[_Use], own: dict[str, int]) -> Any:
         def note(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:

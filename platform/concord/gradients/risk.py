@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class Supervised:
     """
 
     loss: Loss
+    of_outputs: ClassVar[bool] = True
+    """It calls the model once, with the inputs, and all else is a function of outputs and targets."""
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:  # noqa: ARG002
         """The loss, a scalar."""

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.conv import _ConvNd
-from torch.utils import _pytree as pytree
 
 from concord.aggregation import Aggregator
 from concord.errors import InputError
@@ -266,16 +265,16 @@ class StackedGradients:
             buffer_means.add(buffers)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
-    def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:  # noqa: ARG002
+    def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:
         if self._pooled is None:
             self._pooled = PooledPass(self._risk, self._sums)
         scale = self.aggregation.scale(self._device)
         self._sums.zero()
         width = math.ceil(environments / math.ceil(environments / self._chunk))
         chunks = [slice(start, min(start + width, environments)) for start in range(0, environments, width)]
-        risks = [self._pooled.add(take(batch, part), part.stop - part.start, scale) for part in chunks]
-        examples = pytree.tree_leaves(batch)[0].shape[1]
-        return torch.cat(risks), torch.full((environments,), float(examples), device=self._device), {}
+        added = [self._pooled.add(take(batch, part), part.stop - part.start, step, scale) for part in chunks]
+        risks, weights = zip(*added, strict=True)
+        return torch.cat(risks), torch.cat(weights), {}
 
     def _sum_one_by_one(self, batch: Batch, environments: int, step: int) -> _Sum:
         parameters = list(self._sums.parameters.values())

@@ -69,6 +69,11 @@ class _RiskAndPenalty:
     weight: PenaltyWeight
     estimator: Estimator
 
+    @property
+    def of_outputs(self) -> bool:
+        """Whether it is a function of outputs and targets alone, see :class:`~concord.gradients.risk.Supervised`."""
+        return getattr(self.risk, "of_outputs", False)
+
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator)
         weight = self.weight.at(step)
