@@ -1,12 +1,14 @@
 """What is known of an environment's data without the data: how many examples, of which shape, and a digest of them."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment
+from concord.environments.tree import is_pair, named_leaves
 
 # Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
 _DIGESTED_BYTES = 4 * 1024**2
@@ -21,7 +23,8 @@ class DataSummary:
         name: of the environment.
         purpose: one of ``PURPOSES``.
         examples: how many there are.
-        inputs, targets: the shape of one example, and the type: ``((2, 14, 14), "uint8")``.
+        leaves: by name (``inputs`` and ``targets`` of a pair) the shape of one example, and the type:
+            ``((2, 14, 14), "uint8")``.
         digest: 16 hexadecimal digits; two parts with different examples have different ones, but for changes in large
             parts that no example shows that was looked at.
     """
@@ -29,23 +32,23 @@ class DataSummary:
     name: str
     purpose: str
     examples: int
-    inputs: tuple[tuple[int, ...], str]
-    targets: tuple[tuple[int, ...], str]
+    leaves: Mapping[str, tuple[tuple[int, ...], str]]
     digest: str
 
 
 def summarize(environment: Environment, purpose: str) -> DataSummary:
     """Summarize an environment's data; they are neither copied as a whole nor changed."""
     digest = hashlib.sha256()
-    for values in (environment.inputs, environment.targets):
-        digest.update(f"{tuple(values.shape)} {values.dtype} ".encode())
+    leaves = named_leaves(environment.data)
+    for name, values in leaves.items():
+        named = "" if is_pair(environment.data) else f"{name} "
+        digest.update(f"{named}{tuple(values.shape)} {values.dtype} ".encode())
         digest.update(_sample(values))
     return DataSummary(
         environment.name,
         purpose,
         len(environment),
-        _of_one(environment.inputs),
-        _of_one(environment.targets),
+        {name: _of_one(values) for name, values in leaves.items()},
         digest.hexdigest()[:16],
     )
 
