@@ -1,6 +1,7 @@
 """The gradient of an objective, in one process or over several: one backward pass, and a sum."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from concord.gradients.layout import (
     trainable,
 )
 from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.risk import Batch, as_called, pair
 from concord.gradients.step import EnvironmentStep
 from concord.gradients.step_clock import StepClock
 from concord.objectives.objective import Objective
@@ -67,11 +69,12 @@ class ObjectiveGradients:
         first = sum(self._counts[: self._rank])
         self._own = range(first, first + self._counts[self._rank])
 
-    def __call__(self, inputs: Tensor, targets: Tensor, step: int) -> EnvironmentStep:
+    def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad``.
 
         Args:
-            inputs, targets: ``(environments, batch, ...)``, of this process's environments.
+            batch: inputs and targets ``(environments, batch, ...)``, of this process's environments.
+            more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
             step: the step's number, for schedules and errors.
 
         Raises:
@@ -79,6 +82,9 @@ class ObjectiveGradients:
             InputError: a parameter was frozen, unfrozen or exchanged since this was made, or has a hook that
                 cannot run.
         """
+        batch, step = as_called(batch, more, step)
+        assert step is not None
+        inputs, targets = pair(batch)
         require_unchanged(self.model, self._trainable)
         require_no_hooks_after_accumulation(self._trainable)
         if self.objective.others and self.group is not None:
@@ -98,7 +104,8 @@ class ObjectiveGradients:
         for index, parameter in enumerate(self._parameters):
             parameter.grad = match_strides(self._layout.part(flat, index).to(parameter.dtype), parameter)
         kept = torch.ones(len(self._parameters), device=flat.device)
-        return EnvironmentStep(terms.detach().unflatten(0, (-1, each)).mean(1), kept, ())
+        weights = torch.full((len(self._own),), float(len(targets[0])), device=flat.device)
+        return EnvironmentStep(terms.detach().unflatten(0, (-1, each)).mean(1), kept, (), weights, sum(self._counts))
 
     def _everyones(self, batches: Tensor) -> Tensor:
         """The batches of all environments, in the order of the processes."""
