@@ -219,6 +219,11 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
 
+    def note(self, run_id: str, text: str) -> None:
+        """Set the run's description, which MLflow's page of the run shows."""
+        with failures(self.uri, f"describe run {run_id}"):
+            self.client.set_tag(run_id, "mlflow.note.content", text)
+
     def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
         """Log what a run was trained and evaluated on; what was logged before is not logged again."""
         import_mlflow()

@@ -31,6 +31,8 @@ class Progress:
         history: the evaluations so far.
         ended: the run ended before its last epoch, as its options want.
         written: when it was written down, in seconds since 1970.
+        vectorize: by process, how it computes its environments' gradients, if that was chosen by timing: a run that
+            goes on has to choose the same, since sums are rounded otherwise.
     """
 
     epoch: int = 0
@@ -39,6 +41,7 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
+    vectorize: list[bool | None] = dataclasses.field(default_factory=list)
 
     def resumed(self, workers: int) -> dict[str, float]:
         """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""

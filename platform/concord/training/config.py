@@ -144,7 +144,8 @@ class TrainConfig(RunConfig):
     """Environments of a step, in a new random order through all of them each time; 0 takes all at every step. Each
     worker takes its part from its own environments, so which of them meet depends on --workers."""
     nonfinite: NonFinite = "raise"
-    """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
+    """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
+    the update not finite."""
 
     per_example: bool = False
     """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
@@ -152,9 +153,6 @@ class TrainConfig(RunConfig):
     """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
-
-    trace: bool = False
-    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
 
     optimizer: OptimizerName = "adam"
     """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
@@ -223,9 +221,6 @@ class TrainConfig(RunConfig):
             "stop_from": self.stop_spread > 0,
             **dict.fromkeys(("threshold", "rescale"), chosen != "mean"),
             "example_gradient": self.per_example,
-            # Neither examples nor coupled objectives are recorded, nor is a penalty whose weight changes.
-            "trace": not self.per_example
-            and (self.objective == "erm" or (self.objective not in COUPLED and self.penalty_warmup == 0)),
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
             **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
