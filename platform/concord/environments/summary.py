@@ -1,8 +1,8 @@
 """What is known of an environment's data without the data: how many examples, of which shape, and a digest of them."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ _DIGESTED_BYTES = 4 * 1024**2
 PURPOSES = ("train", "held-out", "validation", "ood", "observed")
 
 
+class Leaf(NamedTuple):
+    """One example of a leaf: ``Leaf("inputs", (2, 14, 14), "uint8")``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
 @dataclass(frozen=True)
 class DataSummary:
     """A part of the data, summarized.
@@ -23,8 +31,7 @@ class DataSummary:
         name: of the environment.
         purpose: one of ``PURPOSES``.
         examples: how many there are.
-        leaves: by name (``inputs`` and ``targets`` of a pair) the shape of one example, and the type:
-            ``((2, 14, 14), "uint8")``.
+        leaves: what the examples are made of, ``inputs`` and ``targets`` if they are pairs.
         digest: 16 hexadecimal digits; two parts with different examples have different ones, but for changes in large
             parts that no example shows that was looked at.
     """
@@ -32,7 +39,7 @@ class DataSummary:
     name: str
     purpose: str
     examples: int
-    leaves: Mapping[str, tuple[tuple[int, ...], str]]
+    leaves: tuple[Leaf, ...]
     digest: str
 
 
@@ -48,7 +55,7 @@ def summarize(environment: Environment, purpose: str) -> DataSummary:
         environment.name,
         purpose,
         len(environment),
-        {name: _of_one(values) for name, values in leaves.items()},
+        tuple(Leaf(name, *_of_one(values)) for name, values in leaves.items()),
         digest.hexdigest()[:16],
     )
 

@@ -23,8 +23,8 @@ def _of_one(part: DataSummary) -> TrackedData:
     # Both parts of an environment would be one dataset in MLflow's lists.
     name = f"{part.name}, held out" if part.purpose == "held-out" else part.name
     specs = {
-        name: {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": [-1, *shape]}}
-        for name, (shape, dtype) in part.leaves.items()
+        leaf.name: {"type": "tensor", "tensor-spec": {"dtype": leaf.dtype, "shape": [-1, *leaf.shape]}}
+        for leaf in part.leaves
     }
     if specs.keys() == {"inputs", "targets"}:
         tensors = {"features": [specs["inputs"]], "targets": [specs["targets"]]}
