@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from own_rules import OWN_RULES, looped
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.functional import mse_loss
@@ -193,6 +194,33 @@ def gathered(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.stack(parts)
+
+
+# Any rule, in any placement
+
+
+@check(3, rule=list(OWN_RULES), placement=["hook", "small buckets", "two-level", "one each", "examples"])
+def rules_that_nobody_knows_are_those_of_a_loop(rule: str, placement: str) -> None:
+    rank, counts = dist.get_rank(), {"two-level": [3, 1, 2]}.get(placement, [1, 1, 1])
+    inputs, targets = (each.double() for each in batches(sum(counts), batch=4))
+    model, own = network().double(), local(counts, rank)
+    pairs = list(zip(inputs, targets, strict=True))
+    if placement == "examples":
+        pairs = [(x[None], y[None]) for x, y in zip(inputs.flatten(0, 1), targets.flatten(0, 1), strict=True)]
+    source: Any
+    if placement in ("hook", "small buckets"):
+        source = HookedGradients(model, mse_loss, OWN_RULES[rule], find_unused_parameters=placement == "small buckets")
+    elif placement == "examples":
+        source = PerExampleGradients(model, mse_loss, OWN_RULES[rule], group=dist.group.WORLD)
+    else:
+        source = two_level(model, OWN_RULES[rule], counts)
+    for step in (0, 4):
+        result = source((inputs[own], targets[own]), step)
+        expected = looped(model, mse_loss, OWN_RULES[rule], pairs, step)
+        for parameter, update in zip(model.parameters(), expected.updates, strict=True):
+            torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result.kept_fraction.double(), torch.stack(expected.kept), rtol=1e-5, atol=1e-6)
+        assert result.environments == len(pairs)
 
 
 # One environment a process: the hook

@@ -383,7 +383,7 @@ def test_functions_of_a_job_that_fail_or_give_nonsense_are_refused_before_anythi
         ("{}", "environments: there is no training environment"),
         ("{'a': data(0), 'b': data()}", "environment a: it is empty; each environment needs at least one example"),
         ("{'a': data(), 'b': data(0)}", "environment b: it is empty; each environment needs at least one example"),
-        ("{'a': data(1)}", "environment a: one example cannot be split; use --held-out 0"),
+        ("{'a': data(1)}", "environment a: one example cannot be split; hold out a fraction of 0"),
         (
             "{'a': data(), 'b': data(features=4)}",
             "environment b: one example of its inputs is (4,) float32, but (3,) float32 in environment a",

@@ -206,7 +206,7 @@ def test_in_turn_every_environment_gives_the_batches_it_gives_when_all_are_toget
 
 
 def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 environments"):
+    with pytest.raises(InputError, match="together=4: must divide the 6 environments"):
         BatchStream(levels(6), 4, seed=0, together=4)
     data = CloneData(6)
     with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):

@@ -124,7 +124,7 @@ def test_parts_that_lie_one_after_the_other_are_joined_without_a_copy() -> None:
 
 
 def test_batch_size_below_one_is_refused() -> None:
-    with pytest.raises(InputError, match="--batch-size 0"):
+    with pytest.raises(InputError, match="batch_size=0"):
         BatchStream([numbered("a", 3)], 0, seed=0)
 
 
@@ -196,7 +196,7 @@ def test_split_depends_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
 def test_held_out_fraction_outside_0_to_1_is_refused(fraction: float) -> None:
-    with pytest.raises(InputError, match=f"--held-out {fraction}"):
+    with pytest.raises(InputError, match=f"fraction={fraction}"):
         split_held_out(numbered("a", 10), fraction, 0)
 
 
@@ -539,7 +539,7 @@ def test_file_that_cannot_be_used_is_refused_by_name(
 
 
 def test_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--data-dir .*nowhere: there is no such folder"):
+    with pytest.raises(InputError, match=r"data_dir=.*nowhere: there is no such folder"):
         from_folder(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"no \.npz or \.parquet file"):
         from_folder(tmp_path)
@@ -666,15 +666,15 @@ def test_seed_and_name_choose_the_data() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"environments": 0}, "--environments 0"),
-        ({"examples": 0}, "--examples 0"),
-        ({"test_examples": -1}, "--test-examples -1"),
-        ({"shortcut_dimensions": -1}, "--shortcut-dimensions -1"),
-        ({"validation_environments": -2}, "--validation-environments -2"),
-        ({"shortcut_scale": -0.5}, "--shortcut-scale -0.5"),
-        ({"radius_noise": -0.1}, "--radius-noise -0.1"),
-        ({"smallest_radius": 1.5}, "--smallest-radius 1.5"),
-        ({"smallest_radius": -0.1}, "--smallest-radius -0.1"),
+        ({"environments": 0}, "environments=0"),
+        ({"examples": 0}, "examples=0"),
+        ({"test_examples": -1}, "test_examples=-1"),
+        ({"shortcut_dimensions": -1}, "shortcut_dimensions=-1"),
+        ({"validation_environments": -2}, "validation_environments=-2"),
+        ({"shortcut_scale": -0.5}, "shortcut_scale=-0.5"),
+        ({"radius_noise": -0.1}, "radius_noise=-0.1"),
+        ({"smallest_radius": 1.5}, "smallest_radius=1.5"),
+        ({"smallest_radius": -0.1}, "smallest_radius=-0.1"),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:

@@ -159,7 +159,7 @@ def test_about_nine_in_ten_of_many_shuffled_labels_are_wrong():
 
 
 def test_a_fraction_beyond_the_whole_is_refused():
-    with pytest.raises(InputError, match=r"--label-noise 1.5: .* must lie in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"label_noise=1.5: .* must lie in \[0, 1\]"):
         shuffle_labels(torch.arange(3), 1.5, 0)
 
 
@@ -184,11 +184,11 @@ def test_an_idx_file_that_is_damaged_is_refused(tmp_path, content, said):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"--data-dir .*: neither train-images-idx3-ubyte nor .*gz is there"):
+    with pytest.raises(InputError, match=r"data_dir=.*: neither train-images-idx3-ubyte nor .*gz is there"):
         image_dataset("mnist", tmp_path)
-    with pytest.raises(InputError, match=r"--data-dir .*: neither cifar-10-binary.tar.gz nor train.parquet"):
+    with pytest.raises(InputError, match=r"data_dir=.*: neither cifar-10-binary.tar.gz nor train.parquet"):
         image_dataset("cifar10", tmp_path)
-    with pytest.raises(InputError, match=r"--data .*nowhere: is neither cifar10 nor mnist, nor a folder"):
+    with pytest.raises(InputError, match=r"data=.*nowhere: is neither cifar10 nor mnist, nor a folder"):
         image_dataset(str(tmp_path / "nowhere"), None)
     with pytest.raises(InputError, match="no images in train/CLASS/"):
         image_dataset(str(tmp_path), None)
@@ -292,6 +292,6 @@ def test_a_download_comes_from_the_first_home_that_has_it_once_and_is_checked(ho
     path = download(RemoteFile("file.bin", right, (home + "missing.bin", home + "file.bin")), "things")
     assert path.read_bytes() == b"content"
     assert download(RemoteFile("file.bin", right, ("http://127.0.0.1:1/file.bin",)), "things") == path
-    with pytest.raises(InputError, match=r"--data things: other.bin cannot be downloaded \(http.*--data-dir"):
+    with pytest.raises(InputError, match=r"data=things: other.bin cannot be downloaded \(http.*data_dir"):
         download(RemoteFile("other.bin", "0" * 64, (home + "file.bin",)), "things")
     assert sorted(each.name for each in path.parent.iterdir()) == ["file.bin"]

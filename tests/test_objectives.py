@@ -309,7 +309,7 @@ def test_the_representation_is_the_input_of_the_named_layer() -> None:
     outputs, features = model.outputs_and_features(inputs)
     assert torch.equal(features, inputs)
     assert_close(outputs, model(inputs))
-    with pytest.raises(InputError, match=r"--representation 1: no linear layer; there are 0, 2"):
+    with pytest.raises(InputError, match=r"representation=1: no linear layer; there are 0, 2"):
         DomainAdversarial(network(), 2, 4, layer="1")
     with pytest.raises(InputError, match="no linear layer whose input"):
         DomainAdversarial(nn.Flatten(), 2, 4)
@@ -376,18 +376,18 @@ def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"penalty_weight": -1.0, "objective": "irm"}, "--penalty-weight -1.0: must be a finite number, not below 0"),
-        ({"penalty_weight": math.nan, "objective": "vrex"}, "--penalty-weight nan"),
+        ({"penalty_weight": -1.0, "objective": "irm"}, "penalty_weight=-1.0: must be a finite number, not below 0"),
+        ({"penalty_weight": math.nan, "objective": "vrex"}, "penalty_weight=nan"),
         ({"penalty_warmup": 1.0}, r"--penalty-warmup 1.0: a fraction of the run, in \[0, 1\)"),
-        ({"objective": "meta-irm", "inner_lr": 0.0}, "--inner-lr 0.0: must be above 0"),
-        ({"objective": "meta-irm", "inner_steps": 0}, "--inner-steps 0: must be at least 1"),
-        ({"objective": "meta-irm", "drop_grad": 1.0}, r"--drop-grad 1.0: must lie in \[0, 1\)"),
+        ({"objective": "meta-irm", "inner_lr": 0.0}, "inner_lr=0.0: must be above 0"),
+        ({"objective": "meta-irm", "inner_steps": 0}, "inner_steps=0: must be at least 1"),
+        ({"objective": "meta-irm", "drop_grad": 1.0}, r"drop_grad=1.0: must lie in \[0, 1\)"),
         ({"objective": "meta-irm", "outer_environments": -1}, "--outer-environments -1: must not be negative"),
         ({"objective": "irm", "per_example": True}, "--objective irm: compares environments; with --per-example"),
         ({"objective": "dann", "environments_per_step": 2}, "--environments-per-step 2: --objective dann tells all"),
         ({"stop_spread": -0.1}, "--stop-spread -0.1: must not be negative"),
         ({"stop_spread": 0.1, "held_out": 0.0}, "--stop-spread 0.1: looks at held-out examples"),
-        ({"objective": "best"}, "--objective best: must be one of erm, irm"),
+        ({"objective": "best"}, "objective=best: must be one of erm, irm"),
     ],
 )
 def test_what_cannot_be_meant_is_said(changes: dict[str, Any], said: str) -> None:

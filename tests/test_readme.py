@@ -29,7 +29,7 @@ def snippet(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule"])
 def test_a_snippet_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
@@ -170,7 +170,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         InputError: there is no such option, or its value is wrong.
     """
     from concord.cli import COMMANDS, cluster
-    from concord.cli.parsing import job_and_words, parse
+    from concord.cli.parsing import job_and_words, parse, with_own_rule
     from concord.tuning.options import combined
     from concord.tuning.report import StudyReport
 
@@ -185,7 +185,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         parse(cluster._Submit, mine, "concord submit")
         command, rest = rest[0], rest[1:]
     if command in ("train", "tune"):
-        job, own = job_and_words(rest, command)
+        job, own = with_own_rule(*job_and_words(rest, command))
         cluster._checked(command, job, own, rest[0])
     elif command in ("report", "data"):
         job, own = job_and_words(rest, command)
@@ -204,6 +204,7 @@ def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatc
     assert found
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_job.py").write_text(snippet("job"))
+    (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
     for words in found:
         try:
             check_command(words, monkeypatch)

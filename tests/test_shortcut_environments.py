@@ -108,15 +108,15 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"classes": 3}, "--classes 3: must be 2, 5 or 10"),
-        ({"flips": (0.1, 1.2)}, r"--flips 1.2: a probability lies in \[0, 1\]"),
-        ({"test_flip": -0.1}, "--test-flip -0.1: a probability"),
-        ({"flips": ()}, "--flips: gives no training environment"),
-        ({"patch_flips": (0.1,)}, "--patch-flips 0.1: give one for each of the 2 training environments"),
-        ({"patch_flips": (0.1, 0.2), "classes": 5}, "--patch-flips 0.1 0.2: .* and 2 classes"),
-        ({"noise": 0.9, "noise_gap": 0.4}, r"--noise 0.9, --noise-gap 0.4: noise 1.1 is outside \[0, 1\]"),
-        ({"side": 7}, "--side 7: must be 14 or 28"),
-        ({"examples": 10_001}, "--examples 10001: there are 10000 for each training environment"),
+        ({"classes": 3}, "classes=3: must be 2, 5 or 10"),
+        ({"flips": (0.1, 1.2)}, r"flips=1.2: a probability lies in \[0, 1\]"),
+        ({"test_flip": -0.1}, "test_flip=-0.1: a probability"),
+        ({"flips": ()}, r"flips=\(\): gives no training environment"),
+        ({"patch_flips": (0.1,)}, r"patch_flips=\(0.1,\): give one for each of the 2 training environments"),
+        ({"patch_flips": (0.1, 0.2), "classes": 5}, r"patch_flips=\(0.1, 0.2\): .* and 2 classes"),
+        ({"noise": 0.9, "noise_gap": 0.4}, r"noise=0.9: with a gap of 0.4, noise 1.1 is outside \[0, 1\]"),
+        ({"side": 7}, "side=7: must be 14 or 28"),
+        ({"examples": 10_001}, "examples=10001: there are 10000 for each training environment"),
     ],
 )
 def test_colours_that_cannot_be_are_said(changes: dict[str, Any], said: str) -> None:
@@ -164,7 +164,7 @@ def test_words_that_training_never_saw_are_one(sst2: SST2) -> None:
 
 
 def test_missing_or_wrong_sentences_are_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--data-dir: needed; give a folder with train\.tsv, dev\.tsv, test\.tsv"):
+    with pytest.raises(InputError, match=r"data_dir=None: needed; give a folder with train\.tsv, dev\.tsv, test\.tsv"):
         SST2.read(None)
     with pytest.raises(
         InputError, match=r"train\.tsv, dev\.tsv, test\.tsv not there, nor in its folder sst2; SST-2 is"
@@ -224,7 +224,7 @@ def test_example_1_has_its_variances() -> None:
 
 
 def test_an_example_1_that_cannot_be_is_said() -> None:
-    with pytest.raises(InputError, match=r"--train-sigmas 0.1 0.0: give standard deviations above 0"):
+    with pytest.raises(InputError, match=r"train_sigmas=\(0.1, 0.0\): give standard deviations above 0"):
         linear_example((0.1, 0.0))
-    with pytest.raises(InputError, match="--examples 0: must be at least 1"):
+    with pytest.raises(InputError, match="examples=0: must be at least 1"):
         linear_example(examples=0)

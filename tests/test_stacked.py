@@ -606,7 +606,10 @@ def test_the_faster_way_is_chosen_at_the_first_step_and_gives_what_it_gives_when
 
 
 def test_a_model_that_draws_at_random_is_not_timed_since_its_draws_depend_on_the_choice() -> None:
-    for layer, vectorized in ((nn.Linear(6, CLASSES), True), (nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, CLASSES, 6), nn.Flatten()), False)):
+    for layer, vectorized in (
+        (nn.Linear(6, CLASSES), True),
+        (nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, CLASSES, 6), nn.Flatten()), False),
+    ):
         model = nn.Sequential(layer, nn.Dropout(0.5))
         gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
         torch.manual_seed(3)

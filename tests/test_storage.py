@@ -367,7 +367,7 @@ def test_environments_from_a_storage_are_those_of_the_folder_and_only_what_is_as
         assert (getattr(there["a"], part) == getattr(here["a"], part)).all()
     fetched = {file.name for file in (tmp_path / "cache").rglob("*.npz")}
     assert fetched == {"a.npz"}
-    with pytest.raises(InputError, match=f"--data-dir s3://{BUCKET}/none: there is no such folder"):
+    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/none: there is no such folder"):
         from_folder(ADDRESS / "none")
 
 
@@ -390,9 +390,9 @@ def test_mnist_sst2_and_a_folder_of_images_from_a_storage_are_the_local_ones(
         assert (ours.test.labels == theirs.test.labels).all()
         assert ours.classes == theirs.classes
     assert SST2.read(address).train.words == SST2.read(tmp_path / "data").train.words
-    with pytest.raises(InputError, match=f"--data-dir s3://{BUCKET}/data: neither cifar-10"):
+    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/data: neither cifar-10"):
         image_dataset("cifar10", address)
-    with pytest.raises(InputError, match=f"--data s3://{BUCKET}/nothing: there is no such folder"):
+    with pytest.raises(InputError, match=f"data=s3://{BUCKET}/nothing: there is no such folder"):
         image_dataset(f"s3://{BUCKET}/nothing", None)
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.packaging import create_package
 from ray_head import Head
+from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import _checked, _divided, _replaced
+from concord.cli.cluster import _checked, _divided
+from concord.cli.parsing import replaced_option
 from concord.errors import InputError
 from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
@@ -200,7 +202,12 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
     mine, rest = _divided(words)
     assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
     assert rest == ["train", "synthetic", "--lr", "1e-3"]
-    assert _replaced(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == ["--lr", "1", "--space", "s.toml"]
+    assert replaced_option(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == [
+        "--lr",
+        "1",
+        "--space",
+        "s.toml",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -298,12 +305,16 @@ def test_a_token_is_asked_for_and_a_wrong_one_named(
     )
 
 
-def test_a_submitted_run_is_followed_listed_and_ends_as_it_does_here(
-    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_does_here(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(JOB.parent)
+    (tmp_path / "work" / "rules").mkdir(parents=True)
+    (tmp_path / "work" / JOB.name).write_text(JOB.read_text())
+    (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
+    monkeypatch.chdir(tmp_path / "work")
     where = ["--address", head.address, "--token-file", str(head.token_file)]
     run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", "--follow", *where]
+    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
     status = main([*run, "--json"])
     printed = capfd.readouterr()
     result = json.loads(printed.out.strip().splitlines()[-1])
@@ -313,6 +324,7 @@ def test_a_submitted_run_is_followed_listed_and_ends_as_it_does_here(
     assert "run first: 3 environments, 1 workers" in printed.err
     record = json.loads((head.folder / "runs" / "runs" / "first" / "run.json").read_text())
     assert record["report"]["metrics"]["epoch"] == 1.0
+    assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
     # The same name again is refused there, as it would be here, with the same exit status.
     assert main([*run, "--json"]) == 2

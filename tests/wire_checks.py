@@ -1,7 +1,7 @@
 """What real workers send in a step, counted at ``torch.distributed`` and at TCP, beside what the model says.
 
 By hand: ``python tests/wire_checks.py`` prints a table; with ``--json`` it prints the rows on which
-``test_exchange_model.py`` asserts. In a network namespace of its own the loopback's counters count these workers and
+``test_wire_model.py`` asserts. In a network namespace of its own the loopback's counters count these workers and
 nothing else; where none can be made (no Linux, no right to), TCP's bytes are left out. Gloo's processes meet over a
 file, so that no store's messages are among them.
 """
@@ -31,8 +31,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation.selection import AGGREGATORS, aggregator
+from concord.analysis.wire_model import Traffic, all_reduce_traffic, step_traffic
 from concord.gradients import StackedGradients, register_aggregation_hook
-from concord.gradients.exchange_model import Traffic, all_reduce_traffic, step_traffic
 
 ENVIRONMENTS = (1, 4)
 PLAIN = "plain DDP"
@@ -72,15 +72,14 @@ def network_counters() -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def counted_calls(group: dist.ProcessGroup) -> Iterator[dict[str, list[int]]]:
+def counted_calls() -> Iterator[dict[str, list[int]]]:
     """What this process hands to ``torch.distributed``: of each collective, the bytes it contributes, call by call."""
     calls: dict[str, list[int]] = {}
-    rank = dist.get_rank(group)
     # What each contributes, by the arguments of the call.
     contributions: dict[str, Callable[..., int]] = {
         "all_to_all_single": lambda output, input, **_: input.nbytes,  # noqa: A006
         "all_gather": lambda outputs, tensor, **_: tensor.nbytes,
-        "broadcast": lambda tensor, group_src, **_: tensor.nbytes if group_src == rank else 0,
+        "isend": lambda tensor, **_: tensor.nbytes,
     }
     originals = {name: getattr(dist, name) for name in contributions}
 
@@ -141,7 +140,7 @@ def _worker(
         meet.wait()  # through memory: nothing that is sent belongs to it
         before = network_counters()
         meet.wait()
-        with counted_calls(dist.group.WORLD) as calls:
+        with counted_calls() as calls:
             for _ in range(steps):
                 step()
         meet.wait()

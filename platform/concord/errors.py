@@ -20,7 +20,28 @@ class ArgumentError(InputError):
 
     def as_option(self) -> str:
         """The same of an option of the command line."""
-        return f"--{self.argument.replace('_', '-')} {self.value}: {self.expected}"
+        values = self.value if isinstance(self.value, (tuple, list)) else (self.value,)
+        given = "".join(f" {value}" for value in values if value is not None)
+        return f"--{self.argument.replace('_', '-')}{given}: {self.expected}"
+
+    def described(self) -> "ArgumentError":
+        """The same error about the value's description, which other processes can read whatever the value is."""
+        value = self.value
+        if isinstance(value, (tuple, list)):
+            value = tuple(map(str, value))
+        elif value is not None:
+            value = str(value)
+        return ArgumentError(self.argument, value, self.expected)
+
+
+def to_be_sent(error: InputError) -> InputError:
+    """The same error in a form that other processes can read."""
+    return error.described() if isinstance(error, ArgumentError) else InputError(str(error))
+
+
+def as_option(error: Exception) -> str:
+    """What an error says, on the command line: there arguments are options."""
+    return error.as_option() if isinstance(error, ArgumentError) else str(error)
 
 
 class RunFailedError(RuntimeError):

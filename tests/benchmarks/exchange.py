@@ -12,14 +12,18 @@ from torch.multiprocessing.spawn import spawn
 
 from concord.aggregation import AndMask, sum_over_environments
 from concord.benchmark import Row, interleaved
+from concord.gradients.exchange import Processes, SliceExchange, complete
+from concord.gradients.layout import Layers
+from concord.gradients.step import Aggregation
 from concord.training.process import tune_process
 
-PROCESSES, COMPONENTS, BLOCK = 4, 6_500_000, 1 << 15
+PROCESSES, COMPONENTS, BLOCK = 4, 6_500_000, 1 << 16
 CANDIDATES = (
     "all-reduce of gradients, all-reduce of signs as int8",
     "all-to-all, rule on a whole slice, all-gather",
     "all-to-all, rule on blocks of a slice, all-gather",
     "all-to-all, rule on blocks of a slice, a broadcast of each slice",
+    "as the gradient sources do it: the same with one all-gather in place, and reports",
 )
 
 
@@ -54,7 +58,22 @@ def _measure(rank: int, port: int, result: str) -> None:
         for work in works:
             work.wait()
 
-    functions = (two_all_reduces, lambda: with_all_gather(width), lambda: with_all_gather(BLOCK), with_broadcasts)
+    layers = Layers((COMPONENTS,), (0,))
+    processes = Processes.of([f"environment {rank}"], None)
+    exchange = SliceExchange(Aggregation(rule), layers, torch.float32, out.device, processes, sends_statistics=False)
+
+    def as_in_sources() -> None:
+        exchange.send({"gradient": gradient}, torch.ones(1))
+        exchange.finish(out, step=0)
+        complete([exchange], step=0)
+
+    functions = (
+        two_all_reduces,
+        lambda: with_all_gather(width),
+        lambda: with_all_gather(BLOCK),
+        with_broadcasts,
+        as_in_sources,
+    )
     plain = torch.randn(COMPONENTS)
     measured = [
         interleaved(function, lambda: dist.all_reduce(plain), repeats=12, synchronize=dist.barrier)

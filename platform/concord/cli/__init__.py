@@ -21,7 +21,7 @@ from concord.cli.output import complain, without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
 from concord.cli.scaling import scaling
-from concord.errors import InputError, RunFailedError, UnfinishedError
+from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
 
 USAGE = """\
 usage: concord COMMAND [options]
@@ -76,7 +76,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
             raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
         return 0, COMMANDS[words[0]](words[1:], as_json)
     except (InputError, RunFailedError) as error:
-        status, problem = (2 if isinstance(error, InputError) else 1), str(error)
+        status, problem = (2 if isinstance(error, InputError) else 1), as_option(error)
         partial = error.result if isinstance(error, UnfinishedError) else {}
     except KeyboardInterrupt:
         status, problem = 1, "stopped"

@@ -15,7 +15,7 @@ import tyro
 
 from concord import logs as structured_logs
 from concord.cli.output import say, table, without_passwords
-from concord.cli.parsing import job_and_words, parse
+from concord.cli.parsing import job_and_words, option_of, option_value, parse, replaced_option, with_own_rule
 from concord.errors import InputError, RunFailedError
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
@@ -98,6 +98,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
         raise InputError(f"{what}; give {' or '.join(SUBMITTED)}, and a job: concord submit train synthetic")
     command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
+    job, own = with_own_rule(job, own)
     if {"-h", "--help"} & set(own):
         from concord.cli.running import train, tune
 
@@ -124,21 +125,27 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         folder = folder or Path.cwd()
         needed.append(inside(Path(job.path), folder))
         reference = str(needed[-1])
-    space = _value(own, "--space")
+    if job.rule is not None:
+        folder = folder or Path.cwd()
+        needed.append(inside(Path(job.rule.path), folder))
+        own = replaced_option(own, "--aggregator", f"{needed[-1]}:{job.rule.name}")
+    space = option_value(own, "--space")
     if space is not None:
         folder = folder or Path.cwd()
         needed.append(inside(Path(space), folder))
-        own = _replaced(own, "--space", str(needed[-1]))
+        own = replaced_option(own, "--space", str(needed[-1]))
     if not math.isfinite(options.size_limit) or not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
     enough = math.isfinite(options.driver_memory) and options.driver_memory > 0
     if not enough:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
-    identity = options.submission_id or (name if _value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}")
+    identity = options.submission_id or (
+        name if option_value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}"
+    )
     plain = all(letter.isalnum() or letter in "-_." for letter in identity) and identity[:1].isalnum()
     if not plain or not identity.isascii():
         raise InputError(f"--submission-id {identity}: letters, digits, '-', '_' and '.' only, a letter or digit first")
-    if _value(own, "--name") is None:
+    if option_value(own, "--name") is None:
         own += ["--name", name]
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
@@ -212,7 +219,7 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
     mine, rest, waiting = [], [], list(words)
     while waiting:
         word = waiting.pop(0)
-        flag = _option(word)
+        flag = option_of(word)
         if flag not in own and flag.replace("--no-", "--", 1) not in own:
             rest.append(word)
             continue
@@ -220,31 +227,6 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if not own.get(flag, True) and "=" not in word and waiting:
             mine.append(waiting.pop(0))
     return mine, rest
-
-
-def _option(word: str) -> str:
-    """The option a word names, as it is usually written; empty if it names none."""
-    return word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
-
-
-def _value(words: Sequence[str], option: str) -> str | None:
-    """What the words give for an option; the last one counts."""
-    found = None
-    for place, word in enumerate(words):
-        if _option(word) == option:
-            found = word.split("=", 1)[1] if "=" in word else "".join(words[place + 1 : place + 2])
-    return found
-
-
-def _replaced(words: Sequence[str], option: str, value: str) -> list[str]:
-    """The words with another value for an option."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and _option(word) != option:
-            kept.append(word)
-        skip = not skip and _option(word) == option and "=" not in word
-    return [*kept, option, value]
 
 
 def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
@@ -264,9 +246,9 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
         option = sorted(clash)[0].replace("_", "-")
         raise InputError(f"job option --{option}: also an option of concord submit; rename it")
     for word in words:
-        if word.startswith("--") and is_secret(_option(word)):
+        if word.startswith("--") and is_secret(option_of(word)):
             raise InputError(
-                f"{_option(word)}: would be shown on the cluster; let the job read it from the environment"
+                f"{option_of(word)}: would be shown on the cluster; let the job read it from the environment"
             )
         if redact(word) != word:
             raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
@@ -293,14 +275,14 @@ def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[st
     return [
         part
         for option, value in wanted.items()
-        if value is not None and _value(words, option) is None
+        if value is not None and option_value(words, option) is None
         for part in (option, value)
     ]
 
 
 def _require_absolute(words: Sequence[str]) -> None:
     """Refuse what would lie in the folder of the submission, which goes with it."""
-    value = _value(words, "--output")
+    value = option_value(words, "--output")
     if value is not None and not value.startswith("/") and not is_remote(Path(value)):
         raise InputError(f"--output {value}: give the whole path, from / on, as the cluster's nodes see it")
 

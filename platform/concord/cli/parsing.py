@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import tyro
@@ -83,3 +83,64 @@ def job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
             raise SystemExit(0)
         raise InputError(f"{command}: which job? one of {', '.join(built_in_jobs())}, or a Python file")
     return load_job(words[0]), list(words[1:])
+
+
+def option_of(word: str) -> str:
+    """The option a word names, as it is usually written; empty if it names none."""
+    return word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
+
+
+def option_value(words: Sequence[str], option: str) -> str | None:
+    """What the words give for an option; the last one counts."""
+    found = None
+    for place, word in enumerate(words):
+        if option_of(word) == option:
+            found = word.split("=", 1)[1] if "=" in word else "".join(words[place + 1 : place + 2])
+    return found
+
+
+def replaced_option(words: Sequence[str], option: str, value: str) -> list[str]:
+    """The words with another value for an option."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if not skip and option_of(word) != option:
+            kept.append(word)
+        skip = not skip and option_of(word) == option and "=" not in word
+    return [*kept, option, value]
+
+
+def with_own_rule(job: Any, words: Sequence[str], record: Mapping[str, Any] | None = None) -> tuple[Any, list[str]]:
+    """The job with the rule of the user's own that it is to be trained with, and the words that say so.
+
+    Args:
+        job: the job with its file.
+        words: the options.
+        record: of the run or study that goes on; its rule counts where the words name none.
+
+    Returns:
+        The job, whose options have the rule's fields, and the words with the rule as its options call it. Where no rule
+        of the user's own is meant, job and words as they are.
+
+    Raises:
+        InputError: the rule cannot be used.
+    """
+    from concord.aggregation.rule_file import RuleFile
+
+    given = option_value(words, "--aggregator")
+    if given is not None:
+        if not RuleFile.is_reference(given):
+            return job, list(words)
+        job = _with_rule(job, RuleFile.read(given))
+        return job, replaced_option(words, "--aggregator", job.rule.reference)
+    recorded = str((record or {}).get("config", {}).get("aggregator"))
+    if record is None or not RuleFile.is_reference(recorded):
+        return job, list(words)
+    file, name = RuleFile.parts(recorded)
+    return _with_rule(job, RuleFile(file, record["sources"][file], name)), list(words)
+
+
+def _with_rule(job: Any, rule: Any) -> Any:
+    from concord.training.job import with_rule
+
+    return with_rule(job, rule)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.cli.output import nested_table, say, table, without_passwords
-from concord.cli.parsing import job_and_words, parse
+from concord.cli.parsing import job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.storage import check_address, is_remote, settled
@@ -41,24 +41,37 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     job, rest = job_and_words(words, "train")
     program = f"concord train {words[0]}"
-    config = parse(job.job.config, rest, program, default=_resumed_options(job, rest))
+    record = _resumed_run(rest)
+    job, rest = with_own_rule(job, rest, record)
+    config = parse(job.job.config, rest, program, default=_options_of(job.job.config, record, rest))
     report = job.job.run(job, config, say) if isinstance(job.job, OwnJob) else run(job, config, say)
     if not as_json:
         _print_report(report)
     return report.as_json()
 
 
-def _resumed_options(job: Any, words: Sequence[str]) -> Any:
-    """With --resume, the options the run was started with: they need not be given again."""
-    import tyro
-
-    from concord.training.run_folder import kept_record, restored_config, run_folder
+def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
+    """With --resume, the record of the run that goes on."""
+    from concord.training.run_folder import kept_record, run_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
         return None
-    recorded = kept_record(run_folder(_output(words), words[words.index("--name") + 1]))["config"]
-    return restored_config(job.job.config, recorded, missing=tyro.MISSING)
+    return kept_record(run_folder(_output(words), words[words.index("--name") + 1]))
+
+
+def _options_of(kind: type[Any], record: Mapping[str, Any] | None, words: Sequence[str]) -> Any:
+    """The options that a run or study was started with: they need not be given again."""
+    if record is None:
+        return None
+    import tyro
+
+    from concord.training.run_folder import restored_config
+
+    recorded = dict(record["config"])
+    if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
+        recorded.pop("aggregator", None)
+    return restored_config(kind, recorded, missing=tyro.MISSING)
 
 
 def _output(words: Sequence[str]) -> Path:
@@ -87,10 +100,11 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "tune")
     if isinstance(job.job, OwnJob):
         raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
+    record = _earlier_study(job, rest)
+    job, rest = with_own_rule(job, rest, record)
     kind = options_for(job.job.config, list(job.job.studies))
-    earlier, given_then = _earlier_study(kind, job, rest)
-    options = parse(kind, rest, f"concord tune {words[0]}", default=earlier)
-    plan = make_plan(job, options, given_then | _given(kind, rest))
+    options = parse(kind, rest, f"concord tune {words[0]}", default=_options_of(kind, record, rest))
+    plan = make_plan(job, options, _given(kind, rest).union(record["given"] if record else ()))
     from concord.tuning.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, say)
@@ -106,24 +120,20 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
     return (named | {name.removeprefix("no_") for name in named}) & names
 
 
-def _earlier_study(kind: type[Any], job: Any, words: Sequence[str]) -> tuple[Any, set[str]]:
-    """The options that the study of this --name was started with, which need not be given again, and their names."""
-    import tyro
-
-    from concord.training.run_folder import restored_config
+def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
+    """The record of the study of this --name, with all options that it was started with as its configuration."""
     from concord.tuning.plan import kept_study, study_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
-        return None, set()
+        return None
     name = words[words.index("--name") + 1]
     record = None if "/" in name else kept_study(study_folder(_output(words), name))
     if record is None:
-        return None, set()
+        return None
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
-    earlier = {**record["config"], **record["options"], "name": name}
-    return restored_config(kind, earlier, missing=tyro.MISSING), set(record["given"])
+    return {**record, "config": {**record["config"], **record["options"], "name": name}}
 
 
 def _print_study(result: Any) -> None:

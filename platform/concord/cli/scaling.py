@@ -55,7 +55,7 @@ class _Scaling:
 def scaling(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """What a step sends against workers."""
     from concord.aggregation.selection import aggregator
-    from concord.gradients.exchange_model import StepCost, all_reduce_traffic, ring_bytes, step_traffic
+    from concord.analysis.wire_model import StepCost, all_reduce_traffic, ring_bytes, step_traffic
 
     options = parse(_Scaling, words, "concord scaling")
     options.check()

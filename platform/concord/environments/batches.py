@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from concord.environments.collection import Environment, generator_for
 from concord.environments.tree import Tree, merged
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 
 class BatchStream:
@@ -45,10 +45,10 @@ class BatchStream:
         together: int | None = None,
     ) -> None:
         if batch_size < 1:
-            raise InputError(f"--batch-size {batch_size}: must be at least 1")
+            raise ArgumentError("batch_size", batch_size, "must be at least 1")
         self._together = len(environments) if together is None else together
         if not environments or not 1 <= self._together <= len(environments) or len(environments) % self._together:
-            raise InputError(f"--environments-per-step {together}: must divide the {len(environments)} environments")
+            raise ArgumentError("together", together, f"must divide the {len(environments)} environments")
         self._names = [environment.name for environment in environments]
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 
 SPLITS = {
     "train": "the training environments",
@@ -233,12 +233,12 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
         InputError: the fraction is not in [0, 1), or one example is to be split.
     """
     if not 0 <= fraction < 1:
-        raise InputError(f"--held-out {fraction}: the held-out fraction must lie in [0, 1)")
+        raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
         return HeldOut(environment, None)
     examples = len(environment)
     if examples < 2:
-        raise InputError(f"environment {environment.name}: one example cannot be split; use --held-out 0")
+        raise InputError(f"environment {environment.name}: one example cannot be split; hold out a fraction of 0")
     count = min(max(round(fraction * examples), 1), examples - 1)
     order = torch.randperm(examples, generator=generator_for(seed, environment.name, "held out"))
     held, kept = order[:count].sort().values, order[count:].sort().values

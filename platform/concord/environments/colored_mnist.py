@@ -8,7 +8,7 @@ from torch import Tensor
 from concord.environments.collection import Environments, generator_for
 from concord.environments.images import LabelledImages
 from concord.environments.misleading import misled, require_probabilities
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 
 _DIGITS = 10
 _LARGE_PATCH, _SMALL_PATCH = 3, 2
@@ -62,7 +62,7 @@ class ColoredMNIST:
 
     def __post_init__(self) -> None:
         if self.classes not in (2, 5, 10):
-            raise InputError(f"--classes {self.classes}: must be 2, 5 or 10")
+            raise ArgumentError("classes", self.classes, "must be 2, 5 or 10")
         require_probabilities(
             flips=self.flips,
             test_flip=self.test_flip,
@@ -70,22 +70,25 @@ class ColoredMNIST:
             patch_flips=self.patch_flips,
         )
         if not self.flips:
-            raise InputError("--flips: gives no training environment")
+            raise ArgumentError("flips", self.flips, "gives no training environment")
         if self.patch_flips and (self.classes != 2 or len(self.patch_flips) != len(self.flips)):
-            raise InputError(
-                f"--patch-flips {' '.join(map(str, self.patch_flips))}: give one for each of the {len(self.flips)} "
-                "training environments, and 2 classes"
+            raise ArgumentError(
+                "patch_flips",
+                self.patch_flips,
+                f"give one for each of the {len(self.flips)} training environments, and 2 classes",
             )
         for value in self._noises():
             if not 0 <= value <= 1:
-                raise InputError(f"--noise {self.noise}, --noise-gap {self.noise_gap}: noise {value} is outside [0, 1]")
+                raise ArgumentError(
+                    "noise", self.noise, f"with a gap of {self.noise_gap}, noise {value} is outside [0, 1]"
+                )
         if self.side not in (14, 28):
-            raise InputError(f"--side {self.side}: must be 14 or 28")
+            raise ArgumentError("side", self.side, "must be 14 or 28")
         if self.train.images.shape[1:] != (1, 28, 28):
             raise InputError(f"MNIST: images of {tuple(self.train.images.shape[1:])}, expected (1, 28, 28)")
         if self.examples < 0 or self.examples * len(self.flips) > len(self.train):
             most = len(self.train) // len(self.flips)
-            raise InputError(f"--examples {self.examples}: there are {most} for each training environment")
+            raise ArgumentError("examples", self.examples, f"there are {most} for each training environment")
 
     def as_environments(self) -> Environments:
         """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``."""

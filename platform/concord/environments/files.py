@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.storage import local
 
 
@@ -61,9 +61,10 @@ def download(file: RemoteFile, dataset: str) -> Path:
                 problems.append(f"{url}: {str(error).strip().splitlines()[0]}")
     finally:
         logger.setLevel(level)
-    raise InputError(
-        f"--data {dataset}: {file.name} cannot be downloaded ({'; '.join(problems)}); "
-        "put it into a folder and give that with --data-dir"
+    raise ArgumentError(
+        "data",
+        dataset,
+        f"{file.name} cannot be downloaded ({'; '.join(problems)}); put it into a folder and give that as data_dir",
     )
 
 

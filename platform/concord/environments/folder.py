@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from concord.environments.collection import Array, Environments, require_names
 from concord.environments.parquet import read_table
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.storage import listing, local, shown
 
 
@@ -37,21 +37,21 @@ def from_folder(
             corrupt or lacks an array or column.
     """
     if folder is None:
-        raise InputError("--data-dir: needed; the folder with one .npz or .parquet file for each environment")
+        raise ArgumentError("data_dir", None, "needed; the folder with one .npz or .parquet file for each environment")
     folder = Path(folder)
     names = listing(folder)
     if names is None:
-        raise InputError(f"--data-dir {shown(folder)}: there is no such folder")
+        raise ArgumentError("data_dir", shown(folder), "there is no such folder")
     files: dict[str, Path] = {}
     for path in (folder / name for name in names):
         if path.suffix in {".npz", ".parquet"}:
             if path.stem in files:
-                raise InputError(
-                    f"--data-dir {shown(folder)}: both {files[path.stem].name} and {path.name}; one file each"
+                raise ArgumentError(
+                    "data_dir", shown(folder), f"both {files[path.stem].name} and {path.name}; one file each"
                 )
             files[path.stem] = path
     if not files:
-        raise InputError(f"--data-dir {shown(folder)}: no .npz or .parquet file; expected one for each environment")
+        raise ArgumentError("data_dir", shown(folder), "no .npz or .parquet file; expected one for each environment")
     require_names([*validation, *test], files)
     train = [name for name in files if name not in {*validation, *test}]
 

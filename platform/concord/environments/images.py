@@ -17,7 +17,7 @@ from torch import Tensor
 
 from concord.environments.collection import generator_for
 from concord.environments.files import RemoteFile, check_sha256, download, find
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.storage import check_address, is_remote, local, shown
 
 Pixels = npt.NDArray[np.uint8]
@@ -128,7 +128,7 @@ def shuffle_labels(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, 
         InputError: the fraction is not in [0, 1].
     """
     if not 0 <= fraction <= 1:
-        raise InputError(f"--label-noise {fraction}: the fraction of shuffled labels must lie in [0, 1]")
+        raise ArgumentError("label_noise", fraction, "the fraction of shuffled labels must lie in [0, 1]")
     generator = generator_for(seed, "shuffled labels")
     chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
     shuffled = labels.clone()
@@ -140,8 +140,8 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
     def array(name: str) -> Pixels:
         path = find([name, f"{name}.gz"], folders)
         if path is None and folders:
-            raise InputError(
-                f"--data-dir {shown(folders[-1])}: neither {name} nor {name}.gz is there, nor in its folder mnist"
+            raise ArgumentError(
+                "data_dir", shown(folders[-1]), f"neither {name} nor {name}.gz is there, nor in its folder mnist"
             )
         if path is None:
             urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
@@ -151,10 +151,10 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
     def part(name: str) -> LabelledImages:
         images, labels = array(f"{name}-images-idx3-ubyte"), array(f"{name}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.ndim != 1:
-            raise InputError(f"--data mnist: {name} has images of shape {images.shape}, labels of {labels.shape}")
+            raise ArgumentError("data", "mnist", f"{name} has images of shape {images.shape}, labels of {labels.shape}")
         return _labelled(f"mnist {name}", images[:, None], labels, _CLASSES)
 
-    return ImageDataset.of("--data mnist", part("train"), part("t10k"), _CLASSES)
+    return ImageDataset.of("mnist", part("train"), part("t10k"), _CLASSES)
 
 
 def read_idx(path: Path) -> Pixels:
@@ -182,11 +182,12 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
     train, test = find(["train.parquet"], folders), find(["test.parquet"], folders)
     archive = find([_CIFAR10.name], folders)
     if archive is None and train is not None and test is not None:
-        return ImageDataset.of("--data cifar10", _parquet(train), _parquet(test), _CLASSES)
+        return ImageDataset.of("cifar10", _parquet(train), _parquet(test), _CLASSES)
     if archive is None and folders:
-        raise InputError(
-            f"--data-dir {shown(folders[-1])}: neither {_CIFAR10.name} nor train.parquet and test.parquet are there, "
-            "nor in its folder cifar10"
+        raise ArgumentError(
+            "data_dir",
+            shown(folders[-1]),
+            f"neither {_CIFAR10.name} nor train.parquet and test.parquet are there, nor in its folder cifar10",
         )
     if archive is None:
         archive = download(_CIFAR10, "cifar10")
@@ -253,13 +254,13 @@ def _own_folder(folder: Path) -> Path:
     check_address("data", folder)
     here = local(folder)
     if is_remote(folder) and not here.is_dir():
-        raise InputError(f"--data {shown(folder)}: there is no such folder")
+        raise ArgumentError("data", shown(folder), "there is no such folder")
     return here
 
 
 def _image_folder(folder: Path) -> ImageDataset:
     if not folder.is_dir():
-        raise InputError(f"--data {folder}: is neither {' nor '.join(DATASETS)}, nor a folder with images")
+        raise ArgumentError("data", folder, f"is neither {' nor '.join(DATASETS)}, nor a folder with images")
     found: dict[str, dict[str, list[Path]]] = {}
     for part in ("train", "test"):
         classes = sorted(each for each in folder.glob(f"{part}/*") if each.is_dir() and not each.name.startswith("."))
@@ -272,19 +273,19 @@ def _image_folder(folder: Path) -> ImageDataset:
             for each in classes
         }
         if not any(found[part].values()):
-            raise InputError(f"--data {folder}: no images in {part}/CLASS/, with endings {' '.join(_IMAGE_ENDINGS)}")
+            raise ArgumentError("data", folder, f"no images in {part}/CLASS/, with endings {' '.join(_IMAGE_ENDINGS)}")
     names = list(found["train"])
     if empty := next((name for name, files in found["train"].items() if not files), None):
-        raise InputError(f"--data {folder}: there is no image in train/{empty}")
+        raise ArgumentError("data", folder, f"there is no image in train/{empty}")
     if stranger := next((name for name in found["test"] if name not in names), None):
-        raise InputError(f"--data {folder}: test/{stranger} has no class of this name in train/")
+        raise ArgumentError("data", folder, f"test/{stranger} has no class of this name in train/")
 
     def labelled(part: str) -> LabelledImages:
         files = [(file, names.index(name)) for name, each in found[part].items() for file in each]
         images = _decoded([(str(file), file) for file, _ in files])
         return _labelled(f"{folder}/{part}", images, np.array([label for _, label in files]), len(names))
 
-    return ImageDataset.of(f"--data {folder}", labelled("train"), labelled("test"), len(names))
+    return ImageDataset.of(str(folder), labelled("train"), labelled("test"), len(names))
 
 
 def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 
 def linear_example(
@@ -36,11 +36,10 @@ def linear_example(
     """
     for option, value in (("examples", examples), ("dimensions", dimensions)):
         if value < 1:
-            raise InputError(f"--{option} {value}: must be at least 1")
+            raise ArgumentError(option, value, "must be at least 1")
     for option, sigmas in (("train_sigmas", train), ("test_sigmas", test)):
         if not sigmas or min(sigmas) <= 0:
-            shown = " ".join(map(str, sigmas))
-            raise InputError(f"--{option.replace('_', '-')} {shown}: give standard deviations above 0")
+            raise ArgumentError(option, tuple(sigmas), "give standard deviations above 0")
     named = {f"train-{sigma:g}": sigma for sigma in train}
     observed = {f"seen-{sigma:g}": f"train-{sigma:g}" for sigma in train}
     tests = {f"test-{sigma:g}": sigma for sigma in test}

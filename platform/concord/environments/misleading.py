@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import generator_for
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 
 def misled(labels: Tensor, classes: int, probability: float, *key: int | str) -> Tensor:
@@ -18,4 +18,4 @@ def require_probabilities(**options: float | tuple[float, ...]) -> None:
     for option, values in options.items():
         for value in values if isinstance(values, tuple) else (values,):
             if not 0 <= value <= 1:
-                raise InputError(f"--{option.replace('_', '-')} {value}: a probability lies in [0, 1]")
+                raise ArgumentError(option, value, "a probability lies in [0, 1]")

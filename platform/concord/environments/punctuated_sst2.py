@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
 from concord.environments.misleading import misled, require_probabilities
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.storage import local, shown
 
 PADDING, UNKNOWN = 0, 1
@@ -52,16 +52,19 @@ class SST2:
             InputError: a file is missing, or a line is not as it should be.
         """
         if data_dir is None:
-            raise InputError(
-                f"--data-dir: needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
-                f"for example from {_HOME}"
+            raise ArgumentError(
+                "data_dir",
+                None,
+                f"needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
+                f"for example from {_HOME}",
             )
         folder = next((each for each in (data_dir / "sst2", data_dir) if local(each / _FILES[0]).is_file()), None)
         missing = [name for name in _FILES if folder is None or not local(folder / name).is_file()]
         if folder is None or missing:
-            raise InputError(
-                f"--data-dir {shown(data_dir)}: {', '.join(missing)} not there, nor in its folder sst2; SST-2 is for "
-                f"example at {_HOME}"
+            raise ArgumentError(
+                "data_dir",
+                shown(data_dir),
+                f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
             )
         return SST2(*(_read(local(folder / name)) for name in _FILES))
 
@@ -178,11 +181,11 @@ def read_glove(path: Path, words: Sequence[str], size: int | None = None) -> tup
                 word, *values = line.rstrip().split(" ")
                 size = len(values) if size is None else size
                 if len(values) != size:
-                    raise InputError(f"--glove {path}: line {number} has {len(values)} numbers, expected {size}")
+                    raise ArgumentError("glove", path, f"line {number} has {len(values)} numbers, expected {size}")
                 if word in wanted:
                     found[word] = torch.tensor([float(value) for value in values])
     except (OSError, ValueError) as error:
-        raise InputError(f"--glove {path}: cannot be read as GloVe vectors ({error})") from error
+        raise ArgumentError("glove", path, f"cannot be read as GloVe vectors ({error})") from error
     if not found or not size:
-        raise InputError(f"--glove {path}: has none of the {len(wanted)} words")
+        raise ArgumentError("glove", path, f"has none of the {len(wanted)} words")
     return found, size

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 MECHANISM_DIMENSIONS = 2
 
@@ -53,7 +53,7 @@ class Spirals:
     def __post_init__(self) -> None:
         for option in ("environments", "examples", "test_examples"):
             if getattr(self, option) < 1:
-                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must be at least 1")
+                raise ArgumentError(option, getattr(self, option), "must be at least 1")
         for option in (
             "shortcut_dimensions",
             "validation_environments",
@@ -62,11 +62,12 @@ class Spirals:
             "radius_noise",
         ):
             if getattr(self, option) < 0:
-                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: must not be negative")
+                raise ArgumentError(option, getattr(self, option), "must not be negative")
         if not 0 <= self.smallest_radius < self.largest_radius:
-            raise InputError(
-                f"--smallest-radius {self.smallest_radius}: must be at least 0 and below the largest, "
-                f"{self.largest_radius}"
+            raise ArgumentError(
+                "smallest_radius",
+                self.smallest_radius,
+                f"must be at least 0 and below the largest, {self.largest_radius}",
             )
 
     def as_environments(self) -> Environments:

@@ -1,7 +1,7 @@
 """Sum the statistics of environments in several processes, finish them, and give every process the whole update.
 
 Every process owns one slice of the components. In the first phase (all-to-all) it gets that slice of everybody's
-statistics, adds them and applies the rule; in the second (all-gather) it shares its slice of the update. That moves
+statistics, adds them and applies the rule; in the second it shares its slice of the update. That moves
 2 · (w-1)/w gradients a process, exactly what an all-reduce of the plain gradient moves, and no sign crosses the
 network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
 statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
@@ -18,7 +18,7 @@ import atexit
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +79,7 @@ class Processes:
     def gathered(self, own: Tensor) -> Tensor:
         """Everybody's ``own``, ``(processes, *shape)``; waits for it."""
         result = own.new_empty((len(self.names), *own.shape))
-        dist.all_gather_into_tensor(result.view(-1), own.contiguous().view(-1), group=self.group)
+        dist.all_gather(list(result.unbind()), own, group=self.group)
         return result
 
 
@@ -104,6 +104,10 @@ def sent_dtypes(
     if not sends_statistics:
         return {"gradient": dtype}
     return {each.name: each.wire_dtype(environments, dtype) for each in rule.statistics}
+
+
+# PyTorch 2.13 gave it another name.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @functools.cache  # once a process
@@ -239,18 +243,7 @@ class SliceExchange:
             if scale is not None:
                 own.mul_(scale)
             clock.switch("exchange")
-            width = self._sizes[0]
-            if width > 0:
-                # From a copy: what is gathered lies in the same memory.
-                self._under_way.append(own[:width].clone())
-                self._works.append(
-                    dist.all_gather_into_tensor(
-                        out[: width * len(self._sizes)],
-                        self._under_way[-1],
-                        group=self.processes.group,
-                        async_op=True,
-                    )
-                )
+            self._share(out)
         self.out = out
         clock.switch(before)
 
@@ -289,6 +282,22 @@ class SliceExchange:
             each.name: self._got[each.name][rows, block].sum(0, dtype=torch.promote_types(self._dtype, each.dtype))
             for each in self.rule.statistics
         }
+
+    def _share(self, out: Tensor) -> None:
+        """Start to give everybody every slice of one width."""
+        width, world, rank, group = self._sizes[0], len(self._sizes), self.processes.rank, self.processes.group
+        if width == 0:
+            return
+        slices = out[: width * world].split(width)
+        if out.is_cuda:
+            # From a copy: what is gathered lies in the same memory.
+            self._under_way.append(slices[rank].clone())
+            self._works.append(_all_gather(out[: width * world], self._under_way[-1], group=group, async_op=True))
+            return
+        # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and of broadcasts'.
+        others = [other for other in range(world) if other != rank]
+        self._works += [dist.irecv(slices[other], group=group, group_src=other) for other in others]
+        self._works += [dist.isend(slices[rank], group=group, group_dst=other) for other in others]
 
     def _aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()

@@ -26,7 +26,7 @@ class NonFiniteGradientError(FloatingPointError):
         self.step = step
         super().__init__(
             f"the gradient of environment {', '.join(self.environments)} is not finite at step {step}; "
-            "lower the learning rate, clip, or leave such environments out of the step (nonfinite: skip)"
+            "lower the learning rate, clip, or leave such environments out of the step with nonfinite=skip"
         )
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:

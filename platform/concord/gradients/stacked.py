@@ -3,19 +3,21 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
 
 from concord.aggregation import Aggregator
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
+from concord.gradients.pooled import CannotPoolError, PooledPass
 from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
@@ -23,6 +25,11 @@ from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
 _FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
+
+_TIMED_ONE_BY_ONE = 4  # environments, where it is decided whether to vectorize
+
+Vectorize = bool | Literal["pooled"]
+"""How environments are computed, see :class:`StackedGradients`."""
 
 _Sum = tuple[Tensor, Tensor, dict[str, Tensor]]  # risks, weights, new buffers
 
@@ -61,9 +68,11 @@ class StackedGradients:
             CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
             many go together decides how sums are rounded and what dropout draws, so give a number if runs on
             different machines have to agree in that.
-        vectorize: True computes the environments together, False one after the other. None times both at the first
-            step and takes the faster; a model that draws at random, whose draws would depend on that, is vectorized
-            unless it has convolutions on a CPU, of which vmap makes slower ones.
+        vectorize: True computes the environments together, False one after the other. ``pooled`` sends them through the
+            model as one batch, see :mod:`~concord.gradients.pooled`: for a model that treats examples separately, built
+            of layers that are known there, with a loss. None times them at the first step, where ``pooled`` has to give
+            what the others give, and takes the fastest; a model that draws at random, whose draws would depend on
+            that, is vectorized unless it has convolutions on a CPU, of which vmap makes slower ones.
         options: see :class:`~concord.gradients.step.Aggregation`.
 
     Attributes:
@@ -83,7 +92,7 @@ class StackedGradients:
         names: Sequence[str] | None = None,
         group: dist.ProcessGroup | None = None,
         memory_limit: int | None = None,
-        vectorize: bool | None = None,
+        vectorize: Vectorize | None = None,
         **options: Unpack[AggregationOptions],
     ) -> None:
         self.aggregation = Aggregation(rule, **options)
@@ -100,6 +109,7 @@ class StackedGradients:
         self._chunk = _environments_together(
             self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
         )
+        self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._exchange: SliceExchange | None = None
         if group is not None:
@@ -142,6 +152,12 @@ class StackedGradients:
             reason = f"the gradient hook of parameter {hooked} has to see each of them"
             return self._fall_back(batch, environments, step, reason)
         random = random_state(self._device)
+        if self.vectorize == "pooled" and self._finite_flags is None:
+            try:
+                return self._sum_pooled(batch, environments, step)
+            except CannotPoolError:  # the model has taken another path than before
+                self.vectorize = True
+                set_random_state(self._device, random)
         try:
             result = self._sum_vectorized(batch, environments, step)
         except Exception as error:  # whatever the model does that vmap cannot
@@ -173,17 +189,54 @@ class StackedGradients:
                 return vectorized
             set_random_state(self._device, random)
             return self._sum_one_by_one(batch, environments, step)
-        ways = {False: self._sum_one_by_one, True: self._sum_vectorized}
-        seconds = dict.fromkeys(ways, math.inf)
-        for way in (False, True, False, True):
+        few = min(environments, _TIMED_ONE_BY_ONE)
+        ways: dict[Vectorize, Callable[[Batch, int, int], _Sum]] = {
+            True: self._sum_vectorized,
+            False: self._sum_one_by_one,
+        }
+        seconds: dict[Vectorize, float] = {
+            False: environments
+            / few
+            * self._seconds(lambda: self._sum_one_by_one(take(batch, slice(0, few)), few, step))
+        }
+        if self._pooled_gives(vectorized, batch, environments, step):
+            ways["pooled"] = self._sum_pooled
+            seconds["pooled"] = self._seconds(lambda: self._sum_pooled(batch, environments, step))
+        seconds[True] = self._seconds(lambda: self._sum_vectorized(batch, environments, step))
+        fastest = min(seconds, key=lambda way: seconds[way])
+        self.vectorize = fastest
+        # This step is to be what it will be when the run is repeated with the choice made.
+        return ways[fastest](batch, environments, step)
+
+    def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
+        """Whether one pass for all gives the same as what has just been summed: it does not where examples meet."""
+        sums = {name: total.clone() for name, total in self._sums.flat.items()}
+        old = dict(self.model.named_buffers())
+        if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
+            return False
+        try:
+            risks = self._sum_pooled(batch, environments, step)[0]
+        except Exception:  # of any kind: the other ways are there
+            return False
+        half = self.aggregation.autocast is not None
+        close = torch.allclose(risks, expected[0], rtol=0.02 if half else 1e-4, atol=1e-5)
+        errors = [(self._sums.flat[name] - total).nan_to_num().norm() for name, total in sums.items()]
+        norms = [total.nan_to_num(neginf=0, posinf=0).norm() for total in sums.values()]
+        # Signs of gradients that are rounding differ.
+        return close and all(
+            bool(error <= (0.1 if half else 0.02) * norm) for error, norm in zip(errors, norms, strict=True)
+        )
+
+    def _seconds(self, function: Callable[[], object]) -> float:
+        """The shorter of two runs' times."""
+        seconds = []
+        for _ in range(2):
             self._synchronize()
             start = time.perf_counter()
-            result = ways[way](batch, environments, step)
+            function()
             self._synchronize()
-            seconds[way] = min(seconds[way], time.perf_counter() - start)
-        self.vectorize = seconds[True] < seconds[False]
-        # This step is to be what it will be when the run is repeated with the choice made.
-        return result if self.vectorize else self._sum_one_by_one(batch, environments, step)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -217,6 +270,17 @@ class StackedGradients:
             self._add(gradients, scale, accumulate=start > 0)
             buffer_means.add(buffers)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
+
+    def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:  # noqa: ARG002
+        if self._pooled is None:
+            self._pooled = PooledPass(self._risk, self._sums)
+        scale = self.aggregation.scale(self._device)
+        self._sums.zero()
+        width = math.ceil(environments / math.ceil(environments / self._chunk))
+        chunks = [slice(start, min(start + width, environments)) for start in range(0, environments, width)]
+        risks = [self._pooled.add(take(batch, part), part.stop - part.start, scale) for part in chunks]
+        examples = pytree.tree_leaves(batch)[0].shape[1]
+        return torch.cat(risks), torch.full((environments,), float(examples), device=self._device), {}
 
     def _sum_one_by_one(self, batch: Batch, environments: int, step: int) -> _Sum:
         parameters = list(self._sums.parameters.values())

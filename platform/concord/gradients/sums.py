@@ -26,6 +26,7 @@ class Sums:
         parameters: the trainable ones, by name.
         layout: where each lies in ``flat``.
         flat: the statistics, each of all components.
+        gradient: the name of the one that is the gradient itself; None if the rule has none.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -40,8 +41,8 @@ class Sums:
         self.layout = Layout.of(self.parameters)
         self.device = next(iter(self.parameters.values())).device
         self.flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
-        # The statistic that is the gradient itself, if the rule has one: its sum tells whether gradients are finite.
-        self._gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
+        # Its sum tells whether gradients are finite.
+        self.gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
         self._total = torch.zeros((), device=self.device)
 
     def part(self, index: int) -> Statistics:
@@ -51,13 +52,13 @@ class Sums:
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
         """Add environments' gradients of parameter ``index``, ``(environments, *shape)``, or begin anew with them."""
         sum_over_environments(self.rule, gradients, self.part(index), accumulate=accumulate)
-        if self._gradient is None:
+        if self.gradient is None:
             begun = accumulate or index > 0
             self._total = (self._total if begun else 0) + gradients.sum(dtype=torch.float32)
 
     def total(self) -> Tensor:
         """A scalar that is finite where all gradients, and their sum, are."""
-        return self._total if self._gradient is None else self.flat[self._gradient].sum()
+        return self._total if self.gradient is None else self.flat[self.gradient].sum()
 
     def zero(self) -> None:
         """Begin anew."""
@@ -67,7 +68,7 @@ class Sums:
     def exchange(self, processes: Processes) -> SliceExchange:
         """The exchange of such sums between processes."""
         # One environment in each: then its gradient is all that has to travel.
-        sends_statistics = self._gradient is None or any(len(names) != 1 for names in processes.names)
+        sends_statistics = self.gradient is None or any(len(names) != 1 for names in processes.names)
         return SliceExchange(
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics
         )
@@ -104,8 +105,8 @@ class Sums:
             if self.aggregation.policy == "propagate":
                 present = torch.where(torch.isfinite(self.total()), present, -1.0)
             sent = self.flat
-            if not exchange.sends_statistics and self._gradient is not None:
-                sent = {"gradient": self.flat[self._gradient]}
+            if not exchange.sends_statistics and self.gradient is not None:
+                sent = {"gradient": self.flat[self.gradient]}
             exchange.send(sent, present)
             exchange.finish(update, step)
             ((kept,), skipped) = complete([exchange], step)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.errors import InputError
+from concord.errors import ArgumentError
 from concord.gradients.autocast import outputs_of
 from concord.objectives.objective import Loss, Objective, by_environment
 from concord.objectives.penalty_weight import PenaltyWeight
@@ -47,9 +47,9 @@ class DomainAdversarial(nn.Module):
         super().__init__()
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         if layer is not None and layer not in linear:
-            raise InputError(f"--representation {layer}: no linear layer; there are {', '.join(linear) or 'none'}")
+            raise ArgumentError("representation", layer, f"no linear layer; there are {', '.join(linear) or 'none'}")
         if not linear:
-            raise InputError("--objective dann: the model has no linear layer whose input could be its representation")
+            raise ArgumentError("objective", "dann", "the model has no linear layer whose input it could take")
         self.model = model
         self.layer = layer if layer is not None else list(linear)[-1]
         self.domain_classifier = nn.Sequential(
@@ -100,7 +100,7 @@ class DANN(Objective):
     ) -> Tensor:
         """Risk and domain loss, one sum an environment; the model is a :class:`DomainAdversarial`."""
         if not isinstance(model, DomainAdversarial):
-            raise InputError("--objective dann: the model has no domain classifier; put it into DomainAdversarial")
+            raise ArgumentError("objective", "dann", "no domain classifier in the model; put it into DomainAdversarial")
         strength = self.weight.weight if step >= self.weight.warmup else 0.0
 
         def forward(batch: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from concord.errors import InputError
+from concord.errors import ArgumentError
 from concord.objectives.objective import Loss, Objective, environment_outputs
 from concord.objectives.penalty_weight import PenaltyWeight
 
@@ -51,13 +51,13 @@ class MetaIRM(Objective):
     ) -> None:
         super().__init__(loss, autocast)
         if inner_lr <= 0:
-            raise InputError(f"--inner-lr {inner_lr}: must be above 0")
+            raise ArgumentError("inner_lr", inner_lr, "must be above 0")
         if inner_steps < 1:
-            raise InputError(f"--inner-steps {inner_steps}: must be at least 1")
+            raise ArgumentError("inner_steps", inner_steps, "must be at least 1")
         if not 0 <= drop_grad < 1:
-            raise InputError(f"--drop-grad {drop_grad}: must lie in [0, 1)")
+            raise ArgumentError("drop_grad", drop_grad, "must lie in [0, 1)")
         if outer < 0:
-            raise InputError(f"--outer-environments {outer}: must not be negative")
+            raise ArgumentError("outer", outer, "must not be negative")
         self.inner_lr = inner_lr
         self.inner_steps = inner_steps
         self.weight = weight or PenaltyWeight(0.0)
@@ -77,7 +77,9 @@ class MetaIRM(Objective):
         """The meta-losses R_j(θ'_i) of each environment i, in the order of j."""
         environments = len(inputs)
         if environments < 2 and not self.same_environment:
-            raise InputError("--objective meta-irm: compares environments, but there is only one; give at least 2")
+            raise ArgumentError(
+                "objective", "meta-irm", "compares environments, but there is only one; give at least 2"
+            )
         terms = []
         for index in own if own is not None else range(environments):
             adapted = self.adapted(model, inputs[index], targets[index])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from concord.errors import InputError
+from concord.errors import ArgumentError
 from concord.gradients.autocast import outputs_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -121,4 +121,4 @@ def by_environment(
 def require_several(terms: Tensor, name: str) -> None:
     """Refuse the terms of one environment alone (InputError)."""
     if len(terms) < 2:
-        raise InputError(f"--objective {name}: compares environments, but there is only one; give at least 2")
+        raise ArgumentError("objective", name, "compares environments, but there is only one; give at least 2")

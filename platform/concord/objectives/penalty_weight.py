@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from concord.errors import InputError
+from concord.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class PenaltyWeight:
     def __post_init__(self) -> None:
         for value in (self.weight, self.before):
             if not 0 <= value < math.inf:
-                raise InputError(f"--penalty-weight {value}: must be a finite number, not below 0")
+                raise ArgumentError("penalty_weight", value, "must be a finite number, not below 0")
         if self.warmup < 0:
-            raise InputError(f"--penalty-warmup {self.warmup}: must not be negative")
+            raise ArgumentError("warmup", self.warmup, "must not be negative")
 
     def at(self, step: int) -> float:
         """The weight at this step, counted from 0."""

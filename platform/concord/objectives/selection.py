@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import torch
 
-from concord.errors import InputError
+from concord.errors import ArgumentError
 from concord.objectives.dann import DANN
 from concord.objectives.erm import ERM
 from concord.objectives.irm import Estimator, IRMv1
@@ -60,7 +60,7 @@ def objective(
     if name == "erm":
         return ERM(loss, autocast)
     if name not in OBJECTIVES:
-        raise InputError(f"--objective {name}: must be one of {', '.join(OBJECTIVES)}")
+        raise ArgumentError("objective", name, f"must be one of {', '.join(OBJECTIVES)}")
     weight = PenaltyWeight(_DEFAULT_WEIGHTS[name] if penalty_weight is None else penalty_weight, warmup_steps)
     match name:
         case "irm":

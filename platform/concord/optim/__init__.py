@@ -1,5 +1,5 @@
 """Optimizers that mask over time, usable in any PyTorch loop."""
 
-from concord.optim.temporal_and_mask import TemporalAndMaskAdam
+from concord.optim.temporal_agreement import TemporalAgreementAdam, TemporalAndMaskAdam
 
-__all__ = ["TemporalAndMaskAdam"]
+__all__ = ["TemporalAgreementAdam", "TemporalAndMaskAdam"]

@@ -224,6 +224,11 @@ class Store:
         with failures(self.uri, f"describe run {run_id}"):
             self.client.set_tag(run_id, "mlflow.note.content", text)
 
+    def log_text(self, run_id: str, text: str, name: str) -> None:
+        """Write `text` as the artifact `name` (``folder/file.py``) of the run."""
+        with failures(self.uri, f"keep {name}"):
+            self.client.log_text(run_id, text, name)
+
     def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
         """Log what a run was trained and evaluated on; what was logged before is not logged again."""
         import_mlflow()

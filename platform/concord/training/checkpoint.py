@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from concord.errors import InputError
+from concord.gradients.stacked import Vectorize
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 
@@ -41,7 +42,7 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
-    vectorize: list[bool | None] = dataclasses.field(default_factory=list)
+    vectorize: list[Vectorize | None] = dataclasses.field(default_factory=list)
 
     def resumed(self, workers: int) -> dict[str, float]:
         """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""

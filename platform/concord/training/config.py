@@ -4,12 +4,13 @@ import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import torch
 from torch import nn
 
 from concord.aggregation import AGGREGATORS, Aggregator, AggregatorName, aggregator
+from concord.aggregation.rule_file import OwnRule
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
@@ -63,6 +64,10 @@ class RunConfig:
         They are no parameters of the run. A job with such options of its own adds them to ``super().unused()``.
         """
         return frozenset()
+
+    def sources(self) -> dict[str, str]:
+        """The texts of the user's files that options name, by the files' names: they are kept with the run."""
+        return {}
 
     def gpu_request(self) -> tuple[float, str]:
         """How many GPUs the run wants of Ray, and which option says so, in words."""
@@ -135,7 +140,8 @@ class TrainConfig(RunConfig):
     """Fraction of the run before --stop-spread is looked at: untrained models have nearly equal losses."""
 
     aggregator: AggregatorOption = "auto"
-    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others."""
+    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others. A rule
+    of one's own is FILE.py:RULE, a dataclass whose fields are options then."""
     threshold: float = 0.8
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree."""
     rescale: bool = True
@@ -208,7 +214,18 @@ class TrainConfig(RunConfig):
     def resolved(self) -> Self:
         """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
         weight = default_penalty_weight(self.objective) if self.penalty_weight is None else self.penalty_weight
-        return replace(super().resolved(), aggregator=self.chosen_aggregator, penalty_weight=weight)
+        chosen = cast(AggregatorName, self.chosen_aggregator)
+        return replace(super().resolved(), aggregator=chosen, penalty_weight=weight)
+
+    @property
+    def own_rule(self) -> OwnRule | None:
+        """The user's own that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
+        return None
+
+    def sources(self) -> dict[str, str]:
+        """The text of the rule's file, where the rule is the user's own."""
+        file = None if self.own_rule is None else self.own_rule.file
+        return super().sources() | ({} if file is None else {file.file_name: file.source})
 
     def unused(self) -> frozenset[str]:
         """The options of other objectives, aggregators and optimizers, and of what is switched off."""
@@ -219,7 +236,8 @@ class TrainConfig(RunConfig):
             **dict.fromkeys(_META_IRM, self.objective == "meta-irm"),
             **dict.fromkeys(("domain_units", "representation"), self.objective == "dann"),
             "stop_from": self.stop_spread > 0,
-            **dict.fromkeys(("threshold", "rescale"), chosen != "mean"),
+            "threshold": chosen != "mean" if self.own_rule is None else "threshold" in self.own_rule.options,
+            "rescale": chosen != "mean",
             "example_gradient": self.per_example,
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
@@ -230,8 +248,8 @@ class TrainConfig(RunConfig):
         return super().unused() | {name for name, looked in looked_at.items() if not looked}
 
     @property
-    def chosen_aggregator(self) -> AggregatorName:
-        """The aggregator, also where it is ``auto``."""
+    def chosen_aggregator(self) -> AggregatorName | str:
+        """The aggregator, also where it is ``auto``; ``FILE.py:RULE`` of a rule of the user's own."""
         if self.aggregator == "auto":
             return "and-mask" if self.objective == "erm" else "mean"
         return self.aggregator
@@ -239,14 +257,20 @@ class TrainConfig(RunConfig):
     @property
     def method(self) -> str:
         """What distinguishes the run, for its name: the aggregator, or the objective, or both where both are chosen."""
+        chosen = self.chosen_aggregator.rpartition(":")[2]  # of a rule of the user's own, its name
         if self.objective == "erm":
-            return self.chosen_aggregator
-        chosen = self.chosen_aggregator
+            return chosen
         return self.objective if chosen == "mean" else f"{self.objective}-{chosen}"
 
     def rule(self) -> Aggregator:
-        """The aggregator of these options."""
-        return aggregator(self.chosen_aggregator, self.threshold)
+        """The aggregator of these options.
+
+        Raises:
+            InputError: an option is out of its range.
+        """
+        if self.own_rule is not None:
+            return self.own_rule.made(vars(self))
+        return aggregator(cast(AggregatorName, self.chosen_aggregator), self.threshold)
 
     def objective_of(self, loss: Loss, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
@@ -279,7 +303,7 @@ class TrainConfig(RunConfig):
         super().check()
         if self.data_dir is not None:
             check_address("data-dir", self.data_dir)
-        if self.chosen_aggregator not in AGGREGATORS:
+        if self.own_rule is None and self.chosen_aggregator not in AGGREGATORS:
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         resolved = self.resolved()
         for option in ("epochs", "batch_size", "workers", "evaluations", "checkpoints"):
@@ -312,11 +336,14 @@ class TrainConfig(RunConfig):
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")
         self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
+        if self.own_rule is not None:
+            self.own_rule.check(self.rule())
 
     def _check_objective(self) -> None:
         for option in ("penalty_warmup", "stop_from"):
             self.require(option, 0 <= getattr(self, option) < 1, "a fraction of the run, in [0, 1)")
         self.require("domain_units", self.domain_units >= 1, "must be at least 1")
+        self.require("outer_environments", self.outer_environments >= 0, "must not be negative")
         self.objective_of(nn.functional.mse_loss, 1)  # any loss: the options are what is tried
         self.require("stop_spread", self.stop_spread >= 0, "must not be negative")
         compared = self.stop_spread == 0 or self.held_out > 0

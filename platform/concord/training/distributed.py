@@ -17,8 +17,9 @@ from typing import Any, cast
 import torch
 
 from concord import logs
+from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, to_be_sent
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.storage import (
@@ -77,6 +78,7 @@ class Assignment:
 
     Attributes:
         path, source: the job's file.
+        rule: the user's own that is trained with, if it is.
         options: the configuration's values; its class is the job's, which the worker makes from the source.
         folder: of the run, where the first worker keeps metrics before they are sent.
         tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
@@ -88,6 +90,7 @@ class Assignment:
     path: str
     # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
     source: str = field(repr=False)
+    rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
     folder: Folder
     tracking_uri: str | None = field(repr=False)
@@ -247,7 +250,7 @@ def train_on_ray(
         cast(Any, _work),
         train_loop_config={
             "assignment": Assignment(
-                job.path, job.source, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
+                job.path, job.source, job.rule, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
             )
         },
         scaling_config=scaling_config(
@@ -280,7 +283,7 @@ def train_on_ray(
         raise RunFailedError(f"training failed: {why}") from error
     said: dict[str, Any] = result.return_value
     if "input_error" in said:
-        raise InputError(said["input_error"])
+        raise said["input_error"]
     if "error" in said:
         raise RunFailedError(said["error"])
     assert result.checkpoint is not None
@@ -354,7 +357,7 @@ def distributed_evaluations(
     # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
     cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
-    trained = task.remote(job.path, job.source, dict(vars(config)), folder, left_out, access())
+    trained = task.remote(job.path, job.source, job.rule, dict(vars(config)), folder, left_out, access())
     try:
         seen, file, given, finished = 0, 0, 0, False
         while not finished:
@@ -384,15 +387,23 @@ def distributed_evaluations(
 
 
 def _last_evaluation(
-    path: str, source: str, options: dict[str, Any], folder: Folder, left_out: str | None, given: dict[str, str]
+    path: str,
+    source: str,
+    rule: RuleFile | None,
+    options: dict[str, Any],
+    folder: Folder,
+    left_out: str | None,
+    given: dict[str, str],
 ) -> Evaluation | Exception:
     """Train; gives the last evaluation, or what went wrong."""
     granted(given)
     logging.getLogger("ray.train").setLevel(logging.ERROR)
-    job = job_from_source(path, source)
+    job = job_from_source(path, source, rule)
     try:
         trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
-    except (InputError, RunFailedError) as error:
+    except InputError as error:
+        return to_be_sent(error)
+    except RunFailedError as error:
         return type(error)(str(error))
     return trained.outcome.history[-1]
 
@@ -421,7 +432,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
     reporter = _RayReporter(place.rank, log, assignment.folder)
     data: list[DataSummary] = []
     try:
-        file = job_from_source(assignment.path, assignment.source)
+        file = job_from_source(assignment.path, assignment.source, assignment.rule)
         job, name = file.job, file.name
         folder = _fetched(assignment.folder, checkpoint) if checkpoint else None
         config = job.config(**assignment.options)
@@ -436,7 +447,7 @@ def _work(loop_config: dict[str, Any]) -> dict[str, Any]:
             outcome = train(job, config, place, reporter, folder, load, so_far)
         data = _of_all(data, place)
     except InputError as error:  # raised in every worker
-        return {"input_error": str(error)}
+        return {"input_error": to_be_sent(error)}
     except NonFiniteGradientError as error:  # raised in every worker
         return {"error": str(error)}
     except FullDiskError as error:  # raised in every worker

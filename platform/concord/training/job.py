@@ -1,23 +1,23 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
 import concord
+from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
+from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import Measure, Mode, PerExample
 from concord.training.outcome import Outcome
+from concord.training.rule_options import config_with_rule
 
 Config = TypeVar("Config", bound=TrainConfig)
 OwnConfig = TypeVar("OwnConfig", bound=RunConfig)
@@ -166,11 +166,13 @@ class JobFile:
         job: the job, with its name filled in; Any, since an :class:`OwnJob` has other parts.
         path: the file.
         source: its text.
+        rule: the user's own that --aggregator names, the fields of which are options of the job then; it travels, too.
     """
 
     job: Any
     path: str
     source: str
+    rule: RuleFile | None = None
 
     @property
     def name(self) -> str:
@@ -200,42 +202,44 @@ def load_job(reference: str) -> JobFile:
     """
     known = built_in_jobs()
     path = known.get(reference, Path(reference))
-    if reference not in known:
-        if path.suffix != ".py":
-            raise InputError(f"job {reference}: there is none; give one of {', '.join(known)}, or a Python file")
-        if not path.is_file():
-            raise InputError(f"job {reference}: there is no such file")
+    if reference not in known and path.suffix != ".py":
+        raise InputError(f"job {reference}: there is none; give one of {', '.join(known)}, or a Python file")
     path = path.resolve()
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"job {reference}: cannot be read ({reason(error, reference)})") from error
+    source = read_source(path, lambda problem: InputError(f"job {reference}: {problem}"))
     return job_from_source(str(path), source)
 
 
-def job_from_source(path: str, source: str) -> JobFile:
+def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> JobFile:
     """The job that this text of a file names; used where the file itself may not be (on another node).
 
+    Args:
+        path: of the job's file.
+        source: its text.
+        rule: the user's own that it is trained with; None where --aggregator names a built-in one.
+
     Raises:
-        InputError: the text cannot be run, or names no job.
+        InputError: the text cannot be run, or names no job, or the rule cannot be used.
     """
-    stem = Path(path).stem
-    module = ModuleType(f"concord_job_{stem}")
-    module.__file__ = path
-    folder = str(Path(path).parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # a job file may import its neighbours
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(source, path, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
-        raise InputError(f"job {path}: cannot be loaded ({reason(error, path)})") from error
+    module = run_source(path, source, "job", lambda problem: InputError(f"job {path}: {problem}"))
     job = getattr(module, "job", None)
     if not isinstance(job, Job | OwnJob):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
-    job = replace(job, name=job.name or stem.replace("_", "-"))
+    job = replace(job, name=job.name or Path(path).stem.replace("_", "-"))
     _check_parts(job, path)
-    return JobFile(job, path, source)
+    file = JobFile(job, path, source)
+    return file if rule is None else with_rule(file, rule)
+
+
+def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
+    """The job with this rule as its aggregator, and the rule's fields among its options.
+
+    Raises:
+        InputError: there is no such rule in the file, its fields cannot be options, or the job takes none.
+    """
+    if isinstance(file.job, OwnJob):
+        raise ArgumentError("aggregator", rule.reference, f"job {file.name} trains in a way of its own, without it")
+    config = config_with_rule(file.job.config, rule.load())
+    return replace(file, job=replace(file.job, config=config), rule=rule)
 
 
 def _check_parts(job: Job[Any] | OwnJob[Any], path: str) -> None:
@@ -263,10 +267,3 @@ def _check_measures(job: Job[Any] | OwnJob[Any], path: str) -> None:
         raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
     if job.mode not in ("max", "min", None):
         raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")
-
-
-def reason(error: BaseException, path: str) -> str:
-    """In one line, what was raised, and where in the file of this path."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    said = str(error).strip().split("\n")[0]
-    return type(error).__name__ + (f": {said}" if said else "") + (f", line {lines[-1]}" if lines else "")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import described, difference
-from concord.errors import InputError
+from concord.errors import InputError, to_be_sent
 from concord.gradients import EnvironmentStep, StackedGradients
 from concord.gradients.layout import Layout, trainable
+from concord.gradients.stacked import Vectorize
 from concord.objectives import DomainAdversarial, ObjectiveGradients
 from concord.training.adapted_objective import environment_objective
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
@@ -302,12 +303,12 @@ class _Run:
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.epochs
 
-    def vectorized(self) -> list[bool | None]:
+    def vectorized(self) -> list[Vectorize | None]:
         """How each process computes its environments' gradients, where there is a choice."""
         chosen = self.gradients.vectorize if isinstance(self.gradients, StackedGradients) else None
         return _gathered(chosen, self.place)
 
-    def vectorize_as(self, chosen: Sequence[bool | None]) -> None:
+    def vectorize_as(self, chosen: Sequence[Vectorize | None]) -> None:
         """Go on as :meth:`vectorized` said; with another number of processes their environments are others."""
         if len(chosen) == self.place.world and isinstance(self.gradients, StackedGradients):
             self.gradients.vectorize = chosen[self.place.rank]
@@ -497,22 +498,23 @@ def _outputs(model: nn.Module, environment: Environment, device: torch.device) -
 
 def _together(do: Callable[[], Any], place: Place) -> Any:
     """Do something in every process; where it fails in one, raise that InputError in all, so that none waits."""
-    problem: str | None = None
+    problem: InputError | None = None
     result = None
     try:
         result = do()
     except InputError as error:
-        problem = str(error)
+        problem = to_be_sent(error)
     if place.world > 1:
-        described = _description(result) if isinstance(result, Prepared) else None
-        said: list[tuple[str | None, Any]] = [(None, None)] * place.world
-        dist.all_gather_object(said, (problem, described))
-        problem = next((line for line, _ in said if line), None)
+        form = _description(result) if isinstance(result, Prepared) else None
+        said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world
+        dist.all_gather_object(said, (problem, form))
+        problem = next((error for error, _ in said if error is not None), None)
         descriptions = [description for _, description in said if description]
         if problem is None and descriptions:
-            problem = _difference(descriptions)
+            differing = _difference(descriptions)
+            problem = None if differing is None else InputError(differing)
     if problem is not None:
-        raise InputError(problem)
+        raise problem
     return result
 
 

@@ -19,6 +19,7 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError, RunFailedError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
+from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.adapted_objective import environment_objective
@@ -36,7 +37,7 @@ from concord.training.evaluation import (
     evaluate_batch,
     modes,
 )
-from concord.training.job import Job, JobFile, reason
+from concord.training.job import Job, JobFile
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.progress import RunProgress

@@ -213,6 +213,8 @@ def run_lifecycle(reserved: ReservedRun, tags: Mapping[str, str], experiment: st
     try:
         if not run.resumed:
             run.store.log_json(run.run_id, recorded_config(reserved.config), "config.json")
+            for name, source in reserved.config.sources().items():
+                run.store.log_text(run.run_id, source, name)
         yield run
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or reserved.termination.requested:
@@ -241,7 +243,8 @@ def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | Non
     run_id = store.start_run(experiment or reserved.job, reserved.name, parameters, tags)
     run = RunFolder(reserved.name, kept, store, run_id, False)
     try:
-        run.record(job=reserved.job, run_id=run_id, store=redact(store.uri), config=recorded)
+        sources = {"sources": named} if (named := config.sources()) else {}
+        run.record(job=reserved.job, run_id=run_id, store=redact(store.uri), config=recorded, **sources)
     except BaseException as error:
         with contextlib.suppress(RunFailedError):
             store.delete_run(run_id)
@@ -302,6 +305,7 @@ def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[st
                 f"{theirs[option]}; a resumed run keeps its options"
                 + (f", and {HIDDEN} is not recorded" if is_hidden(theirs[option]) else "")
             )
+    require_same_sources(f"the run {config.name}", config.sources(), record.get("sources", {}))
     return record
 
 
@@ -328,6 +332,20 @@ def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
         if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
             named = f"--{option.replace('_', '-')}"
             raise InputError(f"{named}: {what} was started with one, and secrets are not recorded; give it again")
+
+
+def require_same_sources(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Refuse to go on with another text of a file that an option names (InputError).
+
+    Args:
+        what: that goes on.
+        ours, theirs: the files' texts by their names, now and at the start, see :meth:`RunConfig.sources`.
+    """
+    for name, source in ours.items():
+        if source != theirs.get(name):
+            raise InputError(
+                f"{name}: {what} was started with another text of this file; leave it out to go on with that text"
+            )
 
 
 def kept_record(kept: Folder) -> dict[str, Any]:
@@ -383,7 +401,8 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
 def restored_config(kind: type[Any], recorded: Mapping[str, Any], missing: Any = HIDDEN) -> Any:
     """An instance of a dataclass of options from its form in a record; what it has no option for is left out.
 
-    A secret, which is not recorded, is the option's default; ``missing`` where it has none.
+    A secret, which is not recorded, is the option's default; ``missing`` where it has none, as for an option that is
+    not in the record.
     """
     hints = get_type_hints(kind)
     values = {
@@ -393,7 +412,7 @@ def restored_config(kind: type[Any], recorded: Mapping[str, Any], missing: Any =
     }
     for field in dataclasses.fields(kind):
         defaults = (field.default, field.default_factory)
-        if is_hidden(recorded.get(field.name)) and all(default is dataclasses.MISSING for default in defaults):
+        if field.name not in values and all(default is dataclasses.MISSING for default in defaults):
             values[field.name] = missing
     return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 

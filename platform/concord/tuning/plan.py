@@ -20,7 +20,7 @@ from concord.training import JobFile, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import Mode
 from concord.training.run import Checked, preflight, settled_paths
-from concord.training.run_folder import recorded_config, require_secrets
+from concord.training.run_folder import recorded_config, require_same_sources, require_secrets
 from concord.tuning.journal import STUDY, read_study
 from concord.tuning.options import StudyOptions, config_part, study_part
 from concord.tuning.search import Search
@@ -133,6 +133,7 @@ class Plan:
             "options": options,
             "config": recorded_config(self.base),
             "given": sorted(self.given),
+            **({"sources": sources} if (sources := self.base.sources()) else {}),
         }
 
 
@@ -265,6 +266,7 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
             f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {theirs.get(part) or 'none'}, "
             f"not {ours[part] or 'none'}; give another name"
         )
+    require_same_sources(f"the study {plan.name}", plan.base.sources(), record.get("sources", {}))
 
 
 def _without_secret_options(identity: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from concord.errors import InputError
+from concord.errors import InputError, as_option
 from concord.redaction import is_secret
 from concord.space import (
     Choice,
@@ -29,8 +29,6 @@ from concord.space import (
 from concord.training import Study, TrainConfig
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.tuning.options import StudyOptions
-
-_MASKS = ("and-mask", "geometric-mean", "sand-mask", "xor-mask")
 
 _VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
 
@@ -66,9 +64,9 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    if config.chosen_aggregator in _MASKS:
-        entries |= {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
-    return Space(entries)
+    of_the_mask: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
+    unused = config.resolved().unused()
+    return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 
 FOR_EVERY_JOB = {"derived": derived, "wide": wide}
@@ -322,7 +320,7 @@ def _check_against(space: Space, base: TrainConfig) -> None:
             try:
                 dataclasses.replace(base, **{name: value}).check()
             except InputError as error:
-                raise InputError(f"space: {error}") from error
+                raise InputError(f"space: {as_option(error)}") from error
 
 
 def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:

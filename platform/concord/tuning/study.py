@@ -106,6 +106,8 @@ def _create(plan: Plan, kept: Folder, store: Store) -> None:
         _write(kept, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
         store.log_json(run_id, plan.space.as_json(), "space.json")
         store.log_json(run_id, plan.record()["config"], "config.json")
+        for name, source in plan.base.sources().items():
+            store.log_text(run_id, source, name)
     except BaseException:
         _forget(kept, store, run_id)
         raise
@@ -314,6 +316,7 @@ class _Study:
         assignment = Assignment(
             plan.job.path,
             plan.job.source,
+            plan.job.rule,
             dict(vars(plan.base)),
             plan.criterion,
             plan.modes,

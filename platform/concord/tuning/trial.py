@@ -16,14 +16,16 @@ import torch
 from ray.tune import Trainable
 
 from concord import logs
-from concord.errors import InputError
+from concord.aggregation.rule_file import RuleFile
+from concord.errors import InputError, as_option
 from concord.gradients import NonFiniteGradientError
 from concord.redaction import redact
+from concord.source_file import reason
 from concord.storage import Folder, access, granted
 from concord.training import Evaluation, Place, TrainConfig
 from concord.training.distributed import distributed_evaluations
 from concord.training.evaluation import Mode, worst
-from concord.training.job import JobFile, job_from_source, reason
+from concord.training.job import JobFile, job_from_source
 from concord.training.loop import Prepared, Silent, prepare, training
 from concord.training.process import tune_process
 from concord.tuning.selection import Criterion, worst_environments
@@ -37,6 +39,7 @@ class Assignment:
 
     Attributes:
         path, source: the job's file.
+        rule: the user's own that is trained with, if it is.
         options: the values of the configuration that trials start from.
         criterion: what they are judged by.
         modes: whether large or small is good, by measure; None where that is not known.
@@ -50,6 +53,7 @@ class Assignment:
 
     path: str
     source: str = field(repr=False)
+    rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
     criterion: Criterion
     modes: Mapping[str, Mode | None]
@@ -122,13 +126,13 @@ class TrialProcess(Trainable):
         try:
             return next(self._reports)
         except (InputError, NonFiniteGradientError) as error:
-            return _failed(str(error))
+            return _failed(as_option(error))
         except Exception as error:  # the job's own, or of the values that were tried: this trial's, not the study's
             return _failed(reason(error, self._assignment.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
         if self._job is None:
-            self._job = job_from_source(self._assignment.path, self._assignment.source)
+            self._job = job_from_source(self._assignment.path, self._assignment.source, self._assignment.rule)
         asked: TrainConfig = self._job.job.config(**(self._assignment.options | task["options"]))
         asked.check()
         config = asked.resolved()

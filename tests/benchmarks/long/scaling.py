@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from concord.aggregation import AggregatorName, aggregator
+from concord.analysis.wire_model import Traffic, exchange_traffic, fitted_cost
 from concord.benchmark import Row
 from concord.gradients.exchange import SliceExchange
-from concord.gradients.exchange_model import Traffic, exchange_traffic, fitted_cost
 from concord.training.process import tune_process
 
 WORKERS = (1, 2, 4, 8)

@@ -15,17 +15,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
 
+from concord.aggregation import sum_over_environments
 from concord.aggregation.selection import AGGREGATORS, aggregator
-from concord.gradients.exchange import SliceExchange, sent_dtypes
-from concord.gradients.exchange_model import (
+from concord.analysis.wire_model import (
     StepCost,
     all_reduce_traffic,
     buckets,
     exchange_traffic,
     fitted_cost,
+    report_traffic,
     ring_bytes,
     step_traffic,
 )
+from concord.gradients.exchange import Processes, SliceExchange, complete, sent_dtypes
+from concord.gradients.layout import Layers
+from concord.gradients.step import Aggregation
 from concord.models import MLP, FastResNet, ResNet18
 
 SCRIPT = Path(__file__).with_name("wire_checks.py")
@@ -84,11 +88,8 @@ def test_eight_workers_send_the_modelled_bytes() -> None:
 @pytest.mark.parametrize(("environments", "itemsize"), [(32, 1), (127, 1), (128, 2), (32_767, 2), (32_768, 4)])
 def test_the_width_of_counts_depends_on_a_workers_environments_alone(environments: int, itemsize: int) -> None:
     """Every worker's count of signs travels by itself, so its integer need not hold the sum over workers."""
-    for workers in (1, 4, 1024):
-        dtypes = sent_dtypes(aggregator("and-mask"), torch.float32, [environments] * workers, mapped=True)
-        assert {name: dtype.itemsize for name, dtype in dtypes.items()} == {"gradient": 4, "sign": itemsize}
-    uneven = sent_dtypes(aggregator("and-mask"), torch.float32, [1, environments, 1], mapped=True)
-    assert uneven["sign"].itemsize == itemsize
+    dtypes = sent_dtypes(aggregator("and-mask"), torch.float32, environments, sends_statistics=True)
+    assert {name: dtype.itemsize for name, dtype in dtypes.items()} == {"gradient": 4, "sign": itemsize}
 
 
 def in_own_process(function: Callable[..., None], *arguments: Any) -> None:
@@ -108,25 +109,24 @@ def of_many_workers(workers: int, rank: int) -> None:
     sizes = [700, 30, 5000, 8]
     for name in AGGREGATORS:
         for environments in (1, 4, 32):
-            rule, mapped = aggregator(name), environments > 1
+            rule, several = aggregator(name), environments > 1
+            names = tuple(tuple(f"{other}.{index}" for index in range(environments)) for other in range(workers))
             exchange = SliceExchange(
-                rule,
-                sizes,
-                torch.float32,
+                Aggregation(rule),
+                Layers(tuple(sizes), (0, 700, 730, 5730)),
                 torch.float32,
                 torch.device("cpu"),
-                None,
-                [[f"{other}.{index}" for index in range(environments)] for other in range(workers)],
-                mapped=mapped,
-                rescale=False,
-                nonfinite="raise",
+                Processes(None, names, rank),
+                sends_statistics=several,
             )
-            statistics = rule.map(torch.ones(sum(sizes))) if mapped else {"gradient": torch.ones(sum(sizes))}
-            with counted_calls(dist.group.WORLD) as calls:
+            gradients = torch.ones(environments, sum(sizes))
+            statistics = sum_over_environments(rule, gradients) if several else {"gradient": gradients[0]}
+            with counted_calls() as calls:
                 exchange.send(statistics, torch.ones(environments))
-                exchange.finish(out := torch.empty(sum(sizes)))
-                exchange.receive(out, 0)
-            model = exchange_traffic(rule, sizes, [environments] * workers, torch.float32, mapped=mapped)
+                exchange.finish(torch.empty(sum(sizes)), 0)
+                complete([exchange], 0)
+            model = exchange_traffic(rule, sizes, workers, environments, torch.float32, sends_statistics=several)
+            model += report_traffic([sizes], workers, environments)
             assert sum(map(len, calls.values())) == model.calls
             assert sum(map(sum, calls.values())) == model.payload[rank]
 
@@ -172,8 +172,10 @@ def test_whatever_is_sent_arrives_and_no_worker_sends_more_than_its_share(worker
     assert reduced.sent.sum() == 2 * (workers - 1) * gradient
     assert abs(reduced.sent - ring_bytes(gradient, workers)).max() <= 8 * workers
     hooked = step_traffic(aggregator("and-mask"), sizes, workers, 1)
-    reports = (workers - 1) * 4 * (len(sizes) + len(buckets(sizes)))
-    assert (hooked.sent - reports).sum() == reduced.sent.sum(), "slices and updates move what an all-reduce moves"
+    reports = report_traffic(buckets(sizes), workers, 1).sent
+    left_over = 4 * (workers - 1) * sum(sum(bucket) % workers for bucket in buckets(sizes))  # travels in the reports
+    moved = (hooked.sent - reports).sum() + left_over
+    assert moved == reduced.sent.sum(), "slices and updates move what an all-reduce moves"
 
 
 def test_a_fit_finds_the_cost_that_made_the_times() -> None:

@@ -1,7 +1,7 @@
 """What a step's exchange sends, for any number of workers, worked out without sending anything.
 
 The calls are those of :mod:`concord.gradients.exchange`, with its slices and its dtypes; what becomes of a call on the
-wire is gloo's: a message to each other worker in an all-to-all, a binomial tree in a broadcast, a ring in an
+wire is gloo's: a message to each other worker in an all-to-all and where slices of the update are shared, a ring in an
 all-gather (each contribution in two halves) and in an all-reduce (each worker's chunk in segments of at most 1 MiB, at
 least two). ``tests/wire_checks.py`` compares all of it with what real processes send.
 
@@ -86,27 +86,44 @@ def step_traffic(
         environments: of each worker.
         dtype: of the gradients; sums are of it too, and at least float32.
     """
-    counts = [environments] * workers
-    if environments == 1:
-        parts = [exchange_traffic(rule, bucket, counts, dtype, mapped=False) for bucket in buckets(layer_sizes, dtype)]
-        return sum(parts[1:], parts[0])
+    single = environments == 1
     sums = torch.promote_types(dtype, torch.float32)
-    return exchange_traffic(rule, layer_sizes, counts, sums, mapped=True)
+    runs = buckets(layer_sizes, dtype) if single else [list(layer_sizes)]
+    total = _nothing(workers)
+    for run in runs:
+        sent = dtype if single else sums
+        total += exchange_traffic(rule, run, workers, environments, sent, sends_statistics=not single)
+    return total + report_traffic(runs, workers, environments, sums)
 
 
 def exchange_traffic(
-    rule: Aggregator, layer_sizes: Sequence[int], environments: Sequence[int], dtype: torch.dtype, *, mapped: bool
+    rule: Aggregator,
+    layer_sizes: Sequence[int],
+    workers: int,
+    environments: int,
+    dtype: torch.dtype,
+    *,
+    sends_statistics: bool,
 ) -> Traffic:
-    """One :class:`~concord.gradients.exchange.SliceExchange` of workers with these numbers of environments."""
-    workers = len(environments)
+    """One :class:`~concord.gradients.exchange.SliceExchange` of workers with so many environments each."""
     components = sum(layer_sizes)
     owned = np.array([part.stop - part.start for part in owned_slices(components, workers)])
-    dtypes = sent_dtypes(rule, dtype, environments, mapped=mapped).values()
+    dtypes = sent_dtypes(rule, dtype, environments, sends_statistics=sends_statistics).values()
     parts = [_all_to_all(owned * each.itemsize) for each in dtypes]
-    parts.append(_all_gather(workers, 4 * (len(layer_sizes) + max(environments))))
-    parts.append(_broadcasts(owned * dtype.itemsize))
+    parts.append(_to_each_other(workers, int(owned[0]) * dtype.itemsize))
     # The sums of every worker for the slice that one owns are as many numbers as the model has components.
-    return sum(parts, _nothing(workers, worked_on=len(rule.map(torch.ones(1))) * components))
+    return sum(parts, _nothing(workers, worked_on=len(rule.statistics) * components))
+
+
+def report_traffic(
+    runs: Sequence[Sequence[int]], workers: int, environments: int, dtype: torch.dtype = torch.float32
+) -> Traffic:
+    """What workers tell each other once a step, beside the exchanges of runs of layers of these sizes.
+
+    That is who takes part, what was kept of each layer, and the components that slices of one width leave over.
+    """
+    numbers = environments + sum(len(run) + sum(run) % workers for run in runs)
+    return _all_gather(workers, dtype.itemsize * numbers)
 
 
 def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch.dtype = torch.float32) -> Traffic:
@@ -197,15 +214,11 @@ def _all_gather(workers: int, each: int) -> Traffic:
     return Traffic(1, np.full(workers, each), np.full(workers, others * each), np.full(workers, 2 * others), 0)
 
 
-def _broadcasts(parts: Counts) -> Traffic:
-    """``parts``: bytes that each worker sends to all others; one that has none issues no broadcast."""
-    workers = len(parts)
-    ranks = np.arange(workers)
-    # Workers are renumbered from the root on; in round i those below 2^i pass on to the one 2^i further.
-    rounds = range((workers - 1).bit_length())
-    passed_on = np.array([sum(rank < 1 << i and rank + (1 << i) < workers for i in rounds) for rank in ranks])
-    from_root = passed_on[(ranks[:, None] - ranks[None, :]) % workers]  # (worker, root)
-    return Traffic(int((parts > 0).sum()), parts, from_root @ parts, from_root @ (parts > 0), 0)
+def _to_each_other(workers: int, each: int) -> Traffic:
+    """``each``: bytes that a worker sends to every other one, in a message of its own; nothing is not sent."""
+    messages = (workers - 1) * (each > 0)
+    sent = np.full(workers, messages * each)
+    return Traffic(messages, sent, sent, np.full(workers, messages), 0)
 
 
 def _all_reduce(components: int, itemsize: int, workers: int) -> Traffic:

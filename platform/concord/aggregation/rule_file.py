@@ -1,0 +1,153 @@
+"""A rule of the user's own: a frozen dataclass in a Python file, named ``FILE.py:RULE``.
+
+The text of the file is what travels to other processes and is kept with a run. So a rule runs where its file is not,
+and goes on as it began where the file has changed since.
+"""
+
+import ast
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from concord.aggregation.rule import Aggregator, aggregate
+from concord.errors import ArgumentError, InputError
+from concord.source_file import read_source, reason, run_source
+
+
+@dataclass(frozen=True)
+class RuleFile:
+    """The file of a rule, as a text.
+
+    Attributes:
+        path: of the file.
+        source: its text.
+        name: of the rule in it.
+    """
+
+    path: str
+    source: str = field(repr=False)
+    name: str
+
+    @staticmethod
+    def is_reference(aggregator: str) -> bool:
+        """Whether this names a Python file, and no built-in rule."""
+        return re.fullmatch(r".*\.py(:.*)?", aggregator) is not None
+
+    @staticmethod
+    def read(reference: str) -> "RuleFile":
+        """The file that ``FILE.py:RULE`` names.
+
+        Raises:
+            ArgumentError: there is none, or the rule is not named.
+        """
+        file, name = RuleFile.parts(reference)
+        path = Path(file).resolve()
+        return RuleFile(str(path), read_source(path, partial(ArgumentError, "aggregator", reference)), name)
+
+    @staticmethod
+    def parts(reference: str) -> tuple[str, str]:
+        """The file and the rule of ``FILE.py:RULE`` (ArgumentError if it names no rule)."""
+        file, _, name = reference.rpartition(":")
+        if not file.endswith(".py") or not name.isidentifier():
+            expected = "name the rule in the file, too: FILE.py:RULE"
+            raise ArgumentError("aggregator", reference, expected)
+        return file, name
+
+    @property
+    def file_name(self) -> str:
+        """Of the file, without its folder, which is of one machine."""
+        return Path(self.path).name
+
+    @property
+    def reference(self) -> str:
+        """What configurations and runs call the rule."""
+        return f"{self.file_name}:{self.name}"
+
+    def load(self) -> "OwnRule":
+        """Run the text, and take the rule from it.
+
+        Raises:
+            ArgumentError: the text cannot be run, or has no dataclass of this name.
+        """
+        refusal = partial(ArgumentError, "aggregator", self.reference)
+        module = run_source(self.path, self.source, "rule", refusal)
+        kind = getattr(module, self.name, None)
+        if kind is None:
+            there = [name for name, each in vars(module).items() if callable(getattr(each, "finish", None))]
+            raise refusal(f"there is no {self.name} in the file; it has {', '.join(there) or 'no rule'}")
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            raise refusal(
+                "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments)"
+            )
+        try:
+            hints = get_type_hints(kind)
+        except Exception as error:  # annotations are the user's: anything can be in them
+            raise refusal(f"its fields have no types ({reason(error, self.path)})") from error
+        return OwnRule(self, kind, {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init})
+
+
+@dataclass(frozen=True)
+class OwnRule:
+    """A rule of the user's own.
+
+    Attributes:
+        file: where it is from.
+        kind: its class.
+        options: the types of its fields, by their names.
+    """
+
+    file: RuleFile
+    kind: type[Any]
+    options: Mapping[str, Any]
+
+    def documentation(self) -> dict[str, str]:
+        """What the file says of the class's fields, each in a string after the field, in one line."""
+        classes = [node for node in ast.parse(self.file.source).body if isinstance(node, ast.ClassDef)]
+        body = next((node.body for node in classes if node.name == self.file.name), [])
+        said: dict[str, str] = {}
+        for statement, after in itertools.pairwise(body):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                said[statement.target.id] = " ".join(str(after.value.value).split())
+        return said
+
+    def made(self, values: Mapping[str, Any]) -> Aggregator:
+        """The rule with these values of its fields; others are left out.
+
+        Raises:
+            InputError: it refuses them.
+        """
+        try:
+            rule: Aggregator = self.kind(**{name: values[name] for name in self.options})
+        except InputError:
+            raise
+        except Exception as error:  # the class is the user's: anything can be raised
+            raise self._refused(f"cannot be made ({reason(error, self.file.path)})") from error
+        return rule
+
+    def check(self, rule: Aggregator) -> None:
+        """Refuse what is no rule, or fails on a few numbers (ArgumentError)."""
+        gradients = torch.linspace(-1, 1, 12).reshape(3, 4)
+        try:
+            update = aggregate(rule, gradients)
+        except InputError as error:
+            raise self._refused(str(error)) from error
+        except Exception as error:  # its functions are the user's: anything can be raised
+            raise self._refused(f"cannot be used ({reason(error, self.file.path)})") from error
+        for part, values in update._asdict().items():
+            found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            if found != (4,):
+                raise self._refused(
+                    f"finish gives {found} as the {part} of sums of shape (4,); expected the same shape"
+                )
+
+    def _refused(self, problem: str) -> ArgumentError:
+        return ArgumentError("aggregator", self.file.reference, problem)

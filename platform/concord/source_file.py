@@ -1,0 +1,59 @@
+"""A Python file of the user's, run from its text: on another node, there may be no such file."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from concord.errors import InputError
+
+
+def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
+    """The text of a file.
+
+    Args:
+        path: the file.
+        refusal: the error to raise, from what is wrong with the file.
+
+    Raises:
+        InputError: there is no such file, or it is no text.
+    """
+    if not path.is_file():
+        raise refusal("there is no such file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal(f"cannot be read ({reason(error, str(path))})") from error
+
+
+def run_source(path: str, source: str, kind: str, refusal: Callable[[str], InputError]) -> ModuleType:
+    """The module that this text of a file makes.
+
+    Args:
+        path: of the file; where it is a whole path, the text may import the file's neighbours.
+        source: its text.
+        kind: of file, such as ``job``; modules of two kinds do not share a name.
+        refusal: the error to raise, from what is wrong with the text.
+
+    Raises:
+        InputError: running it raised something.
+    """
+    module = ModuleType(f"concord_{kind}_{Path(path).stem}")
+    module.__file__ = path
+    folder = Path(path).parent
+    if folder.is_absolute() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
+        raise refusal(f"cannot be loaded ({reason(error, path)})") from error
+    return module
+
+
+def reason(error: BaseException, path: str) -> str:
+    """In one line, what was raised, and where in the file of this path."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    said = str(error).strip().split("\n")[0]
+    return type(error).__name__ + (f": {said}" if said else "") + (f", line {lines[-1]}" if lines else "")

@@ -1,0 +1,117 @@
+"""Rules that no part of Concord knows, each with something that a table of known names would get wrong."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from concord.aggregation import GRADIENT, SIGN, Aggregator, Statistic, Statistics, Update, aggregate
+
+
+def _agreeing(value: Tensor, votes: Tensor, environments: int, threshold: float = 0.6) -> Update:
+    kept = (votes.abs() >= threshold * environments).to(value.dtype)
+    return Update(value * kept, kept)
+
+
+@dataclass(frozen=True)
+class DeadZone:
+    """The average where signs agree, a small gradient counting for neither: it is called sign, and is not that."""
+
+    width: float = 0.02
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return GRADIENT, Statistic("sign", lambda g: g.sign() * (g.abs() > self.width), whole=1)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return _agreeing(sums["gradient"] / environments, sums["sign"], environments, 0.5)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """The average of clipped gradients; what is called gradient is not that."""
+
+    statistics: ClassVar[tuple[Statistic, ...]] = (Statistic("gradient", lambda g: g.clamp(-0.01, 0.03)),)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        value = sums["gradient"] / environments
+        return Update(value, torch.ones_like(value))
+
+
+@dataclass(frozen=True)
+class MajorityVote:
+    """signSGD's majority vote (Bernstein et al., 2018): the gradient is not among its statistics."""
+
+    statistics: ClassVar[tuple[Statistic, ...]] = (SIGN,)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return Update(sums["sign"].sign(), (sums["sign"] != 0).to(sums["sign"].dtype))
+
+
+@dataclass(frozen=True)
+class HalfSigns:
+    """A sign that is no whole number, beside the gradient."""
+
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        GRADIENT,
+        Statistic("sign", lambda g: g.sign() * (0.5 + 0.5 * (g.abs() > 0.02)), degree=None),
+    )
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return _agreeing(sums["gradient"] / environments, sums["sign"], environments, 0.4)
+
+
+@dataclass(frozen=True)
+class GradDrop:
+    """Keep one sign of each component, drawn by its purity (Chen et al., Just Pick a Sign, 2020, algorithm 1)."""
+
+    seed: int = 3
+    draws: ClassVar[tuple[str, ...]] = ("uniform",)
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        Statistic("positive", lambda g: g.clamp(min=0), degree=1),
+        Statistic("negative", lambda g: g.clamp(max=0), degree=1),
+    )
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        total = sums["positive"] - sums["negative"]
+        purity = torch.where(total > 0, sums["positive"] / total, 0.5)
+        value = torch.where(purity > sums["uniform"], sums["positive"], sums["negative"]) / environments
+        return Update(value, (value != 0).to(value.dtype))
+
+
+OWN_RULES: dict[str, Aggregator] = {
+    "dead-zone": DeadZone(),
+    "clipped": Clipped(),
+    "majority-vote": MajorityVote(),
+    "half-signs": HalfSigns(),
+    "grad-drop": GradDrop(),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a loop in float64 over environments gives: of each parameter the update, and the fraction kept of it."""
+
+    updates: list[Tensor]
+    kept: list[Tensor]
+
+
+def looped(
+    model: nn.Module, loss: object, rule: Aggregator, batches: Sequence[tuple[Tensor, Tensor]], step: int = 0
+) -> Reference:
+    """One backward pass an environment, the gradients of all parameters side by side, and the rule's formula."""
+    model = copy.deepcopy(model).double()
+    parameters = list(model.parameters())
+    rows = []
+    for inputs, targets in batches:
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
+        targets = targets.double() if targets.is_floating_point() else targets
+        gradients = torch.autograd.grad(loss(model(inputs), targets), parameters)  # type: ignore[operator]
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    value, kept = aggregate(rule, torch.stack(rows), step)
+    sizes = [parameter.numel() for parameter in parameters]
+    updates = [part.view(p.shape) for part, p in zip(value.split(sizes), parameters, strict=True)]
+    return Reference(updates, [part.mean() for part in kept.split(sizes)])

@@ -1,0 +1,46 @@
+"""Errors of the library name arguments; the command line names its options."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from concord.cli import main
+from concord.errors import ArgumentError, InputError, as_option, to_be_sent
+
+
+@pytest.mark.parametrize(
+    ("value", "argument", "option"),
+    [
+        (2, "some_size=2: too much", "--some-size 2: too much"),
+        ((1, 2.5), "some_size=(1, 2.5): too much", "--some-size 1 2.5: too much"),
+        ((), "some_size=(): too much", "--some-size: too much"),
+        (None, "some_size=None: too much", "--some-size: too much"),
+    ],
+)
+def test_an_error_names_an_argument_in_the_library_and_an_option_on_the_command_line(
+    value: object, argument: str, option: str
+) -> None:
+    error = ArgumentError("some_size", value, "too much")
+    assert str(error) == argument
+    assert as_option(error) == option
+
+
+@pytest.mark.parametrize("value", [2, (1, 2.5), None, Path("data"), lambda: None])
+def test_an_error_of_another_process_still_names_the_option(value: object) -> None:
+    error = ArgumentError("some_size", value, "too much")
+    there = pickle.loads(pickle.dumps(to_be_sent(error)))
+    assert isinstance(there, ArgumentError)
+    assert as_option(there) == as_option(error)
+    assert as_option(pickle.loads(pickle.dumps(to_be_sent(InputError("a: b"))))) == "a: b"
+
+
+def test_a_threshold_that_cannot_be_meant_is_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["--threshold", "2"], ["--threshold", "2", "--aggregator", "geometric-mean"]):
+        assert main(["train", "synthetic", *words]) == 2
+        assert capsys.readouterr().err == "concord: --threshold 2.0: the agreement threshold must lie in [0, 1]\n"
+    assert main(["train", "synthetic", "--objective", "meta-irm", "--inner-lr", "0"]) == 2
+    assert capsys.readouterr().err == "concord: --inner-lr 0.0: must be above 0\n"
