@@ -164,7 +164,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
         objective.drop_grad = 0.0
         for name in data.train:
             with torch.enable_grad():
-                adapted = objective.adapted(trained, data[name].inputs, data[name].targets)
+                adapted = objective.adapted(trained, (data[name].inputs, data[name].targets))
             after = layer_outputs(trained, data[name].inputs, adapted)
             before = layer_outputs(trained, data[name].inputs)
             for layer, (one, other) in enumerate(zip(before.values(), after.values(), strict=True)):

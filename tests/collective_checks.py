@@ -68,6 +68,7 @@ from concord.objectives import (
     PenaltyWeight,
     VREx,
 )
+from concord.objectives import objective as objective_named
 
 SECONDS = 30  # after which a check counts as hanging
 TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB
@@ -749,6 +750,42 @@ def objectives_do_not_depend_on_placement(objective: str) -> None:
 
 def domain_adversarial() -> nn.Module:
     return DomainAdversarial(network(), 5, 7)
+
+
+def masked_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+    """The error of the examples that count, as a sum and their number."""
+    errors = (model(batch["inputs"]) - batch["targets"]).square().mean(1) * batch["counts"]
+    return errors.sum(), batch["counts"].sum()
+
+
+@check(2, objective=["vrex", "meta-irm"])
+def objectives_of_a_risk_do_not_depend_on_placement(objective: Any) -> None:
+    """Dictionaries of several dtypes; meta-IRM sends them to the other process."""
+    counts = [4, 1]
+    inputs, targets = batches(5)
+    batch = {"inputs": inputs, "targets": targets, "counts": inputs[:, :, 0] > -1}
+    mine = local(counts, dist.get_rank())
+    part = {name: leaf[mine] for name, leaf in batch.items()}
+    ours = objective_named(objective, masked_risk, penalty_weight=0.5)
+    models = [network() for _ in range(2)]
+    whole = ObjectiveGradients(models[0], ours, environment_names([5])[0])(batch, 0)
+    source = ObjectiveGradients(models[1], ours, environment_names(counts)[dist.get_rank()], dist.group.WORLD)
+    step = source(part, 0)
+    torch.testing.assert_close(step.losses, whole.losses[mine])
+    assert step.environments == whole.environments == 5
+    if objective == "vrex":
+        assert step.weights.tolist() == part["counts"].sum(1).tolist()
+    for one, several in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(several.grad, one.grad, rtol=1e-4, atol=1e-6)
+        assert_same_everywhere(several.grad)
+
+
+@check(2)
+def batches_that_go_to_other_processes_have_one_shape() -> None:
+    inputs, targets = batches(4, batch=12 - dist.get_rank())
+    source = ObjectiveGradients(network(), OBJECTIVES["meta-irm"], ["a", "b"], dist.group.WORLD)
+    with pytest.raises(InputError, match=r"\[12, 6, 12, 3\] in process 0, \[11, 6, 11, 3\]"):
+        source(inputs[:2], targets[:2], 0)
 
 
 @check(2)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
+from transformers import BertConfig, BertForSequenceClassification
 
-from concord.aggregation import AGGREGATORS, AndMask, aggregate, aggregator
+from concord.aggregation import AGGREGATORS, AndMask, Mean, aggregate, aggregator
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError, StackedGradients
+from concord.gradients.risk import MeanRisk
 from concord.objectives import (
-    COUPLED,
     DANN,
     ERM,
     OBJECTIVES,
@@ -33,6 +34,7 @@ from concord.objectives import (
     VREx,
     irm_penalty,
     objective,
+    objective_type,
     reverse_gradient,
 )
 from concord.training import Job, Place, TrainConfig, build_model, train
@@ -55,6 +57,12 @@ def batches(environments: int = ENVIRONMENTS) -> tuple[Tensor, Tensor]:
 
 def gradient(value: Tensor, model: nn.Module) -> list[Tensor]:
     return list(torch.autograd.grad(value, list(model.parameters()), materialize_grads=True))
+
+
+def mean_risk(ours: Objective, model: nn.Module, batch: Any) -> Tensor:
+    """The risk that gradient sources take, of one environment."""
+    risk: Tensor = MeanRisk(model, ours.risk, None, torch.device("cpu"))(batch, 0)[0]
+    return risk
 
 
 # The papers, in a few lines each
@@ -196,10 +204,10 @@ def test_every_aggregator_takes_irms_terms(name: Any, estimator: Any) -> None:
     model, (inputs, targets) = network(), batches()
     ours = IRMv1(cross_entropy, PenaltyWeight(2.0), estimator)
     rule = aggregator(name, 0.5)
-    each = [gradient(ours.term(model(x), y), model) for x, y in zip(inputs, targets, strict=True)]
+    each = [gradient(mean_risk(ours, model, (x, y)), model) for x, y in zip(inputs, targets, strict=True)]
     expected = [aggregate(rule, torch.stack(slopes))[0] for slopes in zip(*each, strict=True)]
     for vectorize in (True, False):
-        StackedGradients(model, ours.term, rule, vectorize=vectorize)(inputs, targets)
+        StackedGradients(model, ours.risk, rule, vectorize=vectorize)(inputs, targets)
         assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-6, atol=1e-9)
 
 
@@ -232,7 +240,7 @@ def test_the_penalty_waits_for_its_warmup() -> None:
         MMREx(cross_entropy, weight),
         MetaIRM(cross_entropy, 0.5, weight=weight),
     ):
-        terms = ours.terms(model, inputs, targets, 3)
+        terms, _ = ours.terms(model, (inputs, targets), 3)
         assert_close(ours.combine(terms, 3), terms.mean())
         assert not torch.isclose(ours.combine(terms, 10), terms.mean())
 
@@ -259,9 +267,9 @@ def test_equal_meta_losses_have_a_gradient() -> None:
 def test_drop_grad_multiplies_inner_gradients_by_noise_of_its_variance() -> None:
     model, (inputs, targets) = network(), batches()
     ours = MetaIRM(cross_entropy, 0.5, drop_grad=0.2)
-    plain = MetaIRM(cross_entropy, 0.5).adapted(model, inputs[0], targets[0])
+    plain = MetaIRM(cross_entropy, 0.5).adapted(model, (inputs[0], targets[0]))
     torch.manual_seed(0)
-    drawn = [ours.adapted(model, inputs[0], targets[0]) for _ in range(4000)]
+    drawn = [ours.adapted(model, (inputs[0], targets[0])) for _ in range(4000)]
     for name, parameter in model.named_parameters():
         factors = torch.stack([(each[name] - parameter).detach() for each in drawn]) / (plain[name] - parameter)
         assert_close(factors.mean(0), torch.ones_like(factors[0]), rtol=0, atol=0.05)
@@ -306,15 +314,256 @@ def test_a_reversed_gradient_is_reversed_and_the_features_stay() -> None:
 def test_the_representation_is_the_input_of_the_named_layer() -> None:
     model = DomainAdversarial(network(), 2, 4, layer="0").double()
     inputs = batches()[0][0]
-    outputs, features = model.outputs_and_features(inputs)
-    assert torch.equal(features, inputs)
-    assert_close(outputs, model(inputs))
+    with model.representations() as seen:
+        outputs = model(inputs)
+    assert torch.equal(seen[0], inputs)
+    assert_close(outputs, model.model(inputs))
     with pytest.raises(InputError, match=r"representation=1: no linear layer; there are 0, 2"):
         DomainAdversarial(network(), 2, 4, layer="1")
     with pytest.raises(InputError, match="no linear layer whose input"):
         DomainAdversarial(nn.Flatten(), 2, 4)
     with pytest.raises(InputError, match="put it into DomainAdversarial"):
         DANN(cross_entropy, PenaltyWeight(1.0))(network(), *batches())
+
+
+# Any batch, any risk
+
+
+def bert() -> nn.Module:
+    """A Hugging Face classifier; attention is the plain one, which has second derivatives."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.5,
+        attn_implementation="eager",
+    )
+    return BertForSequenceClassification(config).double()
+
+
+def texts(environments: int = 7, examples: int = 4) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    words = torch.randint(0, 20, (environments, examples, 6), generator=generator)
+    mask = torch.ones_like(words)
+    mask[:, 1, 4:] = 0
+    labels = torch.randint(0, CLASSES, (environments, examples), generator=generator)
+    return {"input_ids": words, "attention_mask": mask, "labels": labels}
+
+
+def of_logits(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    words = {name: leaf for name, leaf in batch.items() if name != "labels"}
+    return cross_entropy(model(**words).logits, batch["labels"])
+
+
+def weighted(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+    examples = torch.tensor(len(batch["labels"]) * 2.5)
+    return of_logits(model, batch, step) * examples, examples
+
+
+def its_own_loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def text_risks(model: nn.Module, batch: dict[str, Tensor], weights: dict[str, Tensor] | None = None) -> list[Tensor]:
+    """One plain forward pass an environment, with these weights or the model's own."""
+    parts = [{name: leaf[e] for name, leaf in batch.items()} for e in range(len(batch["labels"]))]
+    return [torch.func.functional_call(model, weights or {}, (), part).loss for part in parts]
+
+
+def text_irm(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for words, mask, labels in zip(*batch.values(), strict=True):
+        w = torch.ones((), dtype=torch.float64, requires_grad=True)
+        risk = cross_entropy(w * model(words, mask).logits, labels)
+        total = total + risk + 0.7 * torch.autograd.grad(risk, w, create_graph=True)[0] ** 2
+    return total / len(batch["labels"])
+
+
+def text_half_irm(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for words, mask, labels in zip(*batch.values(), strict=True):
+        w = torch.ones((), dtype=torch.float64, requires_grad=True)
+        losses = cross_entropy(w * model(words, mask).logits, labels, reduction="none")
+        g1, g2 = (torch.autograd.grad(losses[at::2].mean(), w, create_graph=True)[0] for at in (0, 1))
+        total = total + losses.mean() + 0.7 * g1 * g2
+    return total / len(batch["labels"])
+
+
+def text_meta(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    own = dict(model.named_parameters())
+    losses: list[Tensor] = []
+    for i, risk in enumerate(text_risks(model, batch)):
+        slopes = torch.autograd.grad(risk, list(own.values()), create_graph=True)
+        adapted = {name: value - 0.1 * slope for (name, value), slope in zip(own.items(), slopes, strict=True)}
+        losses += [judge for j, judge in enumerate(text_risks(model, batch, adapted)) if j != i]
+    everyones = torch.stack(losses)
+    return everyones.mean() + 0.7 * ((everyones - everyones.mean()) ** 2).mean().sqrt()
+
+
+def text_vrex(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    each = torch.stack(text_risks(model, batch))
+    return each.mean() + 0.7 * ((each - each.mean()) ** 2).mean()
+
+
+def text_mm_rex(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    each = torch.stack(text_risks(model, batch))
+    return (1 + len(each) * 0.7) * each.max() - 0.7 * each.sum()
+
+
+TEXT_CASES: dict[str, tuple[Callable[[Any], Objective], Callable[[nn.Module, dict[str, Tensor]], Tensor]]] = {
+    "erm": (ERM, lambda model, batch: torch.stack(text_risks(model, batch)).mean()),
+    "irm": (lambda risk: IRMv1(risk, PenaltyWeight(0.7)), text_irm),
+    "irm, halves": (lambda risk: IRMv1(risk, PenaltyWeight(0.7), "halves"), text_half_irm),
+    "vrex": (lambda risk: VREx(risk, PenaltyWeight(0.7)), text_vrex),
+    "mm-rex": (lambda risk: MMREx(risk, PenaltyWeight(0.7)), text_mm_rex),
+    "meta-irm": (lambda risk: MetaIRM(risk, 0.1, weight=PenaltyWeight(0.7)), text_meta),
+}
+
+
+@pytest.mark.parametrize("case", TEXT_CASES)
+def test_an_objective_of_a_hugging_face_classifier_is_the_few_lines_of_its_paper(case: str) -> None:
+    made, reference = TEXT_CASES[case]
+    model, batch = bert(), texts()
+    expected = reference(model, batch)
+    slopes = gradient(expected, model)
+    for risk in (of_logits, weighted) if case.startswith("irm") else (of_logits, weighted, its_own_loss):
+        assert_close(made(risk)(model, batch), expected, rtol=1e-9, atol=1e-12)
+        step = ObjectiveGradients(model, made(risk), list("abcdefg"))(batch)
+        assert_close([parameter.grad for parameter in model.parameters()], slopes, rtol=1e-7, atol=1e-9)
+        assert step.losses.shape == (7,)
+        assert step.weights.tolist() == [10.0 if risk is weighted else 4.0] * 7
+        assert (step.environments, step.skipped) == (7, ())
+
+
+def test_dann_of_a_hugging_face_classifier_reverses_its_representation() -> None:
+    model, batch = DomainAdversarial(bert(), 7, 5).double(), texts()
+    ours = DANN(its_own_loss, PenaltyWeight(0.4))
+    slopes = dict(zip(dict(model.named_parameters()), gradient(ours(model, batch), model), strict=True))
+    risk = torch.stack(text_risks(model.model, batch)).mean()
+    pooled = [model.model.bert(words, mask).pooler_output for words, mask, _ in zip(*batch.values(), strict=True)]
+    told = [cross_entropy(model.domain_classifier(each), torch.full((4,), e)) for e, each in enumerate(pooled)]
+    of_risk = torch.autograd.grad(risk, list(model.parameters()), materialize_grads=True)
+    of_domain = torch.autograd.grad(torch.stack(told).mean(), list(model.parameters()), materialize_grads=True)
+    for (name, slope), one, other in zip(slopes.items(), of_risk, of_domain, strict=True):
+        assert_close(slope, one + (1.0 if name.startswith("domain_classifier") else -0.4) * other, rtol=1e-7, atol=1e-9)
+
+
+def test_a_representation_of_words_is_none_of_examples() -> None:
+    model = DomainAdversarial(bert(), 7, 5, layer="bert.encoder.layer.0.intermediate.dense").double()
+    with pytest.raises(InputError, match=r"intermediate.dense gets \(4, 6, 8\).* expected a representation \(4, 8\)"):
+        DANN(its_own_loss, PenaltyWeight(0.4))(model, texts())
+
+
+@pytest.mark.filterwarnings("error")  # none falls back to another way
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("estimator", ["squared", "halves"])
+def test_every_gradient_source_takes_irms_risk(vectorize: bool, estimator: Any) -> None:
+    def risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
+        return (losses * batch["counts"]).sum(), batch["counts"].sum()
+
+    model, (inputs, targets) = network(), batches()
+    batch = {"inputs": inputs, "targets": targets, "counts": inputs[:, :, 0].exp()}
+    ours = IRMv1(risk, PenaltyWeight(0.7), estimator)
+    expected = gradient(ours(model, batch), model)
+    step = StackedGradients(model, ours.risk, Mean(), vectorize=vectorize)(batch)
+    assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-9, atol=1e-12)
+    assert_close(step.weights, batch["counts"].sum(1).float())
+
+
+def test_irm_refuses_risks_whose_outputs_it_cannot_scale() -> None:
+    model, batch = bert(), texts()
+    for risk, said in (
+        (its_own_loss, "gives a loss of its own.* from the logits"),
+        (
+            lambda model, batch, step: model.bert(batch["input_ids"])[0].mean() * (step + 1),
+            "never calls the model itself",
+        ),
+    ):
+        with pytest.raises(InputError, match=said):
+            IRMv1(risk, PenaltyWeight(1.0))(model, batch)
+    assert not model._forward_hooks
+
+
+def test_irms_penalty_can_be_measured_without_a_graph() -> None:
+    model, batch = bert(), texts()
+    ours = IRMv1(of_logits, PenaltyWeight(0.7))
+    with torch.no_grad():
+        value = ours(model, batch)
+    assert not value.requires_grad
+    assert_close(value, ours(model, batch).detach())
+
+
+def test_a_risk_knows_its_step() -> None:
+    model, (inputs, targets) = network(), batches()
+    ours = VREx(lambda model, batch, step: cross_entropy(model(batch[0]), batch[1]) * (step + 1), PenaltyWeight(0.0))
+    assert_close(ours(model, inputs, targets, 4), 5 * ours(model, (inputs, targets)))
+    assert_close(ours(model, (inputs, targets), step=4), 5 * ours(model, (inputs, targets), 0))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_under_autocast_a_loss_and_the_same_risk_agree(name: Any) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    model = DomainAdversarial(plain, ENVIRONMENTS, 4) if name == "dann" else plain
+    inputs, targets = batches()
+    batch = inputs.float(), targets
+    seen = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(outputs.dtype)
+        return cross_entropy(outputs, targets)
+
+    def risk(model: nn.Module, batch: Any, step: int) -> Tensor:
+        return cross_entropy(model(batch[0]).float(), batch[1])
+
+    one, other = (objective(name, each, penalty_weight=0.5, autocast=torch.bfloat16) for each in (loss, risk))
+    assert_close(one(model, batch), other(model, batch), rtol=1e-2, atol=1e-3)
+    assert set(seen) == {torch.float32}
+
+
+def test_batch_norm_normalizes_each_environment_by_itself() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)).double()
+    inputs, targets = batches()
+    expected = torch.stack(risks(model, inputs, targets))
+    assert_close(VREx(cross_entropy, PenaltyWeight(0.0)).terms(model, (inputs, targets))[0], expected)
+
+
+def test_what_is_not_finite_stays_in_for_a_scaler() -> None:
+    model, (inputs, targets) = network(), batches()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    source = ObjectiveGradients(model, objective("vrex", cross_entropy), ["a", "b", "c"], scaler=scaler)
+    source(inputs, targets)
+    expected = gradient(8.0 * objective("vrex", cross_entropy)(model, inputs, targets), model)
+    assert_close([parameter.grad for parameter in model.parameters()], expected)
+    inputs[1] = math.nan
+    assert source(inputs, targets).skipped == ()
+    assert all(not torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_options_that_a_coupled_gradient_cannot_have_are_refused() -> None:
+    model = network()
+    for options, said in (
+        ({"nonfinite": "skip"}, "nonfinite=skip: an objective couples environments; give raise or propagate"),
+        ({"autocast": torch.bfloat16}, "autocast=torch.bfloat16: an objective has its own"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ObjectiveGradients(model, objective("vrex", cross_entropy), ["a"], **options)
+    source = ObjectiveGradients(model, VREx(weighted_by_nothing, PenaltyWeight(1.0)), ["a", "b", "c"])
+    with pytest.raises(InputError, match="a sum needs a weight above 0"):
+        source(*batches())
+
+
+def weighted_by_nothing(model: nn.Module, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+    return cross_entropy(model(batch[0]), batch[1]), torch.zeros(())
 
 
 # In the training loop
@@ -363,7 +612,7 @@ def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
     assert TrainConfig().method == "and-mask"
 
 
-@pytest.mark.parametrize("name", sorted(COUPLED))
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if objective_type(name).coupled])
 def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
     for changes, said in (
         ({"aggregator": "and-mask"}, "--aggregator and-mask: --objective .* its gradient is one, give mean"),
@@ -490,8 +739,8 @@ def test_masks_work_with_irm_in_the_loop() -> None:
 def test_the_and_mask_of_irms_terms_is_the_hand_made_one() -> None:
     model, (inputs, targets) = network(), batches()
     ours = IRMv1(cross_entropy, PenaltyWeight(3.0))
-    StackedGradients(model, ours.term, AndMask(1.0))(inputs, targets)
-    each = [gradient(ours.term(model(x), y), model) for x, y in zip(inputs, targets, strict=True)]
+    StackedGradients(model, ours.risk, AndMask(1.0))(inputs, targets)
+    each = [gradient(mean_risk(ours, model, (x, y)), model) for x, y in zip(inputs, targets, strict=True)]
     for parameter, slopes in zip(model.parameters(), zip(*each, strict=True), strict=True):
         stacked = torch.stack(slopes)
         agree = (stacked.sign().sum(0).abs() == ENVIRONMENTS).double()

@@ -25,7 +25,6 @@ from concord.gradients import (
 )
 from concord.objectives import ObjectiveGradients
 from concord.training import Job, Place, TrainConfig, build_model, load_job, share, train
-from concord.training.adapted_objective import environment_objective
 from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
@@ -345,10 +344,14 @@ def test_a_job_has_a_loss_or_a_risk(parts: dict[str, Any], problem: str) -> None
         dataclasses.replace(JOB, **parts)
 
 
-def test_an_objective_that_looks_at_outputs_needs_a_loss() -> None:
-    config = dataclasses.replace(CONFIG, objective="irm", aggregator="mean")
-    with pytest.raises(InputError, match="--objective irm: needs a loss"):
-        train(RISK_JOB, config, Place(), Kept())
+@pytest.mark.parametrize("objective", ["irm", "vrex", "mm-rex", "meta-irm"])
+def test_an_objective_of_a_risk_that_is_the_mean_loss_is_that_of_the_loss(objective: Any) -> None:
+    changes: dict[str, Any] = {"objective": objective, "aggregator": "mean", "penalty_weight": 0.5, "epochs": 2}
+    config = dataclasses.replace(CONFIG, penalty_warmup=0.5, **changes)
+    # Without dropout, which a loss draws for all environments at once.
+    jobs = [dataclasses.replace(job, model=plain_network) for job in (JOB, RISK_JOB)]
+    by_loss, by_risk = (train(job, config, Place(), Kept()).metrics for job in jobs)
+    assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-4)
 
 
 def _weighted_examples(rank: int, world: int, port: int, folder: str) -> None:
@@ -412,7 +415,7 @@ def test_the_source_of_gradients_is_what_the_table_says(
     batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
     source = gradient_source(
         nn.Linear(5, 3),
-        environment_objective(JOB, config, 10),
+        config.objective_of(JOB.batch_risk, 10),
         config.rule(),
         list("ab"[:environments]),
         group if grouped else None,

@@ -45,9 +45,8 @@ class Supervised:
         """The loss, a scalar."""
         inputs, targets = pair(batch)
         outputs = model(inputs)
-        kind = inputs.device.type
-        if isinstance(outputs, Tensor) and torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):
+        if isinstance(outputs, Tensor) and torch.is_autocast_enabled(outputs.device.type):
+            with torch.autocast(outputs.device.type, enabled=False):
                 return self.loss(outputs.float(), targets)
         return self.loss(outputs, targets)
 

@@ -1,15 +1,16 @@
 """Domain-adversarial training: a representation from which the environment cannot be told."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from concord.errors import ArgumentError
-from concord.gradients.autocast import outputs_of
-from concord.objectives.objective import Loss, Objective, by_environment
-from concord.objectives.penalty_weight import PenaltyWeight
+from concord.errors import ArgumentError, InputError
+from concord.gradients.risk import Batch, autocast_to
+from concord.objectives.objective import Penalized
 
 
 class _Reversal(torch.autograd.Function):
@@ -60,24 +61,23 @@ class DomainAdversarial(nn.Module):
             nn.Linear(hidden_units, domains),
         )
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """The network's outputs."""
-        outputs: Tensor = self.model(inputs)
-        return outputs
+        return self.model(*inputs, **named)
 
-    def outputs_and_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's outputs, and its representation ``(batch, features)``."""
+    @contextmanager
+    def representations(self) -> Iterator[list[Tensor]]:
+        """A list to which every forward pass adds its representation, while this lasts."""
         seen: list[Tensor] = []
         layer = self.model.get_submodule(self.layer)
         handle = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
         try:
-            outputs = self.model(inputs)
+            yield seen
         finally:
             handle.remove()
-        return outputs, seen[0].flatten(1)
 
 
-class DANN(Objective):
+class DANN(Penalized):
     """The mean over environments of risk and domain loss, the latter reversed for the representation.
 
     (1/d) Σ R_e(f) + L_e(domain classifier), where the gradient of the domain loss L_e (cross-entropy between told and
@@ -85,41 +85,35 @@ class DANN(Objective):
     environments, the representation not to be told apart. Ganin et al., Domain-Adversarial Training of Neural
     Networks, 2016, section 4.2.
 
-    Args:
-        loss: the risk.
-        weight: λ; 0 during its warm-up.
-        autocast: what layers compute in.
+    The weight is λ; 0 during its warm-up.
     """
 
-    def __init__(self, loss: Loss, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
-        super().__init__(loss, autocast)
-        self.weight = weight
+    default_weight: ClassVar[float | None] = 1.0
 
     def terms(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, step: int = 0, own: Sequence[int] | None = None
-    ) -> Tensor:
-        """Risk and domain loss, one sum an environment; the model is a :class:`DomainAdversarial`."""
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Risk and domain loss, one sum an environment; the model is a :class:`DomainAdversarial`.
+
+        Raises:
+            InputError: it is not, or its representation does not have one row for each example.
+        """
         if not isinstance(model, DomainAdversarial):
             raise ArgumentError("objective", "dann", "no domain classifier in the model; put it into DomainAdversarial")
-        strength = self.weight.weight if step >= self.weight.warmup else 0.0
-
-        def forward(batch: Tensor) -> tuple[Tensor, Tensor]:
-            told: list[Tensor] = []
-
-            def both(batch: Tensor) -> Tensor:
-                outputs, features = model.outputs_and_features(batch)
-                told.append(model.domain_classifier(reverse_gradient(features, strength)))
-                return outputs
-
-            outputs = outputs_of(both, batch, self.autocast)
-            return outputs, told[0].to(outputs.dtype)
-
-        environments = list(own) if own is not None else range(len(inputs))
-        everyone = zip(environments, targets, *by_environment(model, forward, inputs), strict=True)
-        return torch.stack(
-            [
-                self.loss(outputs, target)
-                + nn.functional.cross_entropy(told, torch.full_like(told[:, 0], index).long())
-                for index, target, outputs, told in everyone
-            ]
-        )
+        with model.representations() as seen:
+            risks, weights = self.risks(model, batch, step)
+        environments, examples = pytree.tree_leaves(batch)[0].shape[:2]
+        rows = [each.reshape(len(each), -1) for each in seen]
+        width = model.model.get_submodule(model.layer).in_features
+        if sum(map(len, rows)) != environments * examples or any(each.shape[1] != width for each in rows):
+            found = ", ".join(str(tuple(each.shape)) for each in seen) or "nothing"
+            raise InputError(
+                f"DANN: layer {model.layer} gets {found} for {environments} environments of {examples} examples; "
+                f"expected a representation ({examples}, {width}) of each, once"
+            )
+        features = reverse_gradient(torch.cat(rows), self.weight.after_warmup(step))
+        with autocast_to(features.device, self.autocast):
+            told = model.domain_classifier(features)
+        known = torch.tensor(own or range(environments), device=told.device).repeat_interleave(examples)
+        losses = nn.functional.cross_entropy(told.to(risks.dtype), known, reduction="none")
+        return risks + losses.view(environments, examples).mean(1), weights

@@ -1,7 +1,11 @@
 """Empirical risk minimization."""
 
-from concord.objectives.objective import Separable
+from typing import ClassVar
+
+from concord.objectives.objective import Objective
 
 
-class ERM(Separable):
+class ERM(Objective):
     """The mean of the environments' risks: (1/d) Σ R_e(f)."""
+
+    coupled: ClassVar[bool] = False

@@ -1,44 +1,48 @@
 """The gradient of an objective, in one process or over several: one backward pass, and a sum."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from concord.errors import InputError
+from concord.aggregation import Mean
+from concord.errors import ArgumentError, InputError
+from concord.gradients.exchange import Processes
 from concord.gradients.layout import (
     Layout,
-    match_strides,
+    leave_gradients,
     require_no_hooks_after_accumulation,
     require_unchanged,
     trainable,
 )
-from concord.gradients.nonfinite import NonFiniteGradientError
-from concord.gradients.risk import Batch, as_called, pair
-from concord.gradients.step import EnvironmentStep
-from concord.gradients.step_clock import StepClock
+from concord.gradients.nonfinite import NonFiniteGradientError, presence
+from concord.gradients.risk import Batch, BatchForm, as_called, check_weights
+from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.objectives.objective import Objective
 
 
 class ObjectiveGradients:
-    """The gradient of an objective that couples environments, left in ``parameter.grad``.
+    """The gradient of an objective, left in ``parameter.grad``: a gradient source for those that couple environments.
 
-    One call replaces ``objective(model, inputs, targets).backward()``. Where environments lie in several processes,
-    each computes the terms of its own; all of them get to know the values of all terms, differentiate what is combined
-    of them by their own, and the gradients are added. An objective whose terms need the other environments' batches
-    gets those, and no more than those.
+    One call replaces ``objective(model, batch).backward()``. Where environments lie in several processes, each computes
+    the terms of its own; all of them get to know the values of all terms, differentiate what is combined of them by
+    their own, and the gradients are added. An objective whose terms need the other environments' batches gets those,
+    and no more than those; their shapes have to be the same in all processes.
 
     Args:
         model: its parameters that require gradients get ``grad``.
         objective: what is minimized.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
-        clock: is told what part of a step time goes to.
+        options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` has
+            nothing to do, since everything is kept; ``autocast`` is the objective's.
 
     Raises:
-        InputError: the model has no parameter that requires a gradient.
+        InputError: the model has no parameter that requires a gradient, a process has no environment, or an option
+            cannot be used.
     """
 
     def __init__(
@@ -47,98 +51,102 @@ class ObjectiveGradients:
         objective: Objective,
         names: Sequence[str],
         group: dist.ProcessGroup | None = None,
-        clock: StepClock | None = None,
+        **options: Unpack[AggregationOptions],
     ) -> None:
-        self._clock = clock or StepClock()
+        if options.get("nonfinite") == "skip":
+            raise ArgumentError("nonfinite", "skip", "an objective couples environments; give raise or propagate")
+        if options.setdefault("autocast", objective.autocast) != objective.autocast:
+            raise ArgumentError("autocast", options["autocast"], "an objective has its own; give it there")
+        self.aggregation = Aggregation(Mean(), **options)
         self.model = model
         self.objective = objective
-        self.group = group
         self.names = list(names)
         self._trainable = trainable(model)
         self._parameters = list(self._trainable.values())
         if not self._parameters:
             raise InputError("model: none of its parameters requires a gradient")
         self._layout = Layout.of(self._trainable)
-        everyone: list[list[str]] = [list(names)]
-        self._rank = 0
-        if group is not None:
-            everyone = [[] for _ in range(dist.get_world_size(group))]
-            dist.all_gather_object(everyone, list(names), group=group)
-            self._rank = dist.get_rank(group)
-        self._counts = [len(each) for each in everyone]
-        first = sum(self._counts[: self._rank])
-        self._own = range(first, first + self._counts[self._rank])
+        self._form = BatchForm()
+        self._processes = None if group is None else Processes.of(names, group)
+        first = 0 if self._processes is None else sum(map(len, self._processes.names[: self._processes.rank]))
+        self._own = range(first, first + len(self.names))
+        self._steps = 0
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad``.
 
         Args:
-            batch: inputs and targets ``(environments, batch, ...)``, of this process's environments.
+            batch: a tree of tensors ``(environments, batch, ...)``, of this process's environments.
+            step: the step's number, for schedules, the risk and errors; counted from 0 if None.
             more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
-            step: the step's number, for schedules and errors.
+
+        Returns:
+            The step; ``losses`` are the means of each environment's terms.
 
         Raises:
-            NonFiniteGradientError: a term, or the gradient, is not finite; in every process.
-            InputError: a parameter was frozen, unfrozen or exchanged since this was made, or has a hook that
-                cannot run.
+            NonFiniteGradientError: with ``nonfinite="raise"``, in every process.
+            InputError: the batch's leaves do not fit each other, the names, or earlier batches; the risk is no scalar
+                or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
+                hook that cannot run.
         """
-        batch, step = as_called(batch, more, step)
-        assert step is not None
-        inputs, targets = pair(batch)
+        batch, at = as_called(batch, more, step)
+        batch, _ = self._form.check(batch, self.names)
         require_unchanged(self.model, self._trainable)
         require_no_hooks_after_accumulation(self._trainable)
-        if self.objective.others and self.group is not None:
-            inputs, targets = self._everyones(inputs), self._everyones(targets)
-        terms = self.objective.terms(self.model, inputs, targets, step, list(self._own))
-        each = len(terms) // len(self._own)
-        everyones = terms if self.group is None else self._with_others(terms, each)
-        value = self.objective.combine(everyones, step)
-        gradients = torch.autograd.grad(value, self._parameters, materialize_grads=True)
+        at = self._steps if at is None else at
+        self._steps = at + 1
+        raises = self.aggregation.policy == "raise"
+        if self.objective.others and self._processes is not None:
+            self._require_one_shape(pytree.tree_leaves(batch), self._processes)
+            batch = pytree.tree_map(self._everyones, batch)
+        terms, weights = self.objective.terms(self.model, batch, at, self._own)
+        if raises:  # under propagate the host does not wait for the device
+            check_weights(weights)
+        terms = terms.unflatten(0, (len(self._own), -1))
+        known = self._everyones(terms.detach())
+        everyones = torch.cat([known[: self._own.start], terms, known[self._own.stop :]])
+        value = self.objective.combine(everyones.flatten(), at)
+        scale = self.aggregation.scale(value.device)
+        scaled = value if scale is None else value * scale
+        gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True)
         flat = torch.cat([gradient.reshape(-1).to(self._layout.dtype) for gradient in gradients])
-        if self.group is not None:
-            before = self._clock.switch("exchange")
-            dist.all_reduce(flat, group=self.group)
-            self._clock.switch(before)
-        if not bool(torch.isfinite(flat.sum())):
-            self._refuse(everyones.detach(), each, step)
-        for index, parameter in enumerate(self._parameters):
-            parameter.grad = match_strides(self._layout.part(flat, index).to(parameter.dtype), parameter)
+        if self._processes is not None:
+            before = self.aggregation.clock.switch("exchange")
+            dist.all_reduce(flat, group=self._processes.group)
+            self.aggregation.clock.switch(before)
+        if raises and float(presence(flat)) < 0:
+            self._refuse(known, at)
+        leave_gradients(self._parameters, self._layout, flat)
         kept = torch.ones(len(self._parameters), device=flat.device)
-        weights = torch.full((len(self._own),), float(len(targets[0])), device=flat.device)
-        return EnvironmentStep(terms.detach().unflatten(0, (-1, each)).mean(1), kept, (), weights, sum(self._counts))
+        return EnvironmentStep(terms.detach().mean(1), kept, (), weights, len(everyones))
 
-    def _everyones(self, batches: Tensor) -> Tensor:
-        """The batches of all environments, in the order of the processes."""
-        before = self._clock.switch("exchange")
-        shape = batches.shape[1:]
-        parts = [batches.new_empty((count, *shape)) for count in self._counts]
-        for rank, part in enumerate(parts):
-            if rank == self._rank:
-                part.copy_(batches)
-            dist.broadcast(part, group=self.group, group_src=rank)
-        self._clock.switch(before)
-        return torch.cat(parts)
+    def _everyones(self, own: Tensor) -> Tensor:
+        """The rows of all processes' environments, ``(all environments, ...)``, of those of this one's."""
+        if self._processes is None:
+            return own
+        before = self.aggregation.clock.switch("exchange")
+        padded = own.new_zeros(self._processes.most, *own.shape[1:])
+        padded[: len(own)] = own
+        # As bytes, since not every type travels.
+        parts = self._processes.gathered(padded.view(-1).view(torch.uint8)).view(own.dtype).view(-1, *padded.shape)
+        self.aggregation.clock.switch(before)
+        return torch.cat([part[: len(names)] for part, names in zip(parts, self._processes.names, strict=True)])
 
-    def _with_others(self, terms: Tensor, each: int) -> Tensor:
-        """All terms, those of this process with their graph."""
-        most = max(self._counts) * each
-        padded = torch.zeros(most, dtype=terms.dtype, device=terms.device)
-        padded[: len(terms)] = terms.detach()
-        parts = [torch.empty_like(padded) for _ in self._counts]
-        before = self._clock.switch("exchange")
-        dist.all_gather(parts, padded, group=self.group)
-        self._clock.switch(before)
-        known = [part[: count * each] for part, count in zip(parts, self._counts, strict=True)]
-        known[self._rank] = terms
-        return torch.cat(known)
+    def _require_one_shape(self, leaves: Sequence[Tensor], processes: Processes) -> None:
+        """Refuse batches that differ between processes (InputError), which would arrive as nonsense or never."""
+        shapes = torch.tensor([size for leaf in leaves for size in leaf.shape[1:]], device=leaves[0].device)
+        everyones = processes.gathered(shapes).tolist()
+        if any(each != everyones[0] for each in everyones):
+            found = ", ".join(f"{each} in process {rank}" for rank, each in enumerate(everyones))
+            raise InputError(
+                f"batch: after the environments its leaves have the sizes {found}; this objective sends them to the "
+                "other processes, so they must be the same (pad to one length)"
+            )
 
-    def _refuse(self, terms: Tensor, each: int, step: int) -> None:
+    def _refuse(self, terms: Tensor, step: int) -> None:
         """Name the environments whose terms are not finite; all of them if only the gradient is not."""
-        everyone: list[list[str]] = [self.names]
-        if self.group is not None:
-            everyone = [[] for _ in self._counts]
-            dist.all_gather_object(everyone, self.names, group=self.group)
-        names = [name for part in everyone for name in part]
-        finite = torch.isfinite(terms.unflatten(0, (-1, each))).all(1).tolist()
-        bad = [name for name, right in zip(names, finite, strict=True) if not right]
-        raise NonFiniteGradientError(bad or names, step)
+        names = self.names if self._processes is None else [name for part in self._processes.names for name in part]
+        finite = torch.isfinite(terms).all(1).tolist()
+        raise NonFiniteGradientError(
+            [name for name, right in zip(names, finite, strict=True) if not right] or names, step
+        )

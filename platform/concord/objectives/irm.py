@@ -1,12 +1,19 @@
 """Invariant risk minimization with the gradient penalty."""
 
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
-from torch.func import grad_and_value
+from torch import Tensor, nn
+from torch.func import grad, grad_and_value
+from torch.utils import _pytree as pytree
 
-from concord.objectives.objective import Loss, Separable
+from concord.aggregation.rule import accumulation_dtype
+from concord.errors import InputError
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk, pair, take
+from concord.objectives.objective import Penalized
 from concord.objectives.penalty_weight import PenaltyWeight, scale
 
 Estimator = Literal["squared", "halves"]
@@ -14,54 +21,152 @@ Estimator = Literal["squared", "halves"]
 ``halves``: the product of two half batches' gradients, right on average, and below zero at times."""
 
 
-class IRMv1(Separable):
+class IRMv1(Penalized):
     """The mean of the environments' risks and penalties, (1/d) Σ R_e(f) + λ D_e, over max(1, λ).
 
     D_e = ‖∇_w R_e(w·f)‖² at w = 1: how far the environment would like all outputs scaled (Arjovsky et al., Invariant
     Risk Minimization, 2019, eq. IRMv1). The published experiments divide by λ where it is above 1.
 
+    While a risk runs, the floating-point tensors that the model gives are multiplied by w. The model must not compute
+    its own loss, which would be scaled in place of its outputs; and a part of it that the risk calls by itself is not
+    scaled.
+
     Args:
-        loss: the risk.
+        loss: the loss or the risk of one environment.
         weight: λ.
         estimator: of the penalty; ``squared`` is that of the published experiments, ``halves`` of the paper's
             appendix D, which takes every other example for each half.
         autocast: what layers compute in.
+
+    Attributes:
+        risk: risk and penalty of one environment.
     """
+
+    coupled: ClassVar[bool] = False
+    default_weight: ClassVar[float | None] = 1e4
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | Risk,
         weight: PenaltyWeight,
         estimator: Estimator = "squared",
         autocast: torch.dtype | None = None,
     ) -> None:
-        super().__init__(loss, autocast)
-        self.weight = weight
-        self.estimator = estimator
-
-    def term(self, outputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
-        """Risk and penalty."""
-        weight = self.weight.at(step)
-        risk, penalty = _risk_and_penalty(self.loss, outputs, targets, self.estimator)
-        return (risk + weight * penalty) * scale(weight)
+        super().__init__(loss, weight, autocast)
+        self.risk = _RiskAndPenalty(self.risk, weight, estimator)
 
 
 def irm_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator = "squared") -> Tensor:
     """IRMv1's penalty of one environment, a scalar, from outputs ``(batch, ...)`` and targets ``(batch, ...)``."""
-    return _risk_and_penalty(loss, outputs, targets, estimator)[1]
+    return _parts(as_risk(loss), nn.Identity(), (outputs, targets), 0, estimator)[1]
 
 
-def _risk_and_penalty(loss: Loss, outputs: Tensor, targets: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _RiskAndPenalty:
+    """Risk and penalty of one environment: a risk itself, so that every gradient source takes it."""
+
+    risk: Risk
+    weight: PenaltyWeight
+    estimator: Estimator
+
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor | tuple[Tensor, Tensor]:
+        risk, penalty, examples = _parts(self.risk, model, batch, step, self.estimator)
+        weight = self.weight.at(step)
+        mean = (risk + weight * penalty) * scale(weight)
+        return (mean * examples, examples) if isinstance(examples, Tensor) else mean
+
+
+_Slope = tuple[Tensor, Tensor, Tensor | int]
+"""The derivative of the mean risk by a factor on the outputs, at 1; the mean risk; what it weighs, of a loss the number
+of examples."""
+
+
+def _parts(risk: Risk, model: nn.Module, batch: Batch, step: int, estimator: Estimator) -> _Slope:
+    """The mean risk of one environment, its penalty, and what the risk weighs."""
+    slope_of: Callable[[Risk, nn.Module, Batch, int], _Slope] = _slope_of_risk
+    if isinstance(risk, Supervised):
+        inputs, targets = pair(batch)
+        # One forward pass, also for halves; what it gives passes through a model that does nothing.
+        batch, model = (model(inputs), targets), nn.Identity()
+        if isinstance(batch[0], Tensor):
+            slope_of = _slope_of_loss
     if estimator == "squared":
-        slope, risk = _slope_and_risk(loss, outputs, targets)
-        return risk, slope.square()
-    (first, one), (second, other) = (_slope_and_risk(loss, outputs[at::2], targets[at::2]) for at in (0, 1))
-    half = len(outputs[::2]) / len(outputs)  # the loss is a mean
-    return half * one + (1 - half) * other, first * second
+        slope, mean, weight = slope_of(risk, model, batch, step)
+        return mean, slope.square(), weight
+    (first, one, weight), (second, other, more) = (
+        slope_of(risk, model, take(batch, slice(at, None, 2)), step) for at in (0, 1)
+    )
+    total = weight + more
+    return (one * weight + other * more) / total, first * second, total
 
 
-def _slope_and_risk(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivative of the risk by a factor on the outputs, at 1, and the risk."""
+def _slope_of_loss(loss: Risk, model: nn.Module, batch: Batch, step: int) -> _Slope:
     # By the chain rule, which leaves the factor out: a third of the operations for a small network.
-    gradient, risk = grad_and_value(loss)(outputs, targets)
-    return (gradient * outputs).sum(), risk
+    outputs, targets = batch
+    outputs = outputs.to(accumulation_dtype([outputs.dtype]))
+
+    def value(outputs: Tensor) -> Any:
+        return loss(model, (outputs, targets), step)
+
+    if _records_graph() and outputs.requires_grad:  # a third of the time of the other way
+        mean = value(outputs)
+        (gradient,) = torch.autograd.grad(mean, outputs, create_graph=True, materialize_grads=True)
+    else:
+        gradient, mean = grad_and_value(value)(outputs)
+    return (gradient * outputs).sum(), mean, len(outputs)
+
+
+def _slope_of_risk(risk: Risk, model: nn.Module, batch: Batch, step: int) -> _Slope:
+    tensors = pytree.tree_leaves(batch)
+    dtypes = (each.dtype for each in (*tensors, *model.parameters()) if each.is_floating_point())
+    factor = torch.ones((), dtype=accumulation_dtype(dtypes), device=tensors[0].device)
+    mean_risk = MeanRisk(model, risk, None, factor.device)
+
+    def value(factor: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        with _scaled_outputs(model, factor):
+            mean, weight = mean_risk(batch, step)
+        return mean, (mean, weight)
+
+    if not _records_graph():
+        slope, (mean, weight) = grad(value, has_aux=True)(factor)
+        return slope, mean, weight
+    _, (mean, weight) = value(factor.requires_grad_())
+    return torch.autograd.grad(mean, factor, create_graph=True, materialize_grads=True)[0], mean, weight
+
+
+def _records_graph() -> bool:
+    """Whether ``torch.autograd.grad`` can be used: outside of the transforms of ``torch.func``, and of ``no_grad``."""
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+
+
+@contextmanager
+def _scaled_outputs(model: nn.Module, factor: Tensor) -> Iterator[None]:
+    """Multiply what the model gives, in whatever tree of tensors, while this lasts.
+
+    Raises:
+        InputError: the model gives a loss of its own, or no tensor, or it is not called.
+    """
+    calls = 0
+
+    def multiply(_: nn.Module, __: Any, outputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if own is not None or any(leaf.ndim == 0 for leaf in leaves):
+            raise InputError(
+                "IRMv1: the model gives a loss of its own, which its penalty would scale in place of the outputs; "
+                "compute the loss in the risk, from the logits, and give the model no labels"
+            )
+        if not leaves:
+            raise InputError(f"IRMv1: the model gives {type(outputs).__name__}, in which no tensor is found to scale")
+        scaled = {id(leaf): leaf.to(accumulation_dtype([leaf.dtype])) * factor for leaf in leaves}
+        return pytree.tree_map(lambda leaf: scaled.get(id(leaf), leaf), outputs)
+
+    handle = model.register_forward_hook(multiply)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not calls:
+        raise InputError("IRMv1: the risk never calls the model itself, whose outputs its penalty scales")

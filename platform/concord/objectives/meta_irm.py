@@ -1,16 +1,20 @@
 """Meta-learned invariant risk minimization: adapt to one environment, judge by the others."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from concord.errors import ArgumentError
-from concord.objectives.objective import Loss, Objective, environment_outputs
+from concord.gradients.layout import trainable
+from concord.gradients.risk import Batch, Loss, Risk, take
+from concord.objectives.objective import Penalized, require_several
 from concord.objectives.penalty_weight import PenaltyWeight
 
 
-class MetaIRM(Objective):
+class MetaIRM(Penalized):
     """The mean of meta-losses and λ times their standard deviation.
 
     For each environment i the weights take inner steps on its risk, θ'_i = θ - α ∇R_i(θ), and are judged by the other
@@ -18,8 +22,11 @@ class MetaIRM(Objective):
     θ'_i through θ (Bae et al., Meta-Learned Invariant Risk Minimization, 2021, eq. 3 to 6 and algorithm 1, which has
     the sum of the N meta-losses in place of the mean: its λ is ours times N).
 
+    The second derivatives go through the model. PyTorch has none of its fused attention on a CPU: give a transformer
+    its plain one (``attn_implementation="eager"``), or take ``first_order``.
+
     Args:
-        loss: the risk.
+        loss: the loss or the risk of one environment.
         inner_lr: α.
         inner_steps: how many inner steps.
         weight: λ; 0 during its warm-up.
@@ -34,11 +41,12 @@ class MetaIRM(Objective):
         InputError: an option is out of its range.
     """
 
-    others = True
+    others: ClassVar[bool] = True
+    default_weight: ClassVar[float | None] = 0.0
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | Risk,
         inner_lr: float = 0.1,
         inner_steps: int = 1,
         weight: PenaltyWeight | None = None,
@@ -49,7 +57,7 @@ class MetaIRM(Objective):
         same_environment: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
-        super().__init__(loss, autocast)
+        super().__init__(loss, weight or PenaltyWeight(0.0), autocast)
         if inner_lr <= 0:
             raise ArgumentError("inner_lr", inner_lr, "must be above 0")
         if inner_steps < 1:
@@ -60,37 +68,29 @@ class MetaIRM(Objective):
             raise ArgumentError("outer", outer, "must not be negative")
         self.inner_lr = inner_lr
         self.inner_steps = inner_steps
-        self.weight = weight or PenaltyWeight(0.0)
         self.drop_grad = drop_grad
         self.outer = outer
         self.first_order = first_order
         self.same_environment = same_environment
 
     def terms(
-        self,
-        model: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        step: int = 0,  # noqa: ARG002
-        own: Sequence[int] | None = None,
-    ) -> Tensor:
-        """The meta-losses R_j(θ'_i) of each environment i, in the order of j."""
-        environments = len(inputs)
-        if environments < 2 and not self.same_environment:
-            raise ArgumentError(
-                "objective", "meta-irm", "compares environments, but there is only one; give at least 2"
-            )
-        terms = []
+        self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The meta-losses R_j(θ'_i) of each environment i, in the order of j; i weighs what a judge does."""
+        environments = len(pytree.tree_leaves(batch)[0])
+        if not self.same_environment:
+            require_several(environments, "meta-irm")
+        terms, weights = [], []
         for index in own if own is not None else range(environments):
-            adapted = self.adapted(model, inputs[index], targets[index])
-            judges = self._judges(index, environments)
-            outputs = environment_outputs(model, inputs[judges], self.autocast, adapted)
-            terms += [self.loss(*pair) for pair in zip(outputs, targets[judges], strict=True)]
-        return torch.stack(terms)
+            judges = take(batch, self._judges(index, environments))
+            losses, counts = self.risks(model, judges, step, self.adapted(model, take(batch, index), step))
+            terms.append(losses)
+            weights.append(counts.mean())
+        return torch.cat(terms), torch.stack(weights)
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Mean and standard deviation."""
-        weight = self.weight.weight if step >= self.weight.warmup else 0.0
+        weight = self.weight.after_warmup(step)
         if weight == 0 or len(terms) == 1:
             return terms.mean()
         variance = terms.var(correction=0)
@@ -99,13 +99,12 @@ class MetaIRM(Objective):
         value: Tensor = terms.mean() + weight * spread
         return value
 
-    def adapted(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The weights after the inner steps on one environment's batch, with their graph."""
-        weights: dict[str, Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    def adapted(self, model: nn.Module, batch: Batch, step: int = 0) -> dict[str, Tensor]:
+        """The weights after the inner steps on one environment's batch ``(batch, ...)``, with their graph."""
+        weights: dict[str, Tensor] = dict(trainable(model))
         for _ in range(self.inner_steps):
-            outputs = environment_outputs(model, inputs[None], self.autocast, weights)[0]
             gradients = torch.autograd.grad(
-                self.loss(outputs, targets),
+                self.risks(model, take(batch, None), step, weights)[0],
                 list(weights.values()),
                 create_graph=not self.first_order,
                 materialize_grads=True,

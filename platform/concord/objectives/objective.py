@@ -1,124 +1,156 @@
 """What is minimized over environments: terms that environments give, and how they become one number."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from concord.errors import ArgumentError
-from concord.gradients.autocast import outputs_of
+from concord.gradients.risk import (
+    Batch,
+    BatchForm,
+    Loss,
+    MeanRisk,
+    Risk,
+    Supervised,
+    as_called,
+    as_risk,
+    autocast_to,
+    pair,
+    take,
+)
+from concord.objectives.penalty_weight import PenaltyWeight
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs ``(batch, ...)`` and targets ``(batch, ...)`` to a scalar, the mean over the batch."""
 
-
-class Objective(ABC):
+class Objective:
     """A number to minimize, from a model and a batch of each environment::
 
         objective = VREx(torch.nn.functional.cross_entropy, PenaltyWeight(10.0))
         for step, (inputs, targets) in enumerate(batches):  # (environments, batch, ...), (environments, batch)
             objective(model, inputs, targets, step).backward()
 
-    It is put together of two parts. :meth:`terms` are what environments give, numbers with a graph; :meth:`combine`
-    makes one number of all of them. Where environments lie in several processes, each computes its own terms, and only
-    their values have to be known everywhere.
+    It has two parts. :meth:`terms` are what environments give, numbers with a graph: here, their risks.
+    :meth:`combine` makes one number of all terms: here, their mean. Where environments lie in several processes, each
+    computes its own terms, and only their values have to be known everywhere.
+
+    Args:
+        loss: the loss or the risk of one environment, see :mod:`concord.gradients.risk`.
+        autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
 
     Attributes:
-        loss: the risk of a batch.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; the loss gets float32. None: as they are.
+        risk: the risk of one environment. Where the objective is not coupled, this is what a gradient source takes in
+            place of a loss, together with any aggregator.
+        coupled: the gradient is no mean of gradients of environments that an aggregator could replace.
         others: the terms of an environment depend on the batches of the other ones.
+        default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
+            None: there is no penalty.
     """
 
-    others: bool = False
+    coupled: ClassVar[bool] = True
+    others: ClassVar[bool] = False
+    default_weight: ClassVar[float | None] = None
 
-    def __init__(self, loss: Loss, autocast: torch.dtype | None = None) -> None:
-        self.loss = loss
+    def __init__(self, loss: Loss | Risk, autocast: torch.dtype | None = None) -> None:
+        self.risk = as_risk(loss)
         self.autocast = autocast
-
-    @abstractmethod
-    def terms(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, step: int = 0, own: Sequence[int] | None = None
-    ) -> Tensor:
-        """The terms of environments, as many for each, one environment's after the other's: ``(terms,)``.
-
-        Args:
-            model: gives outputs ``(batch, ...)``.
-            inputs, targets: ``(environments, batch, ...)``: of the environments whose terms are wanted, or with
-                :attr:`others` of all of them.
-            step: the step's number, for schedules.
-            own: which environments those are whose terms are wanted, counted among all; None: all.
-        """
-
-    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
-        """One number of all environments' terms: here, their mean."""
-        return terms.mean()
-
-    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:
-        """The objective of these batches, a scalar; arguments as for :meth:`terms`, all environments."""
-        return self.combine(self.terms(model, inputs, targets, step), step)
-
-
-class ByEnvironment(Objective):
-    """An objective with one term an environment, from its outputs and targets alone: its risk, if it is no other."""
-
-    def term(self, outputs: Tensor, targets: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
-        """The term of one environment, a scalar, from outputs ``(batch, ...)`` and targets ``(batch, ...)``."""
-        return self.loss(outputs, targets)
+        self._supervised = isinstance(self.risk, Supervised)
 
     def terms(
         self,
         model: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
+        batch: Batch,
         step: int = 0,
         own: Sequence[int] | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        """One term an environment."""
-        outputs = environment_outputs(model, inputs, self.autocast)
-        return torch.stack([self.term(*pair, step) for pair in zip(outputs, targets, strict=True)])
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of environments, as many for each, one environment's after the other's, and their weights.
+
+        Args:
+            model: what the risk calls.
+            batch: a tree of tensors ``(environments, batch, ...)``: of the environments whose terms are wanted, or with
+                :attr:`others` of all of them.
+            step: the step's number, for schedules.
+            own: which environments those are whose terms are wanted, counted among all; None: all.
+
+        Returns:
+            The terms ``(terms,)`` and what each environment weighs, ``(environments,)``, see
+            :class:`~concord.gradients.EnvironmentStep`.
+        """
+        return self.risks(model, batch, step)
+
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
+        """One number of all environments' terms."""
+        return terms.mean()
+
+    def __call__(self, model: nn.Module, batch: Batch, *more: Any, step: int | None = None) -> Tensor:
+        """The objective of these batches, a scalar.
+
+        Args:
+            model: what the risk calls.
+            batch: a tree of tensors ``(environments, batch, ...)``, of all environments.
+            step: the step's number, for schedules; 0 if None.
+            more: ``objective(model, inputs, targets, step)`` is short for a pair.
+
+        Raises:
+            InputError: the batch is no such tree, or the risk no scalar.
+        """
+        batch, at = as_called(batch, more, step)
+        batch, _ = BatchForm().check(batch)
+        return self.combine(self.terms(model, batch, at or 0)[0], at or 0)
+
+    def risks(
+        self, model: nn.Module, batch: Batch, step: int, weights: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean risk of each environment, and what it weighs, both ``(environments,)``.
+
+        A loss gets the outputs of one forward pass for all environments, unless the model normalizes over the batch:
+        then there is one for each environment, as there always is with a risk, and each environment's batch is
+        normalized by itself (and running statistics take in one environment after the other).
+
+        Args:
+            model: what the risk calls.
+            batch: a tree of tensors ``(environments, batch, ...)``.
+            step: the step's number.
+            weights: parameters in place of the model's own.
+        """
+        first = pytree.tree_leaves(batch)[0]
+        if self._supervised and not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
+            inputs, targets = pair(batch)
+            inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+            with autocast_to(first.device, self.autocast):
+                outputs = model(inputs) if weights is None else functional_call(model, dict(weights), (inputs,))
+            # What the loss is to get passes through a model that does nothing.
+            batch = pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs), targets
+            model, weights = nn.Identity(), None
+        risk = MeanRisk(model, self.risk, self.autocast, first.device)
+        parts = (take(batch, index) for index in range(len(first)))
+        if weights is None:
+            results = [risk(part, step) for part in parts]
+        else:
+            state = {f"model.{name}": value for name, value in weights.items()}
+            results = [functional_call(risk, state, (part, step)) for part in parts]
+        means, counts = zip(*results, strict=True)
+        return torch.stack(means), torch.stack(counts)
 
 
-class Separable(ByEnvironment):
-    """One that is the mean of its terms; then another aggregator can take the place of the gradients' average."""
-
-
-def environment_outputs(
-    model: nn.Module, inputs: Tensor, autocast: torch.dtype | None = None, weights: Mapping[str, Tensor] | None = None
-) -> Tensor:
-    """The outputs ``(environments, batch, ...)`` for inputs ``(environments, batch, ...)``.
+class Penalized(Objective):
+    """An objective with the weight of a penalty.
 
     Args:
-        model: the model.
-        inputs: of the environments.
-        autocast: the dtype that layers compute in; None: as they are.
-        weights: parameters in place of the model's own.
+        loss: the loss or the risk of one environment.
+        weight: of the penalty.
+        autocast: what layers compute in.
     """
 
-    def forward(batch: Tensor) -> Tensor:
-        outputs: Tensor = model(batch) if weights is None else functional_call(model, dict(weights), (batch,))
-        return outputs
-
-    return by_environment(model, lambda batch: (outputs_of(forward, batch, autocast),), inputs)[0]
+    def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
+        super().__init__(loss, autocast)
+        self.weight = weight
 
 
-def by_environment(
-    model: nn.Module, forward: Callable[[Tensor], tuple[Tensor, ...]], inputs: Tensor
-) -> tuple[Tensor, ...]:
-    """What a forward pass gives, each ``(environments, batch, ...)``, for inputs ``(environments, batch, ...)``.
-
-    One pass for all, unless the model normalizes over the batch: then one for each environment, whose batch is
-    normalized by itself (and running statistics take in one environment after the other).
-    """
-    if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
-        return tuple(torch.stack(parts) for parts in zip(*map(forward, inputs), strict=True))
-    shape = inputs.shape[:2]
-    return tuple(part.reshape(*shape, *part.shape[1:]) for part in forward(inputs.flatten(0, 1)))
-
-
-def require_several(terms: Tensor, name: str) -> None:
-    """Refuse the terms of one environment alone (InputError)."""
-    if len(terms) < 2:
+def require_several(environments: int, name: str) -> None:
+    """Refuse one environment alone (ArgumentError)."""
+    if environments < 2:
         raise ArgumentError("objective", name, "compares environments, but there is only one; give at least 2")

@@ -37,6 +37,10 @@ class PenaltyWeight:
         """The weight at this step, counted from 0."""
         return self.weight if step >= self.warmup else min(self.before, self.weight)
 
+    def after_warmup(self, step: int) -> float:
+        """The weight at this step, counted from 0; nothing during the warm-up."""
+        return self.weight if step >= self.warmup else 0.0
+
 
 def scale(weight: float) -> float:
     """What an objective with this penalty is multiplied by, so that a large weight does not make large gradients."""

@@ -5,31 +5,42 @@ from typing import Literal, get_args
 import torch
 
 from concord.errors import ArgumentError
+from concord.gradients.risk import Loss, Risk
 from concord.objectives.dann import DANN
 from concord.objectives.erm import ERM
 from concord.objectives.irm import Estimator, IRMv1
 from concord.objectives.meta_irm import MetaIRM
 from concord.objectives.mm_rex import MMREx
-from concord.objectives.objective import Loss, Objective
+from concord.objectives.objective import Objective
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.vrex import VREx
 
 ObjectiveName = Literal["erm", "irm", "vrex", "mm-rex", "dann", "meta-irm"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-# Their gradients are not averages over environments that another aggregator could form.
-COUPLED = frozenset({"vrex", "mm-rex", "dann", "meta-irm"})
-# The weight of the penalty where none is given: those that the published experiments have, or none.
-_DEFAULT_WEIGHTS = {"irm": 1e4, "vrex": 1e4, "mm-rex": 1.0, "dann": 1.0, "meta-irm": 0.0}
+_TYPES: dict[str, type[Objective]] = {
+    "erm": ERM,
+    "irm": IRMv1,
+    "vrex": VREx,
+    "mm-rex": MMREx,
+    "dann": DANN,
+    "meta-irm": MetaIRM,
+}
 
 
-def default_penalty_weight(name: ObjectiveName) -> float | None:
-    """The weight of this objective's penalty where none is given; None for one without a penalty."""
-    return _DEFAULT_WEIGHTS.get(name)
+def objective_type(name: str) -> type[Objective]:
+    """The class of the objective called ``name``, for what all of its objects have: ``coupled``, ``default_weight``.
+
+    Raises:
+        ArgumentError: no objective has this name.
+    """
+    if name not in _TYPES:
+        raise ArgumentError("objective", name, f"must be one of {', '.join(OBJECTIVES)}")
+    return _TYPES[name]
 
 
 def objective(
     name: ObjectiveName,
-    loss: Loss,
+    loss: Loss | Risk,
     *,
     penalty_weight: float | None = None,
     warmup_steps: int = 0,
@@ -46,7 +57,7 @@ def objective(
 
     Args:
         name: of the objective.
-        loss: the risk of a batch.
+        loss: the loss or the risk of one environment.
         penalty_weight: λ of ``irm``, ``dann`` and ``meta-irm``, β of ``vrex``, -λ_min of ``mm-rex``; None takes
             1e4 for ``irm`` and ``vrex``, 1 for ``mm-rex`` and ``dann``, 0 for ``meta-irm``.
         warmup_steps: steps before the penalty has its weight.
@@ -57,12 +68,11 @@ def objective(
     Raises:
         InputError: no objective has this name, or an option is out of its range.
     """
-    if name == "erm":
-        return ERM(loss, autocast)
-    if name not in OBJECTIVES:
-        raise ArgumentError("objective", name, f"must be one of {', '.join(OBJECTIVES)}")
-    weight = PenaltyWeight(_DEFAULT_WEIGHTS[name] if penalty_weight is None else penalty_weight, warmup_steps)
+    default = objective_type(name).default_weight
+    weight = PenaltyWeight(default or 0.0 if penalty_weight is None else penalty_weight, warmup_steps)
     match name:
+        case "erm":
+            return ERM(loss, autocast)
         case "irm":
             return IRMv1(loss, weight, estimator, autocast)
         case "vrex":

@@ -1,30 +1,25 @@
 """Risk extrapolation by the variance of the risks."""
 
-import torch
+from typing import ClassVar
+
 from torch import Tensor
 
-from concord.objectives.objective import ByEnvironment, Loss, require_several
-from concord.objectives.penalty_weight import PenaltyWeight, scale
+from concord.objectives.objective import Penalized, require_several
+from concord.objectives.penalty_weight import scale
 
 
-class VREx(ByEnvironment):
+class VREx(Penalized):
     """The mean of the environments' risks and β times their variance, over max(1, β).
 
     Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, 2021, eq. 8, which has the sum of the
     risks in place of the mean: its β is ours times the number of environments. The published experiments have the mean.
-
-    Args:
-        loss: the risk.
-        weight: β.
-        autocast: what layers compute in.
+    The weight is β.
     """
 
-    def __init__(self, loss: Loss, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
-        super().__init__(loss, autocast)
-        self.weight = weight
+    default_weight: ClassVar[float | None] = 1e4
 
     def combine(self, terms: Tensor, step: int = 0) -> Tensor:
         """Mean and variance."""
-        require_several(terms, "vrex")
+        require_several(len(terms), "vrex")
         weight = self.weight.at(step)
         return (terms.mean() + weight * terms.var(correction=0)) * scale(weight)

@@ -13,9 +13,8 @@ from concord.aggregation import AGGREGATORS, Aggregator, AggregatorName, aggrega
 from concord.aggregation.rule_file import OwnRule
 from concord.defaults import DEFAULT_OUTPUT as DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.gradients import ExampleGradient, NonFinite
-from concord.objectives import COUPLED, Estimator, Objective, ObjectiveName, default_penalty_weight, objective
-from concord.objectives.objective import Loss
+from concord.gradients import ExampleGradient, Loss, NonFinite, Risk
+from concord.objectives import Estimator, Objective, ObjectiveName, objective, objective_type
 from concord.redaction import without_secrets
 from concord.storage import check_address
 
@@ -213,7 +212,7 @@ class TrainConfig(RunConfig):
 
     def resolved(self) -> Self:
         """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
-        weight = default_penalty_weight(self.objective) if self.penalty_weight is None else self.penalty_weight
+        weight = objective_type(self.objective).default_weight if self.penalty_weight is None else self.penalty_weight
         chosen = cast(AggregatorName, self.chosen_aggregator)
         return replace(super().resolved(), aggregator=chosen, penalty_weight=weight)
 
@@ -272,7 +271,7 @@ class TrainConfig(RunConfig):
             return self.own_rule.made(vars(self))
         return aggregator(cast(AggregatorName, self.chosen_aggregator), self.threshold)
 
-    def objective_of(self, loss: Loss, steps: int, autocast: torch.dtype | None = None) -> Objective:
+    def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
 
         Raises:
@@ -350,10 +349,11 @@ class TrainConfig(RunConfig):
         self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
         alone = self.objective == "erm" or not self.per_example
         self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
-        if self.objective in COUPLED:
+        if objective_type(self.objective).coupled:
             averaged = f"--objective {self.objective} couples the environments: its gradient is one"
             self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
-            self.require("nonfinite", self.nonfinite == "raise", f"{averaged}, no environment can be left out; raise")
+            right = self.nonfinite != "skip"
+            self.require("nonfinite", right, f"{averaged}, no environment can be left out; raise or propagate")
         told = self.objective != "dann" or self.environments_per_step == 0
         self.require("environments_per_step", told, "--objective dann tells all environments apart; give 0")
 

@@ -32,13 +32,12 @@ from concord.gradients import (
 )
 from concord.gradients.layout import trainable
 from concord.gradients.risk import MeanRisk, take
-from concord.objectives import ObjectiveGradients
-from concord.training.adapted_objective import EnvironmentObjective
+from concord.objectives import Objective, ObjectiveGradients
 
 
 def gradient_source(
     model: nn.Module,
-    objective: EnvironmentObjective,
+    objective: Objective,
     rule: Aggregator,
     names: Sequence[str],
     group: dist.ProcessGroup | None = None,
@@ -60,7 +59,7 @@ def gradient_source(
         options: see :class:`~concord.gradients.Aggregation`.
     """
     if objective.coupled:
-        return ObjectiveGradients(model, objective, names, group, options.get("clock"))
+        return ObjectiveGradients(model, objective, names, group, **options)
     if example_gradient is not None:
         return PerExampleGradients(model, objective.risk, rule, definition=example_gradient, group=group, **options)
     if group is not None and set(_of_all(len(names), group)) == {1}:

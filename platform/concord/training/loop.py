@@ -21,7 +21,6 @@ from concord.gradients import EnvironmentStep, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import DomainAdversarial, ObjectiveGradients
-from concord.training.adapted_objective import environment_objective
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
@@ -286,7 +285,7 @@ class _Run:
         autocast = torch.bfloat16 if config.precision == "bfloat16" else None
         self.gradients = gradient_source(
             self.model,
-            environment_objective(job, config, steps, autocast),
+            config.objective_of(job.batch_risk, steps, autocast),
             config.rule(),
             names,
             dist.group.WORLD if place.world > 1 else None,

@@ -22,7 +22,6 @@ from concord.gradients.layout import trainable
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
-from concord.training.adapted_objective import environment_objective
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.cluster_address import check_cluster
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
@@ -278,8 +277,7 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    environment_objective(job.job, config, 1)
-    given = _check_batch(job, model.eval(), first)
+    given = _check_batch(job, config, model.eval(), first)
     with _blamed(job, "its metrics cannot be told apart"):
         check_metric_names(environments, list(given), trainable(model))
     measures = modes(given)
@@ -317,12 +315,12 @@ def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]
             raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
-def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+def _check_batch(job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; gives the measures."""
     batch = first.take(slice(2))
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
-        return _check_risk(job, model, batch, f"a batch of environment {first.name}, {shapes}")
+        return _check_risk(job, config, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -351,10 +349,15 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> di
     return measures
 
 
-def _check_risk(job: JobFile, model: torch.nn.Module, batch: Batch, shapes: str) -> dict[str, Measure]:
+def _check_risk(
+    job: JobFile, config: TrainConfig, model: torch.nn.Module, batch: Batch, shapes: str
+) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with _blamed(job, f"model and risk cannot take {shapes}"):
         risk = evaluate_batch(model, job.job.risk, {}, batch).risk
+        objective = config.objective_of(job.job.risk, 1)
+        if not objective.coupled:
+            evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:
         raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
     examples = len(next(iter(named_leaves(batch).values())))
