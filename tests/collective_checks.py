@@ -780,6 +780,20 @@ def objectives_of_a_risk_do_not_depend_on_placement(objective: Any) -> None:
         assert_same_everywhere(several.grad)
 
 
+@check(2, unused=[False, True])
+def hooked_processes_take_irms_risk(unused: bool) -> None:
+    """One environment a process; the risk scales what the wrapped model gives."""
+    inputs, targets = batches(2)
+    batch = {"inputs": inputs, "targets": targets, "counts": inputs[:, :, 0] > -1}
+    part = {name: leaf[dist.get_rank()][None] for name, leaf in batch.items()}
+    ours = IRMv1(masked_risk, PenaltyWeight(0.5))
+    models = [network() for _ in range(2)]
+    ObjectiveGradients(models[0], ours, ["a", "b"])(batch, 0)
+    HookedGradients(models[1], ours.risk, Mean(), find_unused_parameters=unused)(part, 0)
+    for one, several in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(several.grad, one.grad, rtol=1e-4, atol=1e-6)
+
+
 @check(2)
 def batches_that_go_to_other_processes_have_one_shape() -> None:
     inputs, targets = batches(4, batch=12 - dist.get_rank())

@@ -158,6 +158,8 @@ class PerExample:
             for index, parameter in enumerate(parameters):
                 if parameter.grad is not None and flat:
                     self.sums.layout.part(flat[0], index).copy_(parameter.grad)
+            if self.sums.gradient is None:
+                self.sums.seen = self._gradient_total()
             if finite is None:
                 left = scale is not None or self.aggregation.policy == "propagate"
                 finite = torch.full((count,), left or self.gradients_are_finite())
@@ -181,9 +183,12 @@ class PerExample:
 
     def gradients_are_finite(self) -> bool:
         """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow, too."""
+        return bool(torch.isfinite(self._gradient_total()))
+
+    def _gradient_total(self) -> Tensor:
         gradients = [parameter.grad for parameter in self.sums.parameters.values()]
-        sums = [gradient.sum() for gradient in gradients if gradient is not None]
-        return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
+        sums = [gradient.sum(dtype=torch.float32) for gradient in gradients if gradient is not None]
+        return torch.stack(sums).sum() if sums else torch.zeros((), device=self.sums.device)
 
     def _problem(self) -> InputError | None:
         """What is wrong with what was collected."""

@@ -133,11 +133,7 @@ def check_weights(weights: Tensor) -> None:
 
 
 class BatchForm:
-    """What the batches of a gradient source look like; the first one decides.
-
-    Args:
-        examples: whether the batches begin with ``(environments, examples)``, not with ``(environments,)`` alone.
-    """
+    """The structure of a gradient source's batches; the first one decides."""
 
     def __init__(self) -> None:
         self._structure: pytree.TreeSpec | None = None
@@ -162,7 +158,8 @@ class BatchForm:
                 f"batch: {said}; all must begin with the same (environments, examples), at least one of each"
             )
         if self._structure is not None and structure != self._structure:
-            raise InputError(f"batch: its structure was {self._structure}, and is now {structure}")
+            before, now = (" ".join(str(each).split()) for each in (self._structure, structure))
+            raise InputError(f"batch: its structure was {before}, and is now {now}")
         self._structure = structure
         if names is not None and len(names) != shapes[0][0]:
             raise InputError(f"batch: {shapes[0][0]} environments, expected {len(names)} ({names[0]} …)")

@@ -26,7 +26,8 @@ from concord.machine import last_level_cache
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
 _FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
 
-_TIMED_ONE_BY_ONE = 4  # environments, where it is decided whether to vectorize
+_TIMED = 3  # how often each way is timed where it is decided which one to take
+_TIMED_ONE_BY_ONE = 4  # environments of those that are done one after the other
 
 Vectorize = bool | Literal["pooled"]
 """How environments are computed, see :class:`StackedGradients`."""
@@ -190,19 +191,24 @@ class StackedGradients:
             set_random_state(self._device, random)
             return self._sum_one_by_one(batch, environments, step)
         few = min(environments, _TIMED_ONE_BY_ONE)
+        part = take(batch, slice(0, few))
         ways: dict[Vectorize, Callable[[Batch, int, int], _Sum]] = {
             True: self._sum_vectorized,
             False: self._sum_one_by_one,
         }
-        seconds: dict[Vectorize, float] = {
-            False: environments
-            / few
-            * self._seconds(lambda: self._sum_one_by_one(take(batch, slice(0, few)), few, step))
-        }
         if self._pooled_gives(vectorized, batch, environments, step):
             ways["pooled"] = self._sum_pooled
-            seconds["pooled"] = self._seconds(lambda: self._sum_pooled(batch, environments, step))
-        seconds[True] = self._seconds(lambda: self._sum_vectorized(batch, environments, step))
+        seconds = dict.fromkeys(ways, math.inf)
+        for way in list(ways) * _TIMED:  # in turn, and the least of each: what disturbs the machine disturbs few
+            self._synchronize()
+            start = time.perf_counter()
+            if way is False:
+                self._sum_one_by_one(part, few, step)
+            else:
+                ways[way](batch, environments, step)
+            self._synchronize()
+            taken = (time.perf_counter() - start) * (environments / few if way is False else 1)
+            seconds[way] = min(seconds[way], taken)
         fastest = min(seconds, key=lambda way: seconds[way])
         self.vectorize = fastest
         # This step is to be what it will be when the run is repeated with the choice made.
@@ -226,17 +232,6 @@ class StackedGradients:
         return close and all(
             bool(error <= (0.1 if half else 0.02) * norm) for error, norm in zip(errors, norms, strict=True)
         )
-
-    def _seconds(self, function: Callable[[], object]) -> float:
-        """The shorter of two runs' times."""
-        seconds = []
-        for _ in range(2):
-            self._synchronize()
-            start = time.perf_counter()
-            function()
-            self._synchronize()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

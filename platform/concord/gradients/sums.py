@@ -27,6 +27,7 @@ class Sums:
         layout: where each lies in ``flat``.
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
+        seen: where the rule has none, a number that is finite if the gradients are; kept by whoever adds them.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -43,7 +44,7 @@ class Sums:
         self.flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
         # Its sum tells whether gradients are finite.
         self.gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
-        self._total = torch.zeros((), device=self.device)
+        self.seen = torch.zeros((), device=self.device)
 
     def part(self, index: int) -> Statistics:
         """The sums of parameter ``index``, views shaped as the parameter."""
@@ -54,11 +55,11 @@ class Sums:
         sum_over_environments(self.rule, gradients, self.part(index), accumulate=accumulate)
         if self.gradient is None:
             begun = accumulate or index > 0
-            self._total = (self._total if begun else 0) + gradients.sum(dtype=torch.float32)
+            self.seen = (self.seen if begun else 0) + gradients.sum(dtype=torch.float32)
 
     def total(self) -> Tensor:
         """A scalar that is finite where all gradients, and their sum, are."""
-        return self._total if self.gradient is None else self.flat[self.gradient].sum()
+        return self.seen if self.gradient is None else self.flat[self.gradient].sum()
 
     def zero(self) -> None:
         """Begin anew."""

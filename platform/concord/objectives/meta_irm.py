@@ -102,9 +102,10 @@ class MetaIRM(Penalized):
     def adapted(self, model: nn.Module, batch: Batch, step: int = 0) -> dict[str, Tensor]:
         """The weights after the inner steps on one environment's batch ``(batch, ...)``, with their graph."""
         weights: dict[str, Tensor] = dict(trainable(model))
+        alone = take(batch, None)  # (1, batch, ...)
         for _ in range(self.inner_steps):
             gradients = torch.autograd.grad(
-                self.risks(model, take(batch, None), step, weights)[0],
+                self.risks(model, alone, step, weights)[0],
                 list(weights.values()),
                 create_graph=not self.first_order,
                 materialize_grads=True,
