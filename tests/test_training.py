@@ -295,6 +295,19 @@ def test_a_risk_that_says_its_weight_is_evaluated_by_it_whatever_the_chunks_are(
         assert metrics["train_accuracy"] == pytest.approx(float(blob_accuracy(model(whole["inputs"]), whole).mean()))
 
 
+def test_a_batch_of_which_the_risk_takes_nothing_counts_for_nothing() -> None:
+    def of_class_two(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        taken = (batch["label"] == 2).float()
+        return (cross_entropy(model(batch["inputs"]), batch["label"], reduction="none") * taken).sum(), taken.sum()
+
+    model, part = nn.Linear(5, 3), EvaluatedPart("train", "a", Environments(blob_tree, train=["a"])["a"])
+    whole, single = (
+        evaluate(model, of_class_two, {}, [part], torch.device("cpu"), distributed=False, examples_at_once=count)
+        for count in (60, 1)
+    )
+    assert single == pytest.approx(whole, rel=1e-5)
+
+
 def test_a_measure_of_a_risk_that_never_calls_the_model_is_refused() -> None:
     part = EvaluatedPart("train", "a", Environments(blob_tree, train=["a"])["a"])
 

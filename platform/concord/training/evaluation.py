@@ -204,7 +204,8 @@ def evaluate(
             batch = pytree.tree_map(lambda leaf: leaf.to(device), batch)
             evaluated = evaluate_batch(model, risk, known, batch, step)
             in_batch = float(evaluated.weight)
-            row[0] += float(evaluated.risk) * in_batch
+            if in_batch != 0:  # a batch of which the risk takes nothing has no mean
+                row[0] += float(evaluated.risk) * in_batch
             weight[0] += in_batch
             for index, values in enumerate(evaluated.values.values(), start=1):
                 row[index] += float(values.double().sum())
