@@ -57,8 +57,6 @@ class RegressionConfig(TrainConfig):
     """Learning rate; the tutorial adds up its two environments, with 1e-3."""
     milestones: tuple[float, ...] = ()
     """When the learning rate is multiplied by --decay, as fractions of the run."""
-    trace: bool = True
-    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
     # fmt: on
 
 

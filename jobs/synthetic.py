@@ -78,8 +78,6 @@ class SyntheticConfig(TrainConfig):
 
     epochs: int = 0
     """Passes over the training data; 0 stands for the paper's 3000 / environments."""
-    trace: bool = True
-    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
     lr: float = 1e-2
     """Learning rate."""
     l1: float = 1e-5

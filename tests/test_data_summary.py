@@ -1,5 +1,6 @@
 """What is said of data without the data: sizes, shapes, and digests that are cheap and tell data apart."""
 
+import json
 import tracemalloc
 
 import pytest
@@ -18,7 +19,19 @@ def of(inputs: torch.Tensor, targets: torch.Tensor | None = None) -> DataSummary
 def test_a_summary_says_how_many_of_what() -> None:
     said = of(torch.zeros(5, 2, 3, dtype=torch.uint8))
     assert (said.name, said.purpose, said.examples) == ("north", "train", 5)
-    assert (said.inputs, said.targets) == (((2, 3), "uint8"), ((), "int64"))
+    assert said.leaves == (("inputs", (2, 3), "uint8"), ("targets", (), "int64"))
+
+
+def test_a_tree_is_summarized_by_its_leaves_and_is_a_dataset() -> None:
+    tree = {"ids": torch.zeros(5, 7, dtype=torch.long), "labels": torch.zeros(5)}
+    said = summarize(Environment("north", tree), "train")
+    assert (said.examples, said.leaves) == (5, (("ids", (7,), "int64"), ("labels", (), "float32")))
+    renamed = Environment("north", {"ids": tree["ids"], "weights": tree["labels"]})
+    assert summarize(renamed, "train").digest != said.digest
+    (dataset,) = tracked_data([said])
+    assert dataset.schema is not None
+    features = json.loads(dataset.schema["mlflow_tensorspec"]["features"])
+    assert [(each["name"], each["tensor-spec"]["shape"]) for each in features] == [("ids", [-1, 7]), ("labels", [-1])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64])

@@ -319,6 +319,90 @@ def test_data_are_made_only_when_asked_for() -> None:
     assert asked == ["b"]
 
 
+# Examples of any form
+
+
+def sentences(size: int, length: int = 3) -> dict[str, Any]:
+    return {"tokens": {"ids": torch.arange(size * length).view(size, length)}, "labels": np.arange(size) % 2}
+
+
+def test_a_tree_is_drawn_split_and_given_as_the_pair_of_the_same_examples() -> None:
+    pairs = [numbered("small", 5), numbered("other", 9)]
+    trees = [Environment.of(e.name, {"x": e.inputs, "more": (e.targets,)}) for e in pairs]
+    # The same names in another order are the same form.
+    trees[1] = Environment("other", {"more": (pairs[1].targets,), "x": pairs[1].inputs})
+    stream, of_pairs = BatchStream(trees, 4, seed=3), BatchStream(pairs, 4, seed=3)
+    for step in range(7):
+        batch, (inputs, targets) = stream.batch(step), of_pairs.batch(step)
+        assert list(batch) == ["x", "more"]
+        bitwise(batch["x"], inputs)
+        bitwise(batch["more"][0], targets)
+    for tree, pair in zip(trees, pairs, strict=True):
+        for ours, theirs in zip(split_held_out(tree, 0.3, seed=1), split_held_out(pair, 0.3, seed=1), strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert len(ours) == len(theirs)
+            bitwise(ours.data["x"], theirs.inputs)
+
+
+def test_environments_of_trees_come_from_arrays_or_a_function() -> None:
+    given = {"a": sentences(4), "b": sentences(6)}
+    for environments in (Environments.from_arrays(given, test=["b"]), Environments(given.get, ["a"], test=["b"])):
+        first, second = environments.load("ab")
+        assert (len(first), len(second)) == (4, 6)
+        assert second.data["labels"].tolist() == [0, 1, 0, 1, 0, 1]
+        bitwise(first.data["tokens"]["ids"], given["a"]["tokens"]["ids"])
+    alone = Environment.of("alone", torch.arange(3.0))  # a tensor is a tree, too
+    bitwise(BatchStream([alone], 3, seed=0).batch(0).sort().values, torch.arange(3.0)[None])
+
+
+def test_what_a_tokenizer_gives_is_taken() -> None:
+    from collections import UserDict
+
+    given: Any = UserDict(input_ids=torch.zeros(2, 3, dtype=torch.long), labels=torch.zeros(2))
+    assert set(Environment.of("a", given).data) == {"input_ids", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            {"tokens": torch.zeros(4, 2), "labels": torch.zeros(3)},
+            r"environment b: tokens \(4, 2\), labels \(3,\); all must begin with the same number of examples",
+        ),
+        ({"tokens": torch.zeros(4, 2), "labels": torch.tensor(1)}, r"environment b: tokens \(4, 2\), labels \(\); all"),
+        ({"tokens": [[1, 2], [3, 4]]}, r"environment b: tokens\.0\.0 is of type int; expected a tensor"),
+        ({"tokens": torch.zeros(2, 2), "text": "no"}, "environment b: text is of type str; expected a tensor"),
+        ({"tokens": np.array(["no"])}, "environment b: its tokens are of type <U2"),
+        ({}, "environment b: it is empty"),
+        ({"tokens": torch.zeros(0, 2)}, "environment b: it is empty"),
+        (
+            {"labels": torch.zeros(4)},
+            "environment b: its examples are of labels, but of tokens.ids, labels in environment a",
+        ),
+        (
+            (torch.zeros(4), torch.zeros(4)),
+            "environment b: its examples are of inputs, targets, but of tokens.ids, labels",
+        ),
+        (
+            sentences(4, 2),
+            r"environment b: one example of its tokens\.ids is \(2,\) int64, but \(3,\) int64 in environment a",
+        ),
+    ],
+)
+def test_trees_that_do_not_fit_are_refused_by_leaf(tree: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Environments.from_arrays({"a": sentences(4), "b": tree})
+    assert "\n" not in str(caught.value)
+
+
+def test_only_pairs_have_inputs_and_targets() -> None:
+    with pytest.raises(
+        InputError, match=r"environment a: its examples are of tokens\.ids, labels; expected inputs and"
+    ):
+        _ = Environment.of("a", sentences(2)).targets
+
+
 # From a folder
 
 

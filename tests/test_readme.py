@@ -1,6 +1,7 @@
 """The README's code does what the README says."""
 
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -52,6 +53,39 @@ def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
     assert len(kept) == 2
     assert kept[0] == kept[1]
     assert 0 <= kept[0] <= 1
+
+
+@pytest.mark.parametrize("name", ["reviews-stacked", "reviews-per-example", "reviews-hook"])
+def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path: Path, name: str) -> None:
+    (tmp_path / "reviews.py").write_text(snippet("reviews"))
+    # One process stands for torchrun's: port 0 is none that another program has.
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; torch.manual_seed(0); torch.set_num_threads(1)\n" + snippet(name)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | alone,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = re.search(r"tensor\((\d\.\d+)", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) < 0.4  # a guess has 0.69
+
+
+def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
+    from concord.training import Place, train
+    from concord.training.loop import Silent
+    from concord.training.run import preflight
+
+    (tmp_path / "reviews.py").write_text(snippet("reviews"))
+    job = load_job(str(tmp_path / "reviews.py"))
+    config = job.job.config(epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1, output=tmp_path)
+    assert "ood_accuracy" in preflight(job, config).reported
+    metrics = train(job.job, config, Place(), Silent()).metrics
+    assert metrics["ood_accuracy"] > 0.9
 
 
 @pytest.fixture

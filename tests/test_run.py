@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow_server import Server
+from safetensors.torch import load_file
 
 from concord.errors import InputError, RunFailedError
 from concord.tracking import Store, models, show
 from concord.training import load_job
-from concord.training.run import FinishedRun, run
+from concord.training.run import FinishedRun, preflight, run
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}
@@ -138,6 +139,63 @@ def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun) -> None:
     assert not worse.registered.champion
     assert show(store, "shared-rule").version == 1
     assert {version.version for version in models(store)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": 3},  # the hook of DDP
+        pytest.param({"workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"workers": 2, "per_example": True, "threshold": 0.1}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
+    ray_cluster: None, output: Path, changes: dict[str, Any]
+) -> None:
+    job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py"))
+    options = OPTIONS | {"name": "words", "output": output, "epochs": 12} | changes
+    said: list[str] = []
+    done = run(job, job.job.config(**options), said.append)
+    assert done.metrics["ood_accuracy"] > 0.9
+    assert done.metrics["worst_train_accuracy"] > 0.9
+    # Its model takes keywords, so that it is no version in the registry, which is said where one looks.
+    assert (done.model, done.registered) == (None, None)
+    assert any("the model is not registered" in line for line in said)
+    store = Store.open(output, None)
+    assert models(store) == []
+    assert "weights/model.safetensors" in store.client.get_run(done.run_id).data.tags["mlflow.note.content"]
+    weights = store.client.download_artifacts(done.run_id, "weights/model.safetensors")
+    assert load_file(weights).keys() == job.job.model(None).state_dict().keys()
+    logged = {each.dataset.name: each.dataset for each in store.client.get_run(done.run_id).inputs.dataset_inputs}
+    assert [each["name"] for each in json.loads(json.loads(logged["d"].schema)["mlflow_tensorspec"]["features"])] == [
+        "words",
+        "mask",
+        "labels",
+    ]
+    assert run(job, job.job.config(**options, resume=True), said.append).metrics == done.metrics  # it is finished
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('risk = lambda model, batch, step: model(**batch)["logits"]', r"risk: gives \(2, 2\); expected a scalar"),
+        ("risk = lambda model, batch, step: model(**batch).loss", "model and risk cannot take a batch .* words"),
+        ("risk = lambda model, batch, step: torch.ones(())", "the risk has no gradient"),
+        (
+            "correct = lambda outputs, batch: batch['labels'].sum()",
+            r"measure accuracy gave shape \(\), expected \(2,\)",
+        ),
+        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take what the model gives"),
+    ],
+)
+def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: str, problem: str) -> None:
+    text = (Path(__file__).parent / "jobs" / "dictionaries.py").read_text()
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace("\njob = ", f"\n{line}\njob = "))
+    job = load_job(str(path))
+    with pytest.raises(InputError, match=problem) as caught:
+        preflight(job, job.job.config(output=tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: FinishedRun) -> None:

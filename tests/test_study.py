@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from test_run import children_named, wait_for
 
 from concord.cli import main
@@ -35,6 +36,7 @@ from concord.tuning.options import options_for
 from concord.tuning.plan import Plan, make_plan, studies_folder
 from concord.tuning.results import StudyResult, read_result
 from concord.tuning.search import Search
+from concord.tuning.shared_data import without
 from concord.tuning.spaces import config_at
 from concord.tuning.stopping import SCHEDULER
 from concord.tuning.study import run_study
@@ -129,6 +131,28 @@ def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResu
         assert run.data.params == {name: str(value) for name, value in used.items()}
         assert run.data.metrics == ended.metrics
         assert len(ended.history) == 2
+
+
+def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_cluster: None, output: Path) -> None:
+    job = str(Path(__file__).parent / "jobs" / "dictionaries.py")
+    options = {"trials": 2, "epochs": 2, "batch_size": 16, "search": "random", "register": True}
+    plan = planned(output, job, **options)
+    result = run_study(plan, lambda _: None)
+    assert len(result.finished) == 2
+    for task, ended in result.finished:
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, task.point), job_file=job)
+    assert read_result(result.folder).record["model"] is None  # the winner's weights are with its run
+
+
+def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
+    job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py")).job
+    prepared = prepare(job, job.config(), Place())
+    (name, whole), *_ = without(prepared, "b").elsewhere
+    expected = job.environments(job.config())["b"].data
+    assert name == "b"
+    assert len(whole) == 60
+    for leaf, values in expected.items():
+        assert torch.equal(whole.data[leaf].double().sum(0), values.double().sum(0))
 
 
 def test_the_space_is_searched_with_its_branches(calm: StudyResult) -> None:

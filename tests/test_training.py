@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,21 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from concord.environments import Environments
+from concord.environments import Environment, Environments
 from concord.errors import InputError
-from concord.gradients import NonFiniteGradientError
+from concord.gradients import (
+    HookedGradients,
+    NonFiniteGradientError,
+    PerExampleGradients,
+    StackedGradients,
+    StepClock,
+)
+from concord.objectives import ObjectiveGradients
 from concord.training import Job, Place, TrainConfig, build_model, load_job, share, train
-from concord.training.checkpoint import MODEL, OPTIMIZER, read_checkpoint, read_weights
+from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
+from concord.training.gradient_source import gradient_source
 from concord.training.optimization import Optimization
 from concord.training.sweep import sweep
 
@@ -138,7 +146,7 @@ def test_a_regression_reports_losses_and_the_measures_of_the_job() -> None:
 def test_evaluation_is_the_mean_over_examples_whatever_the_size_of_environments() -> None:
     model = nn.Linear(5, 3)
     loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
-    small = dataclasses.replace(loaded[1], inputs=loaded[1].inputs[:7], targets=loaded[1].targets[:7])
+    small = Environment("b", loaded[1].take(slice(7)))
     parts = [EvaluatedPart("train", "a", loaded[0]), EvaluatedPart("train", "b", small)]
     metrics = evaluate(model, cross_entropy, {}, parts, torch.device("cpu"), distributed=False)
     inputs, targets = torch.cat([loaded[0].inputs, small.inputs]), torch.cat([loaded[0].targets, small.targets])
@@ -218,7 +226,241 @@ def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted()
     assert math.isfinite(outcome.metrics["loss/train/a"])
 
 
+def test_propagate_lets_the_update_be_what_the_gradients_are() -> None:
+    job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 3), loss=lambda outputs, _: (outputs * math.inf).sum())
+    config = dataclasses.replace(CONFIG, epochs=1, nonfinite="propagate", aggregator="mean")
+    config.check()
+    outcome = train(job, config, Place(), Kept())
+    assert outcome.metrics["skipped_environments"] == 0
+    assert not math.isfinite(outcome.metrics["train_loss"])
+
+
+# --- a risk in place of a loss
+
+
+def blob_tree(name: str) -> dict[str, Tensor]:
+    inputs, targets = blobs(name)
+    return {"inputs": inputs, "label": targets}
+
+
+def blob_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    return cross_entropy(model(batch["inputs"]), batch["label"])
+
+
+def blob_accuracy(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return correct(outputs, batch["label"])
+
+
+RISK_JOB: Job[TrainConfig] = Job(
+    environments=lambda _: Environments(blob_tree, train=["a", "b", "c", "d"], validation=["v"], test=["t"]),
+    model=network,
+    risk=blob_risk,
+    measures={"accuracy": blob_accuracy},
+    name="blobs",
+)
+
+
+@pytest.mark.parametrize("changes", [{}, {"environments_per_step": 2}, {"per_example": True, "threshold": 0.2}])
+def test_a_risk_that_is_the_mean_loss_trains_what_the_loss_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
+    by_loss, by_risk = (train(job, config, Place(), Kept()).metrics for job in (JOB, RISK_JOB))
+    assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-6)
+
+
+def weighted_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+    """Examples of class 0 weigh nothing."""
+    losses = cross_entropy(model(batch["inputs"]), batch["label"], reduction="none")
+    weights = batch["label"].float() + 1e-3
+    return (losses * weights).sum(), weights.sum()
+
+
+def test_a_risk_that_says_its_weight_is_evaluated_by_it_whatever_the_chunks_are() -> None:
+    model = nn.Linear(5, 3)
+    loaded = Environments(blob_tree, train=["a", "b"]).load(["a", "b"])
+    parts = [
+        EvaluatedPart("train", "a", loaded[0]),
+        EvaluatedPart("train", "b", Environment("b", loaded[1].take(slice(7)))),
+    ]
+
+    def found(examples_at_once: int) -> dict[str, float]:
+        measures = {"accuracy": blob_accuracy}
+        at = {"examples_at_once": examples_at_once}
+        return evaluate(model, weighted_risk, measures, parts, torch.device("cpu"), distributed=False, **at)
+
+    whole = {name: torch.cat([part.data.data[name] for part in parts if part.data]) for name in ("inputs", "label")}
+    total, weight = weighted_risk(model, whole, 0)
+    for examples_at_once in (4096, 8, 3):
+        metrics = found(examples_at_once)
+        assert metrics["train_loss"] == pytest.approx((total / weight).item(), rel=1e-5)
+        assert metrics["train_accuracy"] == pytest.approx(float(blob_accuracy(model(whole["inputs"]), whole).mean()))
+
+
+def test_a_batch_of_which_the_risk_takes_nothing_counts_for_nothing() -> None:
+    def of_class_two(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        taken = (batch["label"] == 2).float()
+        return (cross_entropy(model(batch["inputs"]), batch["label"], reduction="none") * taken).sum(), taken.sum()
+
+    model, part = nn.Linear(5, 3), EvaluatedPart("train", "a", Environments(blob_tree, train=["a"])["a"])
+    whole, single = (
+        evaluate(model, of_class_two, {}, [part], torch.device("cpu"), distributed=False, examples_at_once=count)
+        for count in (60, 1)
+    )
+    assert single == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_measure_of_a_risk_that_never_calls_the_model_is_refused() -> None:
+    part = EvaluatedPart("train", "a", Environments(blob_tree, train=["a"])["a"])
+
+    def risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        return model.weight.square().sum()  # type: ignore[operator, union-attr]
+
+    assert evaluate(nn.Linear(5, 3), risk, {}, [part], torch.device("cpu"), distributed=False)["train_loss"] > 0
+    with pytest.raises(InputError, match="measure accuracy: the risk does not call the model"):
+        evaluate(nn.Linear(5, 3), risk, {"accuracy": blob_accuracy}, [part], torch.device("cpu"), distributed=False)
+
+
+def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
+    seen: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        seen[model.training].add(step)
+        return blob_risk(model, batch, step)
+
+    outcome = train(dataclasses.replace(RISK_JOB, risk=risk), CONFIG, Place(), Kept())
+    assert seen[True] == set(range(outcome.steps))
+    assert seen[False] == {evaluation.step for evaluation in outcome.history}
+
+
+def test_the_warm_up_of_a_penalty_takes_its_steps_from_the_run() -> None:
+    config = dataclasses.replace(CONFIG, objective="irm", penalty_weight=100.0, aggregator="mean", l1=0.0)
+    ends = {
+        warmup: train(JOB, dataclasses.replace(config, penalty_warmup=warmup), Place(), Kept()).metrics["train_loss"]
+        for warmup in (0.0, 0.5, 0.99)
+    }
+    assert len(set(ends.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ({"loss": None}, "give a loss.* or a risk"),
+        ({"risk": blob_risk}, "give a loss.* or a risk"),
+        (
+            {"loss": None, "risk": cross_entropy},
+            r"risk: takes other arguments; expected a function of \(model, batch, step",
+        ),
+        ({"loss": None, "risk": lambda model, batch: model(*batch)}, "risk: takes other arguments"),
+    ],
+)
+def test_a_job_has_a_loss_or_a_risk(parts: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        dataclasses.replace(JOB, **parts)
+
+
+@pytest.mark.parametrize("objective", ["irm", "vrex", "mm-rex", "meta-irm"])
+def test_an_objective_of_a_risk_that_is_the_mean_loss_is_that_of_the_loss(objective: Any) -> None:
+    changes: dict[str, Any] = {"objective": objective, "aggregator": "mean", "penalty_weight": 0.5, "epochs": 2}
+    config = dataclasses.replace(CONFIG, penalty_warmup=0.5, **changes)
+    # Without dropout, which a loss draws for all environments at once.
+    jobs = [dataclasses.replace(job, model=plain_network) for job in (JOB, RISK_JOB)]
+    by_loss, by_risk = (train(job, config, Place(), Kept()).metrics for job in jobs)
+    assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-4)
+
+
+def _weighted_examples(rank: int, world: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    kept = Kept()
+    train(WEIGHTED_JOB, EXAMPLES_CONFIG, Place(rank, world), kept)
+    if rank == 0:
+        (Path(folder) / "steps.json").write_text(json.dumps(_step_metrics(kept)))
+    dist.destroy_process_group()
+
+
+def _step_metrics(kept: Kept) -> list[list[float]]:
+    steps = [metrics for _, metrics in kept.logged if "step/loss" in metrics]
+    return [[metrics["step/loss"], metrics["step/worst_loss"]] for metrics in steps]
+
+
+WEIGHTED_JOB = dataclasses.replace(RISK_JOB, model=plain_network, risk=weighted_risk)
+
+
+def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(tmp_path: Path) -> None:
+    """3 processes have 5 or 6 of the 16 examples each, of unlike weights."""
+    alone = Kept()
+    train(WEIGHTED_JOB, EXAMPLES_CONFIG, Place(), alone)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store
+    spawn(_weighted_examples, (3, port, str(tmp_path)), nprocs=3)
+    shared = json.loads((tmp_path / "steps.json").read_text())
+    torch.testing.assert_close(torch.tensor(shared), torch.tensor(_step_metrics(alone)), rtol=1e-4, atol=1e-5)
+
+
+# --- where gradients come from
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """This process alone as a group."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("changes", "environments", "grouped", "expected"),
+    [
+        ({}, 1, False, StackedGradients),
+        ({}, 2, False, StackedGradients),
+        ({}, 2, True, StackedGradients),
+        ({}, 1, True, HookedGradients),
+        ({"objective": "irm"}, 1, True, HookedGradients),
+        ({"per_example": True}, 1, True, PerExampleGradients),
+        ({"objective": "vrex"}, 2, False, ObjectiveGradients),
+        ({"objective": "vrex"}, 1, True, ObjectiveGradients),
+    ],
+)
+def test_the_source_of_gradients_is_what_the_table_says(
+    group: dist.ProcessGroup, changes: dict[str, Any], environments: int, grouped: bool, expected: type
+) -> None:
+    config = dataclasses.replace(CONFIG, **changes).resolved()
+    batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
+    source = gradient_source(
+        nn.Linear(5, 3),
+        config.objective_of(JOB.batch_risk, 10),
+        config.rule(),
+        list("ab"[:environments]),
+        group if grouped else None,
+        first_batch=lambda: batch,
+        example_gradient=config.example_gradient if config.per_example else None,
+        clock=StepClock(),
+    )
+    assert type(source) is expected
+    if expected is not ObjectiveGradients or environments > 1:  # which compares several
+        assert source(batch, 0).environments in (environments, 8)
+
+
 # --- checkpoints
+
+
+@pytest.mark.parametrize("vectorize", [False, True, "pooled"])
+def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path: Path, vectorize: bool | str) -> None:
+    """Timing chooses, and might choose otherwise; what the checkpoint says is gone by."""
+    job, config = dataclasses.replace(JOB, model=plain_network), dataclasses.replace(CONFIG, checkpoints=6)
+    kept = Kept(tmp_path / "first")
+    train(job, config, Place(), kept)
+    said = [json.loads((folder / PROGRESS).read_text())["vectorize"] for folder in kept.checkpoints]
+    assert said[0] in ([True], [False], ["pooled"])
+    assert said == said[:1] * 6
+    written = json.loads((kept.checkpoints[0] / PROGRESS).read_text())
+    (kept.checkpoints[0] / PROGRESS).write_text(json.dumps(written | {"vectorize": [vectorize]}))
+    ends = []
+    for name in ("second", "third"):
+        again = Kept(tmp_path / name)
+        ends.append(train(job, config, Place(), again, resume_from=kept.checkpoints[0]).metrics)
+        assert json.loads((again.checkpoints[-1] / PROGRESS).read_text())["vectorize"] == [vectorize]
+    assert without_time(ends[0]) == without_time(ends[1])
 
 
 @pytest.fixture(scope="module")

@@ -18,32 +18,32 @@ from concord.gradients import StackedGradients
 from concord.models import MLP
 
 BATCH, WIDTH = 128, 34
-SETTINGS = ((32, False), (32, True), (512, False))  # environments, trace
+SETTINGS = (32, 512)  # environments
 LARGE = 1 << 30
 
 
-def step(environments: int, trace: bool, memory_limit: int | None) -> Callable[[], object]:
+def step(environments: int, memory_limit: int | None) -> Callable[[], object]:
     """A step of the network of 3 × 256 units, in a process that was prepared in no way, as a loop of one's own is."""
     torch.manual_seed(0)
     inputs = torch.randn(environments, BATCH, WIDTH)
     targets = torch.randint(0, 2, (environments, BATCH))
-    gradients = StackedGradients(MLP(WIDTH, 2), cross_entropy, AndMask(0.8), trace=trace, memory_limit=memory_limit)
+    gradients = StackedGradients(MLP(WIDTH, 2), cross_entropy, AndMask(0.8), memory_limit=memory_limit)
     return lambda: gradients(inputs, targets)
 
 
 def rows() -> Iterator[Row]:
     """Time and memory of a step."""
-    for environments, trace in SETTINGS:
-        chosen, large = step(environments, trace, None), step(environments, trace, LARGE)
+    for environments in SETTINGS:
+        chosen, large = step(environments, None), step(environments, LARGE)
         ours, theirs, ratio = interleaved(chosen, large, repeats=5 if environments > 100 else 20, warmup=2)
-        peaks = [_peak(environments, trace, limit) for limit in (None, LARGE)]
-        name = f"AND-mask step, {environments} × {BATCH} examples, 3 × 256 MLP{', recorded' if trace else ''}"
+        peaks = [_peak(environments, limit) for limit in (None, LARGE)]
+        name = f"AND-mask step, {environments} × {BATCH} examples, 3 × 256 MLP"
         yield Row(name, ours, "chunks of up to 1 GiB of gradients", theirs, ratio, "≤ 1", *peaks)
 
 
-def _peak(environments: int, trace: bool, limit: int | None) -> float:
+def _peak(environments: int, limit: int | None) -> float:
     """GiB that a process holds at most in three steps, with all that it imports."""
-    words = [sys.executable, __file__, json.dumps([environments, trace, limit])]
+    words = [sys.executable, __file__, json.dumps([environments, limit])]
     return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout) / 2**20
 
 

@@ -25,7 +25,7 @@ def rows() -> list[Row]:
         return model, torch.optim.Adam(model.parameters(), 1e-3)
 
     masked, masked_optimizer = network()
-    gradients = StackedGradients(masked, cross_entropy, AndMask(0.8), rescale=True, trace=True)
+    gradients = StackedGradients(masked, cross_entropy, AndMask(0.8), rescale=True)
 
     def and_mask_step() -> None:
         gradients(inputs, targets)

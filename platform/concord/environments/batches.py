@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from concord.environments.collection import Environment, generator_for
+from concord.environments.tree import Tree, merged
 from concord.errors import ArgumentError
 
 
@@ -22,7 +24,7 @@ class BatchStream:
     that depends on (seed, round) and the number of environments alone; batch k is then what e gives in round k.
 
     Args:
-        environments: the environments of this process, alike in shape and type.
+        environments: the environments of this process, alike in structure, shape and type.
         batch_size: examples a batch, B.
         seed: of the run.
         device: where the batches are wanted; the data are moved there once.
@@ -53,21 +55,22 @@ class BatchStream:
         self._seed = seed
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
-        # All environments in one tensor: a step is then one gather, not one for each environment.
-        self._inputs = joined([environment.inputs for environment in environments]).to(device)
-        self._targets = joined([environment.targets for environment in environments]).to(device)
+        # All environments in one tensor a leaf: a step is then one gather a leaf, not one for each environment.
+        self._data = merged(
+            [environment.data for environment in environments], lambda leaves: joined(leaves).to(device)
+        )
         self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``(environments, batch, ...)`` and targets ``(environments, batch, ...)`` of step k = ``step``."""
+    def batch(self, step: int) -> Tree:
+        """The batches of step k = ``step``, a tree like the environments': each leaf ``(environments, batch, ...)``."""
         rounds = step // self.steps_per_round
         places = torch.cat([self._places(index, rounds)[self._part] for index in self._chosen(step)])
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
         shape = (self._together, self._part.stop - self._part.start)
-        return _rows(self._inputs, places).unflatten(0, shape), _rows(self._targets, places).unflatten(0, shape)
+        return pytree.tree_map(lambda leaf: _rows(leaf, places).unflatten(0, shape), self._data)
 
     @property
     def steps_per_round(self) -> int:

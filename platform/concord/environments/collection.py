@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
 
 SPLITS = {
@@ -22,40 +24,89 @@ Array = Any
 """A tensor, a numpy array, or what ``numpy.asarray`` takes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Environment:
     """The examples of one environment.
 
+    ``Environment(name, inputs, targets)``, or ``Environment(name, tree)`` for examples of another form::
+
+        Environment("north", {"input_ids": ids, "attention_mask": mask, "labels": labels})
+
     Attributes:
         name: its name.
-        inputs: ``(examples, ...)``.
-        targets: ``(examples, ...)``.
+        data: a tree of tensors (tuples, lists, dictionaries), each ``(examples, ...)``; here ``(inputs, targets)``.
     """
 
     name: str
-    inputs: Tensor
-    targets: Tensor
+    data: Tree
+
+    def __init__(self, name: str, inputs: Tree, targets: Tensor | None = None) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "data", inputs if targets is None else (inputs, targets))
 
     @staticmethod
-    def of(name: str, inputs: Array, targets: Array) -> "Environment":
+    def of(name: str, inputs: Any, targets: Array | None = None) -> "Environment":
         """Make tensors of the arrays (float64 numpy arrays become float32) and check them.
 
+        Args:
+            name: of the environment.
+            inputs: of the examples; without ``targets`` a pair of both, or a tree of tensors and numpy arrays.
+            targets: of the examples; integers become int64.
+
         Raises:
-            InputError: there are no examples, the numbers of inputs and targets differ, or a value is no number.
+            InputError: there are no examples, the leaves disagree in their number, or a leaf is no tensor. Of inputs
+                and targets, too: a value is not finite. What such values mean in other trees is for the risk to say.
         """
-        inputs, targets = _tensor(name, "inputs", inputs), _tensor(name, "targets", targets)
-        if inputs.ndim == 0 or len(inputs) == 0:
+        given = inputs if targets is None else (inputs, targets)
+        if _is_pair_of_arrays(given):
+            return Environment(name, *_pair(name, *given))
+        if isinstance(given, Mapping) and not isinstance(given, dict):
+            given = dict(given)  # a tokenizer's result, which torch does not know as a tree
+        leaves, structure = pytree.tree_flatten(given)
+        names = list(named_leaves(given))
+        for part, leaf in zip(names, leaves, strict=True):
+            if not isinstance(leaf, Tensor | np.ndarray):
+                raise InputError(f"environment {name}: {part} is of type {type(leaf).__name__}; expected a tensor")
+        tensors = [_tensor(name, part, leaf) for part, leaf in zip(names, leaves, strict=True)]
+        counts = {len(tensor) if tensor.ndim else None for tensor in tensors}
+        if len(counts) > 1 or None in counts:
+            shapes = ", ".join(f"{part} {tuple(each.shape)}" for part, each in zip(names, tensors, strict=True))
+            raise InputError(f"environment {name}: {shapes}; all must begin with the same number of examples")
+        if counts in (set(), {0}):
             raise InputError(f"environment {name}: it is empty; each environment needs at least one example")
-        if targets.ndim == 0 or len(inputs) != len(targets):
-            found = len(targets) if targets.ndim else 0
-            raise InputError(f"environment {name}: {len(inputs)} inputs and {found} targets; the numbers must be equal")
-        for part, values in (("inputs", inputs), ("targets", targets)):
-            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                raise InputError(f"environment {name}: its {part} hold values that are not finite")
-        return Environment(name, inputs, targets)
+        return Environment(name, pytree.tree_unflatten(tensors, structure))
+
+    @property
+    def inputs(self) -> Tensor:
+        """``(examples, ...)``.
+
+        Raises:
+            InputError: the examples are of another form.
+        """
+        return self._part(0)
+
+    @property
+    def targets(self) -> Tensor:
+        """``(examples, ...)``.
+
+        Raises:
+            InputError: the examples are of another form.
+        """
+        return self._part(1)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(pytree.tree_leaves(self.data)[0])
+
+    def take(self, examples: slice | Tensor) -> Tree:
+        """Some of the examples, a tree of the same form."""
+        return pytree.tree_map(lambda leaf: leaf[examples], self.data)
+
+    def _part(self, index: int) -> Tensor:
+        if not is_pair(self.data):
+            found = ", ".join(named_leaves(self.data))
+            raise InputError(f"environment {self.name}: its examples are of {found}; expected inputs and targets")
+        part: Tensor = self.data[index]
+        return part
 
 
 class HeldOut(NamedTuple):
@@ -69,9 +120,9 @@ class Environments:
     """Named environments and what they are for; the data are made one environment at a time.
 
     Args:
-        load: maps a name to that environment's inputs and targets. It is called in the process that owns the
-            environment, so a generator makes its data there and nothing is sent. The same name must always give
-            the same data.
+        load: maps a name to that environment's inputs and targets, or to its tree of tensors, see
+            :class:`Environment`. It is called in the process that owns the environment, so a generator makes its data
+            there and nothing is sent. The same name must always give the same data.
         train: the environments to train on.
         validation: whole environments to choose models by; training never sees them.
         test: whole environments to report on; nothing is chosen by them.
@@ -87,7 +138,7 @@ class Environments:
 
     def __init__(
         self,
-        load: Callable[[str], tuple[Array, Array]],
+        load: Callable[[str], Any],
         train: Iterable[str],
         validation: Iterable[str] = (),
         test: Iterable[str] = (),
@@ -116,22 +167,22 @@ class Environments:
 
     @staticmethod
     def from_arrays(
-        arrays: Mapping[str, tuple[Array, Array]],
+        arrays: Mapping[str, Any],
         validation: Sequence[str] = (),
         test: Sequence[str] = (),
     ) -> "Environments":
-        """Environments whose data are at hand: ``{name: (inputs, targets)}``.
+        """Environments whose data are at hand: ``{name: (inputs, targets)}``, or ``{name: tree}``.
 
         Those named in ``validation`` and ``test`` are for that; all others train.
 
         Raises:
             InputError: a name that is not among the arrays, and whatever is wrong with the data.
         """
-        checked = {name: Environment.of(name, *pair) for name, pair in arrays.items()}
+        checked = {name: Environment.of(name, data) for name, data in arrays.items()}
         require_names([*validation, *test], checked)
         _require_alike(list(checked.values()))
         train = [name for name in checked if name not in {*validation, *test}]
-        return Environments(lambda name: (checked[name].inputs, checked[name].targets), train, validation, test)
+        return Environments(lambda name: checked[name].data, train, validation, test)
 
     def leaving_out(self, name: str) -> "Environments":
         """The same data with one training environment not trained on, but the only one to validate on.
@@ -155,7 +206,7 @@ class Environments:
             InputError: there is no such environment, or its data are not as :meth:`Environment.of` wants them.
         """
         require_names([name], self.names)
-        return Environment.of(name, *self._load(name))
+        return Environment.of(name, self._load(name))
 
     def load(self, names: Iterable[str]) -> list[Environment]:
         """The data of these environments, checked to be alike in shape and type of one example."""
@@ -192,8 +243,8 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
     order = torch.randperm(examples, generator=generator_for(seed, environment.name, "held out"))
     held, kept = order[:count].sort().values, order[count:].sort().values
     return HeldOut(
-        Environment(environment.name, environment.inputs[kept], environment.targets[kept]),
-        Environment(environment.name, environment.inputs[held], environment.targets[held]),
+        Environment(environment.name, environment.take(kept)),
+        Environment(environment.name, environment.take(held)),
     )
 
 
@@ -203,6 +254,33 @@ def generator_for(*key: int | str) -> torch.Generator:
     words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in key]
     seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed) >> 1)
+
+
+def _is_pair_of_arrays(data: Any) -> bool:
+    """Whether these are inputs and targets, each of them one array."""
+    return type(data) in (tuple, list) and len(data) == 2 and not any(map(_is_tree, data))
+
+
+def _is_tree(data: Any) -> bool:
+    # A list of rows is an array, also where the rows are arrays themselves.
+    return isinstance(data, Mapping) or (
+        isinstance(data, tuple) and any(isinstance(part, Tensor | np.ndarray | Mapping) for part in data)
+    )
+
+
+def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
+    inputs, targets = _tensor(name, "inputs", inputs), _tensor(name, "targets", targets)
+    if not targets.is_floating_point():
+        targets = targets.long()
+    if inputs.ndim == 0 or len(inputs) == 0:
+        raise InputError(f"environment {name}: it is empty; each environment needs at least one example")
+    if targets.ndim == 0 or len(inputs) != len(targets):
+        found = len(targets) if targets.ndim else 0
+        raise InputError(f"environment {name}: {len(inputs)} inputs and {found} targets; the numbers must be equal")
+    for part, values in (("inputs", inputs), ("targets", targets)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise InputError(f"environment {name}: its {part} hold values that are not finite")
+    return inputs, targets
 
 
 def _tensor(name: str, part: str, values: Array) -> Tensor:
@@ -221,23 +299,12 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     tensor: Tensor = values
-    if part == "targets" and not tensor.is_floating_point():
-        tensor = tensor.long()
     return tensor
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:
+    first = environments[0]
     for environment in environments[1:]:
-        first = environments[0]
-        for part in ("inputs", "targets"):
-            ours, theirs = getattr(environment, part), getattr(first, part)
-            if ours.shape[1:] != theirs.shape[1:] or ours.dtype != theirs.dtype:
-                raise InputError(
-                    f"environment {environment.name}: one example of its {part} is {describe(ours)}, "
-                    f"but {describe(theirs)} in environment {first.name}"
-                )
-
-
-def describe(values: Tensor) -> str:
-    """Shape and type of one example, for a message."""
-    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+        found = difference(environment.name, described(environment.data), first.name, described(first.data))
+        if found is not None:
+            raise InputError(found)

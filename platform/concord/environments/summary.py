@@ -2,15 +2,25 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment
+from concord.environments.tree import is_pair, named_leaves
 
 # Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
 _DIGESTED_BYTES = 4 * 1024**2
 PURPOSES = ("train", "held-out", "validation", "ood", "observed")
+
+
+class Leaf(NamedTuple):
+    """One example of a leaf: ``Leaf("inputs", (2, 14, 14), "uint8")``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class DataSummary:
         name: of the environment.
         purpose: one of ``PURPOSES``.
         examples: how many there are.
-        inputs, targets: the shape of one example, and the type: ``((2, 14, 14), "uint8")``.
+        leaves: what the examples are made of, ``inputs`` and ``targets`` if they are pairs.
         digest: 16 hexadecimal digits; two parts with different examples have different ones, but for changes in large
             parts that no example shows that was looked at.
     """
@@ -29,23 +39,23 @@ class DataSummary:
     name: str
     purpose: str
     examples: int
-    inputs: tuple[tuple[int, ...], str]
-    targets: tuple[tuple[int, ...], str]
+    leaves: tuple[Leaf, ...]
     digest: str
 
 
 def summarize(environment: Environment, purpose: str) -> DataSummary:
     """Summarize an environment's data; they are neither copied as a whole nor changed."""
     digest = hashlib.sha256()
-    for values in (environment.inputs, environment.targets):
-        digest.update(f"{tuple(values.shape)} {values.dtype} ".encode())
+    leaves = named_leaves(environment.data)
+    for name, values in leaves.items():
+        named = "" if is_pair(environment.data) else f"{name} "
+        digest.update(f"{named}{tuple(values.shape)} {values.dtype} ".encode())
         digest.update(_sample(values))
     return DataSummary(
         environment.name,
         purpose,
         len(environment),
-        _of_one(environment.inputs),
-        _of_one(environment.targets),
+        tuple(Leaf(name, *_of_one(values)) for name, values in leaves.items()),
         digest.hexdigest()[:16],
     )
 

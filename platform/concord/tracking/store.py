@@ -219,6 +219,11 @@ class Store:
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
 
+    def note(self, run_id: str, text: str) -> None:
+        """Set the run's description, which MLflow's page of the run shows."""
+        with failures(self.uri, f"describe run {run_id}"):
+            self.client.set_tag(run_id, "mlflow.note.content", text)
+
     def log_text(self, run_id: str, text: str, name: str) -> None:
         """Write `text` as the artifact `name` (``folder/file.py``) of the run."""
         with failures(self.uri, f"keep {name}"):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from concord.errors import InputError
+from concord.gradients.stacked import Vectorize
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 
@@ -31,6 +32,8 @@ class Progress:
         history: the evaluations so far.
         ended: the run ended before its last epoch, as its options want.
         written: when it was written down, in seconds since 1970.
+        vectorize: by process, how it computes its environments' gradients, if that was chosen by timing: a run that
+            goes on has to choose the same, since sums are rounded otherwise.
     """
 
     epoch: int = 0
@@ -39,6 +42,7 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
+    vectorize: list[Vectorize | None] = dataclasses.field(default_factory=list)
 
     def resumed(self, workers: int) -> dict[str, float]:
         """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""

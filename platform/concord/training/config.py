@@ -149,7 +149,8 @@ class TrainConfig(RunConfig):
     """Environments of a step, in a new random order through all of them each time; 0 takes all at every step. Each
     worker takes its part from its own environments, so which of them meet depends on --workers."""
     nonfinite: NonFinite = "raise"
-    """An environment whose gradient is not finite: end the run, or leave it out of the step and count it."""
+    """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
+    the update not finite."""
 
     per_example: bool = False
     """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
@@ -157,9 +158,6 @@ class TrainConfig(RunConfig):
     """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
-
-    trace: bool = False
-    """Record the gradient computation once and replay it: faster for small models whose steps are all alike."""
 
     optimizer: OptimizerName = "adam"
     """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
@@ -354,7 +352,8 @@ class TrainConfig(RunConfig):
         if objective_type(self.objective).coupled:
             averaged = f"--objective {self.objective} couples the environments: its gradient is one"
             self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
-            self.require("nonfinite", self.nonfinite == "raise", f"{averaged}, no environment can be left out; raise")
+            right = self.nonfinite != "skip"
+            self.require("nonfinite", right, f"{averaged}, no environment can be left out; raise or propagate")
         told = self.objective != "dann" or self.environments_per_step == 0
         self.require("environments_per_step", told, "--objective dann tells all environments apart; give 0")
 

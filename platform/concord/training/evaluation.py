@@ -1,20 +1,23 @@
 """Loss and further measures on every environment by name, over all workers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from concord.environments import Environment
 from concord.errors import InputError
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
-PerExample = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs and targets of a batch to one number an example, ``(batch,)``."""
+PerExample = Callable[[Any, Any], Tensor]
+"""Maps what the model gave for a batch and the targets, or with a risk the batch, to one number an example."""
 Mode = Literal["max", "min"]
 
 
@@ -23,7 +26,9 @@ class Measure:
     """A number of every example, averaged over examples, which says whether large or small is good.
 
     Attributes:
-        function: maps outputs and targets of a batch to one number an example, ``(batch,)``.
+        function: maps outputs and targets of a batch to one number an example, ``(batch,)``. Of a job with a risk it
+            gets what the model gave when the risk called it first, and the batch:
+            ``lambda outputs, batch: (outputs.logits.argmax(1) == batch["labels"]).float()``.
         mode: ``max`` if large is good, ``min`` if small is; None where nobody needs to know: then there is no worst
             environment by this measure, and nothing is chosen by it.
 
@@ -38,7 +43,7 @@ class Measure:
         if self.mode not in ("max", "min", None):
             raise InputError(f"Measure: mode {self.mode!r}: give max or min")
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The numbers of a batch's examples."""
         return self.function(outputs, targets)
 
@@ -106,52 +111,116 @@ def check_targets(environment: Environment, outputs: Tensor) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """A batch evaluated.
+
+    Attributes:
+        risk: the mean over the batch.
+        weight: what it weighs in a mean over batches: the number of examples, or what the risk says.
+        values: of the measures by name, one number an example.
+    """
+
+    risk: Tensor
+    weight: Tensor
+    values: Mapping[str, Tensor]
+
+
+def evaluate_batch(
+    model: nn.Module, risk: Risk, measures: Mapping[str, PerExample], batch: Batch, step: int = 0
+) -> Evaluated:
+    """Risk and measures of one batch, by one forward pass.
+
+    Raises:
+        InputError: the risk is neither a scalar nor two, or there are measures and it has not called the model.
+    """
+    device = pytree.tree_leaves(batch)[0].device
+    with _first_outputs(model) as seen:
+        mean, weight = MeanRisk(model, risk, None, device)(batch, step)
+    if measures and not seen:
+        raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
+    wanted = batch[1] if isinstance(risk, Supervised) else batch
+    return Evaluated(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
+
+
+@contextmanager
+def _first_outputs(model: nn.Module) -> Iterator[list[Any]]:
+    """What the model gives when it is called first."""
+    seen: list[Any] = []
+
+    def see(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        if not seen:
+            seen.append(outputs)
+
+    handle = model.register_forward_hook(see)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss | Risk,
     measures: Mapping[str, Measure | PerExample],
     parts: Sequence[EvaluatedPart],
     device: torch.device,
     distributed: bool,
     examples_at_once: int = 4096,
+    step: int = 0,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data.
+
+    Args:
+        model: gets every batch.
+        loss: the loss or the risk.
+        measures: by name.
+        parts: of the data.
+        device: of the model.
+        distributed: whether other workers evaluate other parts.
+        examples_at_once: in a batch.
+        step: for the risk, how many steps the model was trained.
 
     Returns:
         For each measure (``loss`` and the given ones) ``{split}_{measure}`` over all examples of the split,
         ``worst_{split}_{measure}`` of the split's worst environment where it is known whether large or small is good,
-        and ``{measure}/{split}/{environment}``.
+        and ``{measure}/{split}/{environment}``. A risk that says its weight is ``loss`` by that, not by examples.
         The same in every worker.
     """
     known = as_measures(measures)
+    risk = as_risk(loss)
     mode_of = modes(known)
     names = ["loss", *known]
-    totals = torch.zeros(len(parts), 1 + len(names), dtype=torch.float64)
+    sums = torch.zeros(len(parts), len(names), dtype=torch.float64)
+    weights = torch.zeros_like(sums)
     training = model.training
     model.eval()
-    for row, part in zip(totals, parts, strict=True):
+    for row, weight, part in zip(sums, weights, parts, strict=True):
         if part.data is None:
             continue
         for start in range(0, len(part.data), examples_at_once):
-            inputs = part.data.inputs[start : start + examples_at_once].to(device)
-            targets = part.data.targets[start : start + examples_at_once].to(device)
-            outputs = model(inputs)
-            row[0] += len(inputs)
-            row[1] += float(loss(outputs, targets)) * len(inputs)
-            for index, measure in enumerate(known.values()):
-                row[2 + index] += float(measure(outputs, targets).double().sum())
+            batch = part.data.take(slice(start, start + examples_at_once))
+            batch = pytree.tree_map(lambda leaf: leaf.to(device), batch)
+            evaluated = evaluate_batch(model, risk, known, batch, step)
+            in_batch = float(evaluated.weight)
+            if in_batch != 0:  # a batch of which the risk takes nothing has no mean
+                row[0] += float(evaluated.risk) * in_batch
+            weight[0] += in_batch
+            for index, values in enumerate(evaluated.values.values(), start=1):
+                row[index] += float(values.double().sum())
+                weight[index] += len(values)
     model.train(training)
     if distributed:
-        totals = totals.to(device)
-        dist.all_reduce(totals)
-        totals = totals.cpu()
+        both = torch.stack([sums, weights]).to(device)
+        dist.all_reduce(both)
+        sums, weights = both.cpu().unbind()
     metrics: dict[str, float] = {}
     for index, measure_name in enumerate(names):
         for split in dict.fromkeys(part.split for part in parts):
             rows = [at for at, part in enumerate(parts) if part.split == split]
-            means = totals[rows, 1 + index] / totals[rows, 0]
-            metrics[f"{split}_{measure_name}"] = float(totals[rows, 1 + index].sum() / totals[rows, 0].sum())
+            means = sums[rows, index] / weights[rows, index]
+            metrics[f"{split}_{measure_name}"] = float(sums[rows, index].sum() / weights[rows, index].sum())
             if (mode := mode_of[measure_name]) is not None:
                 metrics[f"worst_{split}_{measure_name}"] = float(means.max() if mode == "min" else means.min())
             for at, value in zip(rows, means.tolist(), strict=True):

@@ -11,6 +11,7 @@ import concord
 from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
+from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.config import RunConfig, TrainConfig
@@ -26,14 +27,24 @@ OwnConfig = TypeVar("OwnConfig", bound=RunConfig)
 class Job(Generic[Config]):
     """What a run needs to know; ``job = Job(...)`` in a file makes it a job file.
 
+    A loss is for batches ``(inputs, targets)``; for batches of another form give a risk, which calls the model itself::
+
+        def risk(model, batch, step):
+            return model(**batch).loss
+
+        job = Job(environments, model, risk=risk)
+
     Attributes:
         environments: the data, from the configuration. It is called in every worker.
         model: the network, from the configuration. Outputs are ``(batch, ...)``.
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
+        risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
+            weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
         config: the options; derive from :class:`TrainConfig` to add or change some.
         measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
-            does where nothing is chosen by it. None: ``accuracy`` where the targets are classes.
+            does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
+            ``accuracy`` where there is a loss and the targets are classes.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small, where it is no measure that says so itself.
         required: the least values of metrics with which a version can be the champion at all, from the configuration:
@@ -52,7 +63,7 @@ class Job(Generic[Config]):
 
     environments: Callable[[Config], Environments]
     model: Callable[[Config], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
     config: type[Config] = TrainConfig  # type: ignore[assignment]
     measures: Mapping[str, Measure | PerExample] | None = None
     criterion: str | None = None
@@ -65,6 +76,21 @@ class Job(Generic[Config]):
     final_measures: Callable[[Config, nn.Module], Mapping[str, float]] | None = None
     data: "Data | None" = None
     studies: Mapping[str, "Study"] = field(default_factory=dict)
+    risk: Risk | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if (self.loss is None) == (self.risk is None):
+            raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
+        if callable(self.risk) and as_risk(self.risk) is not self.risk:
+            raise InputError("Job: risk: takes other arguments; expected a function of (model, batch, step)")
+
+    @property
+    def batch_risk(self) -> Risk:
+        """The risk of a batch: the risk, or the loss of inputs and targets."""
+        if self.risk is not None:
+            return self.risk
+        assert self.loss is not None
+        return Supervised(self.loss)
 
 
 @dataclass(frozen=True)
@@ -218,7 +244,7 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
 
 def _check_parts(job: Job[Any] | OwnJob[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
-    for part in ("run",) if isinstance(job, OwnJob) else ("environments", "model", "loss"):
+    for part in ("run",) if isinstance(job, OwnJob) else ("environments", "model", "risk" if job.risk else "loss"):
         value = getattr(job, part)
         if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
             raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")

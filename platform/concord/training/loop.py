@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,16 +14,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
-from concord.environments.collection import describe
 from concord.environments.summary import DataSummary, summarize
+from concord.environments.tree import described, difference
 from concord.errors import InputError, to_be_sent
-from concord.gradients import EnvironmentStep, HookedGradients, PerExampleGradients, StackedGradients
+from concord.gradients import EnvironmentStep, StackedGradients
 from concord.gradients.layout import Layout, trainable
+from concord.gradients.stacked import Vectorize
 from concord.objectives import DomainAdversarial, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
-from concord.training.evaluation import EvaluatedPart, as_measures, check_targets, default_measures, evaluate
+from concord.training.evaluation import (
+    EvaluatedPart,
+    Measure,
+    PerExample,
+    as_measures,
+    check_targets,
+    default_measures,
+    evaluate,
+)
+from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.live_metrics import StepsSoFar
 from concord.training.metric_names import without_clashes
@@ -190,6 +200,7 @@ def training(
         stopping = SpreadStopping(config.stop_spread, math.ceil(config.stop_from * config.epochs))
         if resume_from:
             stopping.read(resume_from)
+    run.vectorize_as(progress.vectorize)
     if resume_from and place.rank == 0:
         reporter.log(progress.resumed(place.world), progress.epoch * run.steps_per_epoch)
     every = math.ceil(config.epochs * run.steps_per_epoch / _LOGGED_STEPS)
@@ -207,12 +218,12 @@ def training(
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == config.epochs
         if evaluated:
-            metrics |= run.evaluate()
+            metrics |= run.evaluate(step)
             if stopping is not None:
                 progress.ended = stopping.see(metrics["held_out_spread"], progress.epoch, run.model, last=last)
                 if last and not progress.ended:
                     stopping.restore(run.model)
-                    metrics |= run.evaluate()
+                    metrics |= run.evaluate(step)
                 metrics |= {"kept_epoch": float(stopping.epoch), "spread_reached": float(progress.ended)}
                 last = last or progress.ended
             if last and job.final_measures is not None and place.rank == 0:
@@ -227,6 +238,7 @@ def training(
                 reporter.log(metrics, step)
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
+            progress.vectorize = run.vectorized()
             reporter.checkpoint(lambda folder: run.write(folder, progress, stopping), metrics)
         if evaluated:
             yield progress.history[-1]
@@ -254,71 +266,51 @@ class _Run:
         self.job = job
         if place.world > 1:
             _same_everywhere(self.model)
-        if job.measures is None:
+        if job.loss is not None and job.measures is None:
             _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
         places = share(range(config.batch_size), place) if config.per_example else range(config.batch_size)
         part = slice(places[0], places[-1] + 1)
         together = config.environments_per_step // place.world or None
         self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part, together)
-        # What part of its environments' examples this process has: its losses are means over that part.
-        self._weight = len(places) / config.batch_size
-        counts = _gathered(together or len(training), place)
+        # What part of each batch this process has.
+        self._part = len(places) / config.batch_size
         passes = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
         self.steps_per_epoch = passes * self.batches.steps_per_round
-        self.optimization = Optimization(
-            list(trainable(self.model).values()), config, config.epochs * self.steps_per_epoch
-        )
-        rule = config.rule()
-        options: dict[str, Any] = {"rescale": config.rescale, "nonfinite": config.nonfinite}
-        options["clock"] = so_far.clock
-        options["autocast"] = torch.bfloat16 if config.precision == "bfloat16" else None
-        objective = config.objective_of(job.loss, config.epochs * self.steps_per_epoch, options["autocast"])
-        self._step = 0
-        loss = job.loss if objective.coupled else objective.risk
+        steps = config.epochs * self.steps_per_epoch
+        self.optimization = Optimization(list(trainable(self.model).values()), config, steps)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
-        self.gradients: Callable[[Tensor, Tensor, int], EnvironmentStep]
-        group = dist.group.WORLD if place.world > 1 else None
-        if objective.coupled:
-            self.gradients = ObjectiveGradients(self.model, objective, names, group, clock=so_far.clock)
-        elif config.per_example:
-            self.gradients = PerExampleGradients(
-                self.model,
-                job.loss,
-                rule,
-                definition=config.example_gradient,
-                group=group,
-                **options,
-            )
-        elif place.world > 1 and set(counts) == {1}:
-            self.gradients = HookedGradients(
-                self.model,
-                loss,
-                rule,
-                environment=names[0],
-                find_unused_parameters=self._some_parameter_is_unused(),
-                **options,
-            )
-        else:
-            # What is recorded stays as it is, and the weight of a penalty may change.
-            trace = config.trace and (config.objective == "erm" or config.penalty_warmup == 0)
-            self.gradients = StackedGradients(self.model, loss, rule, names=names, group=group, trace=trace, **options)
+        autocast = torch.bfloat16 if config.precision == "bfloat16" else None
+        self.gradients = gradient_source(
+            self.model,
+            config.objective_of(job.batch_risk, steps, autocast),
+            config.rule(),
+            names,
+            dist.group.WORLD if place.world > 1 else None,
+            first_batch=lambda: self.batches.batch(0),
+            example_gradient=config.example_gradient if config.per_example else None,
+            rescale=config.rescale,
+            nonfinite=config.nonfinite,
+            autocast=autocast,
+            clock=so_far.clock,
+        )
         self.parts = self._parts(prepared)
-        outputs = _outputs(self.model, training[0], place.device)
-        given = job.measures if job.measures is not None else default_measures(outputs, training[0].targets)
-        self.measures = as_measures(given)
+        self.measures = as_measures(_measures(job, self.model, training[0], place.device))
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.epochs
 
-    def _some_parameter_is_unused(self) -> bool:
-        """Whether the loss leaves a parameter without a gradient, in any process; DDP has to be told."""
-        inputs, targets = self.batches.batch(0)
-        loss = self.job.loss(self.model.eval()(inputs[0]), targets[0])
-        gradients = torch.autograd.grad(loss, list(trainable(self.model).values()), allow_unused=True)
-        return any(_gathered(int(any(gradient is None for gradient in gradients)), self.place))
+    def vectorized(self) -> list[Vectorize | None]:
+        """How each process computes its environments' gradients, where there is a choice."""
+        chosen = self.gradients.vectorize if isinstance(self.gradients, StackedGradients) else None
+        return _gathered(chosen, self.place)
+
+    def vectorize_as(self, chosen: Sequence[Vectorize | None]) -> None:
+        """Go on as :meth:`vectorized` said; with another number of processes their environments are others."""
+        if len(chosen) == self.place.world and isinstance(self.gradients, StackedGradients):
+            self.gradients.vectorize = chosen[self.place.rank]
 
     def epoch(self, epoch: int) -> _EpochSteps:
         """All steps of one epoch."""
@@ -329,41 +321,54 @@ class _Run:
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             clock.switch("gradients")
             _seed_step(self.config.seed, self.place.rank, step)
-            self._step = step
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world == 1:
                 self.gradients.names = self.batches.names(step)
-            result = self.gradients(*self.batches.batch(step), step)
+            result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
             clock.switch("optimizer")
             self.optimization.step()
-            losses.append(torch.stack([result.losses.sum() * self._weight, result.losses.max()]))
+            losses.append(result)
             kept.append(result.kept_fraction)
             skipped += len(result.skipped)
             so_far.steps, so_far.epoch, so_far.latest = so_far.steps + 1, (step + 1) / self.steps_per_epoch, result
             clock.switch(None)
         seconds = time.perf_counter() - started
-        sums, worst = torch.stack(losses).float().unbind(1)
-        if self.place.world > 1:
-            dist.all_reduce(sums)
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        means = (sums / (self.config.environments_per_step or len(self.environments.train))).tolist()
+        means, worst = self._losses(losses)
         fractions = torch.stack(kept).float().cpu()
         overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
         each = [
             {"step/loss": mean, "step/worst_loss": most, "step/kept_fraction": fraction, "step/lr": rate}
-            for mean, most, fraction, rate in zip(means, worst.tolist(), overall, rates, strict=True)
+            for mean, most, fraction, rate in zip(means, worst, overall, rates, strict=True)
         ]
         metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
         for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
             metrics[f"kept_fraction/{name}"] = fraction
         return _EpochSteps(metrics, each, skipped)
 
-    def evaluate(self) -> dict[str, float]:
+    def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
+        """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
+        losses = torch.stack([result.losses for result in results]).float()
+        if self.config.per_example and self.place.world > 1:
+            # Every process has a part of each environment's batch, and what that weighs.
+            weights = torch.stack([result.weights for result in results]).float()
+            both = torch.stack([losses * weights, weights])
+            dist.all_reduce(both)
+            losses = both[0] / both[1]
+            return losses.mean(1).tolist(), losses.amax(1).tolist()
+        sums, worst = losses.sum(1), losses.amax(1)
+        counts = results[0].losses.shape[0]
+        if self.place.world > 1:
+            dist.all_reduce(sums)
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+            counts = self.config.environments_per_step or len(self.environments.train)
+        return (sums / counts).tolist(), worst.tolist()
+
+    def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
         self.average_buffers()
         metrics = evaluate(
             self.model,
-            self.job.loss,
+            self.job.batch_risk,
             self.measures,
             self.parts,
             self.place.device,
@@ -371,6 +376,7 @@ class _Run:
             # As many as a training step holds, so that what trains can be evaluated.
             examples_at_once=self.config.batch_size
             * max(self.config.environments_per_step // self.place.world or len(self._own_names()), 1),
+            step=step,
         )
         if self.config.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
@@ -411,7 +417,7 @@ class _Run:
         if self.place.world == 1:
             return
         own = len(self._own_names()) / len(self.environments.train)
-        weight = self._weight if self.config.per_example else own
+        weight = self._part if self.config.per_example else own
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
@@ -471,6 +477,16 @@ def _check_all_targets(model: nn.Module, prepared: Prepared, device: torch.devic
         check_targets(part, _outputs(model, part, device))
 
 
+def _measures(
+    job: Job[Any], model: nn.Module, environment: Environment, device: torch.device
+) -> Mapping[str, Measure | PerExample]:
+    if job.measures is not None:
+        return job.measures
+    if job.loss is None:
+        return {}
+    return default_measures(_outputs(model, environment, device), environment.targets)
+
+
 def _outputs(model: nn.Module, environment: Environment, device: torch.device) -> Tensor:
     training = model.training
     with torch.no_grad():
@@ -488,39 +504,33 @@ def _together(do: Callable[[], Any], place: Place) -> Any:
     except InputError as error:
         problem = to_be_sent(error)
     if place.world > 1:
-        described = _description(result) if isinstance(result, Prepared) else None
+        form = _description(result) if isinstance(result, Prepared) else None
         said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world
-        dist.all_gather_object(said, (problem, described))
+        dist.all_gather_object(said, (problem, form))
         problem = next((error for error, _ in said if error is not None), None)
         descriptions = [description for _, description in said if description]
         if problem is None and descriptions:
-            difference = _difference(descriptions)
-            problem = None if difference is None else InputError(difference)
+            differing = _difference(descriptions)
+            problem = None if differing is None else InputError(differing)
     if problem is not None:
         raise problem
     return result
 
 
-def _description(prepared: Prepared) -> tuple[str, str, str]:
+def _description(prepared: Prepared) -> tuple[str, dict[str, str]]:
     first = prepared.training[0].training
-    return first.name, describe(first.inputs), describe(first.targets)
+    return first.name, described(first.data)
 
 
-def _difference(descriptions: Sequence[tuple[str, str, str]]) -> str | None:
-    first = descriptions[0]
-    for name, inputs, targets in descriptions:
-        for part, ours, theirs in (("inputs", inputs, first[1]), ("targets", targets, first[2])):
-            if ours != theirs:
-                return (
-                    f"environment {name}: one example of its {part} is {ours}, but {theirs} in environment {first[0]}"
-                )
-    return None
+def _difference(descriptions: Sequence[tuple[str, dict[str, str]]]) -> str | None:
+    first, theirs = descriptions[0]
+    return next(filter(None, (difference(name, ours, first, theirs) for name, ours in descriptions)), None)
 
 
-def _gathered(value: int, place: Place) -> list[int]:
+def _gathered(value: Item, place: Place) -> list[Item]:
     if place.world == 1:
         return [value]
-    values: list[int] = [0] * place.world
+    values = [value] * place.world
     dist.all_gather_object(values, value)
     return values
 

@@ -15,17 +15,27 @@ import torch
 
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
+from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError, RunFailedError
+from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
 from concord.tracking import MetricLog, Registered, Store, log_model, register
-from concord.training.checkpoint import read_weights
+from concord.training.checkpoint import MODEL, read_weights
 from concord.training.cluster_address import check_cluster
 from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
 from concord.training.dashboard import described
 from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
-from concord.training.evaluation import Measure, Mode, as_measures, check_targets, default_measures, modes
+from concord.training.evaluation import (
+    Measure,
+    Mode,
+    as_measures,
+    check_targets,
+    default_measures,
+    evaluate_batch,
+    modes,
+)
 from concord.training.job import Job, JobFile
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
@@ -36,6 +46,12 @@ from concord.training.underfitting import underfitting
 
 # How long a run that is finished tries to send what was left of its metrics.
 _UNSENT_SECONDS = 30.0
+# Where MLflow keeps the weights of a model that is not exported, and what the run says about it.
+_WEIGHTS = "weights"
+_NOT_A_MODEL = (
+    "the model is not registered: MLflow's PyTorch models take one tensor, and this job's batches have another form; "
+    f"its weights are the run's artifact {_WEIGHTS}/{MODEL}"
+)
 Say = Callable[[str], None]
 
 
@@ -49,7 +65,7 @@ class FinishedRun:
         run_id: in MLflow.
         seconds: from the first check to the registered model.
         model: the registered version as ``models:/name/version``, or ``models:/m-…`` of a model that was not to be
-            registered; None if it could not be kept.
+            registered; None if it could not be kept, or takes other batches than MLflow's models do.
         registered: what became of the champion; None if nothing was registered.
         kept: with the figures, the configuration and the checkpoints.
         figures: the figures' files.
@@ -143,7 +159,8 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
             report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
             # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
             unsent = trained.unsent
-            if unsent and report.model is not None:
+            complete = report.model is not None or checked.example is None
+            if unsent and complete:
                 unsent = send_unsent(kept, store.uri, run_id)
             if unsent:
                 say(
@@ -155,7 +172,7 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
             if advice := underfitting(trained.outcome.history, config):
                 say(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-            if report.model is not None:
+            if complete:
                 opened.record(report=report.as_json())
     return report
 
@@ -224,14 +241,14 @@ class Checked:
 
     Attributes:
         environments: the data.
-        example: a few inputs.
+        example: a few inputs; None where batches are no pairs of inputs and targets.
         reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
             None where that is not known.
         measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
     """
 
     environments: Environments
-    example: torch.Tensor
+    example: torch.Tensor | None
     reported: Mapping[str, Mode | None]
     measures: Mapping[str, Mode | None]
 
@@ -253,21 +270,22 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
     config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
     name = environments.train[0]
-    with _blamed(job, f"environment {name} cannot be loaded as a pair, inputs and targets"):
+    with _blamed(job, f"environment {name} cannot be loaded"):
         first = environments[name]
     split_held_out(first, config.held_out, config.seed)
     with _blamed(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    given = _check_batch(job, model.eval(), first)
+    given = _check_batch(job, config, model.eval(), first)
     with _blamed(job, "its metrics cannot be told apart"):
         check_metric_names(environments, list(given), trainable(model))
     measures = modes(given)
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
-    return Checked(environments, first.inputs[: min(len(first), 4)], reported, measures)
+    example = first.inputs[:4] if is_pair(first.data) else None
+    return Checked(environments, example, reported, measures)
 
 
 def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
@@ -297,8 +315,12 @@ def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]
             raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
-def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
-    """Try model, loss and measures on two examples; gives the measures."""
+def _check_batch(job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+    """Try model, loss or risk, and measures on two examples; gives the measures."""
+    batch = first.take(slice(2))
+    if job.job.loss is None:
+        shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
+        return _check_risk(job, config, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -323,9 +345,32 @@ def _check_batch(job: JobFile, model: torch.nn.Module, first: Environment) -> di
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
-        if shape != (len(inputs),):
-            raise InputError(f"job {job.name}: measure {name} gave shape {shape}, expected {(len(inputs),)}")
+        _require_one_each(job, name, shape, len(inputs))
     return measures
+
+
+def _check_risk(
+    job: JobFile, config: TrainConfig, model: torch.nn.Module, batch: Batch, shapes: str
+) -> dict[str, Measure]:
+    measures = as_measures(job.job.measures or {})
+    with _blamed(job, f"model and risk cannot take {shapes}"):
+        risk = evaluate_batch(model, job.job.risk, {}, batch).risk
+        objective = config.objective_of(job.job.risk, 1)
+        if not objective.coupled:
+            evaluate_batch(model, objective.risk, {}, batch)
+    if not risk.requires_grad:
+        raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
+    examples = len(next(iter(named_leaves(batch).values())))
+    for name, measure in measures.items():
+        with _blamed(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
+            values = evaluate_batch(model, job.job.risk, {name: measure}, batch).values
+        _require_one_each(job, name, tuple(values[name].shape), examples)
+    return measures
+
+
+def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], examples: int) -> None:
+    if shape != (examples,):
+        raise InputError(f"job {job.name}: measure {measure} gave shape {shape}, expected {(examples,)}")
 
 
 def _reported(
@@ -392,8 +437,13 @@ def _finished(
         for figure in figures:
             store.log_files(run_id, figure, "figures")
         store.log_data(run_id, tracked_data(trained.data))
-        uri = log_model(store, run_id, model, checked.example)
-        if config.register:
+        if checked.example is None:
+            store.log_files(run_id, trained.checkpoint / MODEL, _WEIGHTS)
+            store.note(run_id, _NOT_A_MODEL)
+            say(_NOT_A_MODEL)
+        else:
+            uri = log_model(store, run_id, model, checked.example)
+        if config.register and uri is not None:
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, job.name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"

@@ -22,11 +22,14 @@ def tracked_data(parts: Sequence[DataSummary]) -> list[TrackedData]:
 def _of_one(part: DataSummary) -> TrackedData:
     # Both parts of an environment would be one dataset in MLflow's lists.
     name = f"{part.name}, held out" if part.purpose == "held-out" else part.name
-    (inputs, inputs_type), (targets, targets_type) = part.inputs, part.targets
-    tensors = {
-        "features": [{"type": "tensor", "tensor-spec": {"dtype": inputs_type, "shape": [-1, *inputs]}}],
-        "targets": [{"type": "tensor", "tensor-spec": {"dtype": targets_type, "shape": [-1, *targets]}}],
+    specs = {
+        leaf.name: {"type": "tensor", "tensor-spec": {"dtype": leaf.dtype, "shape": [-1, *leaf.shape]}}
+        for leaf in part.leaves
     }
+    if specs.keys() == {"inputs", "targets"}:
+        tensors = {"features": [specs["inputs"]], "targets": [specs["targets"]]}
+    else:
+        tensors = {"features": [{"name": name, **spec} for name, spec in specs.items()]}
     schema = {"mlflow_tensorspec": {name: json.dumps(spec) for name, spec in tensors.items()}}
     return TrackedData(name, part.digest, part.purpose, schema, {"num_rows": part.examples})
 

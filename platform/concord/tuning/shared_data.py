@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
+from concord.environments.tree import merged
 from concord.training import Job, Place, TrainConfig
 from concord.training.loop import Prepared, prepare
 
@@ -18,12 +20,11 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 @dataclass(frozen=True)
 class _Part:
-    """Environments one after the other in one array, so that a trial's batches are views of it."""
+    """Environments one after the other in one array a leaf, so that a trial's batches are views of it."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    inputs: Any
-    targets: Any
+    data: Any
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,7 @@ def without(prepared: Prepared, left_out: str) -> Prepared:
     environments = prepared.environments.leaving_out(left_out)
     pair = next(pair for pair in prepared.training if pair.training.name == left_out)
     parts = [part for part in pair if part is not None]
-    whole = Environment(
-        left_out, torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
-    )
+    whole = Environment(left_out, merged([part.data for part in parts], torch.cat))
     kept = {*environments.test, *environments.observed}
     others = [(name, environment) for name, environment in prepared.elsewhere if name in kept]
     training = [each for each in prepared.training if each is not pair]
@@ -137,8 +136,7 @@ def _put(environments: Sequence[Environment]) -> _Part:
     return _Part(
         tuple(environment.name for environment in environments),
         tuple(map(len, environments)),
-        ray.put(_storable(torch.cat([environment.inputs for environment in environments]))),
-        ray.put(_storable(torch.cat([environment.targets for environment in environments]))),
+        merged([environment.data for environment in environments], lambda each: ray.put(_storable(torch.cat(each)))),
     )
 
 
@@ -150,9 +148,10 @@ def _storable(values: Tensor) -> Any:
 def _environments(part: _Part) -> list[Environment]:
     import ray
 
-    inputs, targets = (_tensor(array) for array in ray.get([part.inputs, part.targets]))
-    pairs = zip(part.names, inputs.split(part.sizes), targets.split(part.sizes), strict=True)
-    return [Environment(*pair) for pair in pairs]
+    references, structure = pytree.tree_flatten(part.data)
+    leaves = [_tensor(array).split(part.sizes) for array in ray.get(references)]
+    examples = [pytree.tree_unflatten(each, structure) for each in zip(*leaves, strict=True)]
+    return [Environment(*pair) for pair in zip(part.names, examples, strict=True)]
 
 
 def _tensor(array: Any) -> Tensor:
@@ -163,5 +162,5 @@ def _tensor(array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _not_loaded(name: str) -> tuple[Any, Any]:
+def _not_loaded(name: str) -> Any:
     raise AssertionError(f"environment {name} is in the object store")

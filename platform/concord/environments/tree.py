@@ -1,0 +1,58 @@
+"""Examples of any form: a tree of tensors (tuples, lists, dictionaries) that all begin with the examples."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Tree = Any
+"""A tensor, or tuples, lists and dictionaries of tensors; each tensor is ``(examples, ...)``."""
+
+
+def is_pair(tree: Tree) -> bool:
+    """Whether the tree is ``(inputs, targets)``."""
+    return type(tree) in (tuple, list) and len(tree) == 2 and all(isinstance(part, Tensor) for part in tree)
+
+
+def named_leaves(tree: Tree) -> dict[str, Any]:
+    """The leaves by name: ``inputs`` and ``targets`` of a pair, otherwise keys and places, ``tokens.input_ids``."""
+    if is_pair(tree):
+        return dict(zip(("inputs", "targets"), tree, strict=True))
+    leaves = pytree.tree_flatten_with_path(tree)[0]
+    return {".".join(map(_key, path)) or "data": leaf for path, leaf in leaves}
+
+
+def merged(trees: Sequence[Tree], function: Callable[[list[Any]], Any]) -> Tree:
+    """A tree of the first one's structure, each leaf made of the leaves of that name in all trees."""
+    each = [named_leaves(tree) for tree in trees]
+    structure = pytree.tree_structure(trees[0])
+    return pytree.tree_unflatten([function([leaves[name] for leaves in each]) for name in each[0]], structure)
+
+
+def describe(values: Tensor) -> str:
+    """Shape and type of one example, for a message."""
+    return f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+
+
+def described(tree: Tree) -> dict[str, str]:
+    """Shape and type of one example, by the names of the leaves."""
+    return {name: describe(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def difference(name: str, ours: dict[str, str], other: str, theirs: dict[str, str]) -> str | None:
+    """In one line, how one environment's examples differ in form from another's, both :func:`described`."""
+    if ours.keys() != theirs.keys():
+        found, expected = ", ".join(ours), ", ".join(theirs)
+        return f"environment {name}: its examples are of {found}, but of {expected} in environment {other}"
+    for part, form in ours.items():
+        if form != theirs[part]:
+            return f"environment {name}: one example of its {part} is {form}, but {theirs[part]} in environment {other}"
+    return None
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

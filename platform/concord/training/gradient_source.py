@@ -1,0 +1,84 @@
+"""Which way a run obtains its gradients: the only place that decides it.
+
+=============================================  ===================================================================
+the run                                        its gradients come from
+=============================================  ===================================================================
+an objective that couples environments         :class:`~concord.objectives.ObjectiveGradients`: one loss of all
+every example an environment                   :class:`~concord.gradients.PerExampleGradients`: one backward pass
+several processes, one environment in each     :class:`~concord.gradients.HookedGradients`: a hook of DDP
+all others                                     :class:`~concord.gradients.StackedGradients`: one vectorized pass
+=============================================  ===================================================================
+
+All of them are called ``source(batch, step)``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from concord.aggregation import Aggregator
+from concord.gradients import (
+    AggregationOptions,
+    Batch,
+    ExampleGradient,
+    GradientSource,
+    HookedGradients,
+    PerExampleGradients,
+    Risk,
+    StackedGradients,
+)
+from concord.gradients.layout import trainable
+from concord.gradients.risk import MeanRisk, take
+from concord.objectives import Objective, ObjectiveGradients
+
+
+def gradient_source(
+    model: nn.Module,
+    objective: Objective,
+    rule: Aggregator,
+    names: Sequence[str],
+    group: dist.ProcessGroup | None = None,
+    *,
+    first_batch: Callable[[], Batch],
+    example_gradient: ExampleGradient | None = None,
+    **options: Unpack[AggregationOptions],
+) -> GradientSource:
+    """The source of a run's gradients, as the table says; called in every process of the group.
+
+    Args:
+        model: what is trained.
+        objective: what is minimized; its ``risk`` is what one environment gives, if it is not ``coupled``.
+        rule: the aggregator; objectives that couple environments have none.
+        names: of the environments that this process has at a step.
+        group: the processes; None: this one alone.
+        first_batch: gives a batch, leaves ``(environments, batch, ...)``, to find parameters that get no gradient.
+        example_gradient: what the gradient of an example is, where every example is an environment; None: it is not.
+        options: see :class:`~concord.gradients.Aggregation`.
+    """
+    if objective.coupled:
+        return ObjectiveGradients(model, objective, names, group, **options)
+    if example_gradient is not None:
+        return PerExampleGradients(model, objective.risk, rule, definition=example_gradient, group=group, **options)
+    if group is not None and set(_of_all(len(names), group)) == {1}:
+        unused = any(_of_all(_some_parameter_is_unused(model, objective.risk, first_batch()), group))
+        return HookedGradients(
+            model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
+        )
+    return StackedGradients(model, objective.risk, rule, names=names, group=group, **options)
+
+
+def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> bool:
+    """Whether the risk leaves a parameter without a gradient; DDP has to be told."""
+    parameters = list(trainable(model).values())
+    value, _ = MeanRisk(model.eval(), risk, None, parameters[0].device)(take(batch, 0), 0)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    return any(gradient is None for gradient in gradients)
+
+
+def _of_all(own: int, group: dist.ProcessGroup) -> list[int]:
+    gathered = [0] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, int(own), group=group)
+    return gathered
