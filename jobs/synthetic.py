@@ -248,11 +248,11 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
         shortcut_scale=options.shortcut_scale,
         revolutions=options.revolutions,
     ).as_environments()
-    batch = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
+    inputs, targets = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
     correlations: list[Correlation] = []
     for seed in range(options.seeds):
-        network = lambda: MLP(batch[0].shape[-1], 2, initialization="default")  # noqa: E731
-        correlations += gradient_correlations(network, *batch, MECHANISM_DIMENSIONS, thresholds, seed)
+        network = lambda: MLP(inputs.shape[-1], 2, initialization="default")  # noqa: E731
+        correlations += gradient_correlations(network, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
         say(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     result["figures"]["correlation"] = str(save(correlation_figure(correlations), folder / "correlation.png"))
     result["correlation"] = {

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import torch
 
-from concord.aggregation import AndMask, GeometricMean, SandMask, sum_over_environments
+from concord.aggregation import Aggregator, AndMask, GeometricMean, SandMask, sum_over_environments
 from concord.benchmark import Row, interleaved
 from concord.gradients.finish import finish_in_blocks
 from concord.gradients.layout import Layers
 from concord.training.process import tune_process
 
 COMPONENTS, ENVIRONMENTS = 6_600_000, 4
-TARGETS = {AndMask(0.8): "≤ 13 ms", GeometricMean(0.8): "≤ 23 ms", SandMask(0.8): "≤ 95 ms"}
+TARGETS: dict[Aggregator, str] = {AndMask(0.8): "≤ 13 ms", GeometricMean(0.8): "≤ 23 ms", SandMask(0.8): "≤ 95 ms"}
 
 
 def rows() -> Iterator[Row]:

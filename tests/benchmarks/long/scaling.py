@@ -18,10 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from concord.aggregation import AggregatorName, aggregator
-from concord.analysis.wire_model import Traffic, exchange_traffic, fitted_cost
+from concord.aggregation import AggregatorName, aggregator, sum_over_environments
+from concord.analysis.wire_model import Traffic, exchange_traffic, fitted_cost, report_traffic
 from concord.benchmark import Row
-from concord.gradients.exchange import SliceExchange
+from concord.gradients.exchange import Processes, SliceExchange, complete
+from concord.gradients.layout import Layers
+from concord.gradients.step import Aggregation
 from concord.training.process import tune_process
 
 WORKERS = (1, 2, 4, 8)
@@ -37,27 +39,19 @@ CASES: tuple[Case, ...] = tuple((*rule, components) for rule in RULES for compon
 
 def _step(case: Case) -> Callable[[], object]:
     name, environments, components = case
-    gradient, out = torch.randn(components), torch.empty(components)
-    rule, mapped = aggregator(name, 0.5), environments > 1
-    names = [[f"{rank}.{index}" for index in range(environments)] for rank in range(dist.get_world_size())]
+    gradients, out = torch.randn(1, components), torch.empty(components)
+    rule, several = aggregator(name, 0.5), environments > 1
+    processes = Processes.of([str(index) for index in range(environments)], None)
+    layers = Layers((components,), (0,))
     exchange = SliceExchange(
-        rule,
-        [components],
-        torch.float32,
-        torch.float32,
-        gradient.device,
-        None,
-        names,
-        mapped=mapped,
-        rescale=False,
-        nonfinite="raise",
+        Aggregation(rule), layers, torch.float32, gradients.device, processes, sends_statistics=several
     )
-    sums = rule.map(gradient) if mapped else {"gradient": gradient}
+    sums = sum_over_environments(rule, gradients) if several else {"gradient": gradients[0]}
 
     def step() -> None:
         exchange.send(sums, torch.ones(environments))
-        exchange.finish(out)
-        exchange.receive(out, 0)
+        exchange.finish(out, 0)
+        complete([exchange], 0)
 
     return step
 
@@ -93,8 +87,11 @@ def _times(workers: int) -> dict[Case, list[float]]:
 
 def _traffic(case: Case, workers: int) -> Traffic:
     name, environments, components = case
-    counts = [environments] * workers
-    return exchange_traffic(aggregator(name), [components], counts, torch.float32, mapped=environments > 1)
+    several = environments > 1
+    exchange = exchange_traffic(
+        aggregator(name), [components], workers, environments, torch.float32, sends_statistics=several
+    )
+    return exchange + report_traffic([[components]], workers, environments)
 
 
 def rows() -> list[Row]:
