@@ -103,7 +103,7 @@ def irm(model: nn.Module) -> Callable[[Tensor, Tensor], object]:
 # Each source, what it takes for an environment, and the rule that it is to have applied.
 SOURCES: dict[str, tuple[Callable[[nn.Module], Callable[[Tensor, Tensor], object]], Any, Any]] = {
     "vectorized": (lambda model: stacked(model, vectorize=True), by_environment, RULE),
-    "recorded": (lambda model: stacked(model, vectorize=True, trace=True), by_environment, RULE),
+    "pooled": (lambda model: stacked(model, vectorize="pooled"), by_environment, RULE),
     "in chunks": (lambda model: stacked(model, vectorize=True, memory_limit=1), by_environment, RULE),
     "one by one": (lambda model: stacked(model, vectorize=False), by_environment, RULE),
     "examples, hooked": (hooked_examples, by_example, RULE),
@@ -205,7 +205,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
 
 SMALL: dict[str, Callable[[nn.Module], Callable[[Tensor, Tensor], object]]] = {
-    name: SOURCES[name][0] for name in ("vectorized", "recorded", "one by one", "examples, hooked", "objective")
+    name: SOURCES[name][0] for name in ("vectorized", "pooled", "one by one", "examples, hooked", "objective")
 }
 
 
@@ -256,7 +256,7 @@ class Averaging(nn.Module):
         return self.layer(inputs - self.average)
 
 
-@pytest.mark.parametrize("options", [{}, {"trace": True}, {"memory_limit": 1}, {"vectorize": False}])
+@pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}])
 def test_buffers_that_a_forward_pass_assigns_are_kept(options: dict[str, Any]) -> None:
     model = Averaging()
     gradients, expected = StackedGradients(model, cross_entropy, RULE, **options), torch.zeros(5)
