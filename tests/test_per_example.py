@@ -71,6 +71,39 @@ class Clipped:
         return Update(mean, torch.ones_like(mean))
 
 
+@dataclass(frozen=True)
+class MajorityVote:
+    """signSGD: the sign that most examples have; the gradient is no statistic of it."""
+
+    zone: float = 0.0
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        if not self.zone:
+            return (SIGN,)
+        return (Statistic("sign", lambda gradient: gradient.sign() * (gradient.abs() > self.zone), whole=1),)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return Update(sums["sign"].sign(), torch.ones(()).expand_as(sums["sign"]))
+
+
+@dataclass(frozen=True)
+class GradDrop:
+    """Each component keeps one sign, drawn at random by how much of the gradient has it."""
+
+    seed: int = 3
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        GRADIENT,
+        Statistic("magnitude", torch.abs, "multiplicative", degree=1),
+    )
+    draws: ClassVar[tuple[str, ...]] = ("uniform",)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        positive = (1 + sums["gradient"] / sums["magnitude"].clamp(min=1e-300)) / 2 > sums["uniform"]
+        kept = torch.where(positive, sums["magnitude"], -sums["magnitude"]) + sums["gradient"]
+        return Update(kept / (2 * environments), positive.to(kept.dtype))
+
+
 CLIPPED, EVERY_KIND = Clipped(), Clipped(signs=True)
 
 
@@ -713,6 +746,75 @@ def test_inputs_given_by_keyword_come_in_any_order(first, length):
     assert examples.finish().environments == EXAMPLES
     for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
         torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, torch.stack(gradients)).value)
+
+
+# Rules of other kinds
+
+
+def aggregated(rule: Aggregator, gradients: list[Tensor], step: int) -> list[Tensor]:
+    """The rule on all parameters as one vector, so that draws are numbered over all of them."""
+    whole = aggregate(rule, torch.cat([each.flatten(1) for each in gradients], 1), step).value
+    parts = whole.split([each[0].numel() for each in gradients])
+    return [part.reshape(each.shape[1:]) for part, each in zip(parts, gradients, strict=True)]
+
+
+@pytest.mark.parametrize("rule", [MajorityVote(), MajorityVote(1e-3), GradDrop(), CLIPPED], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "conv", "sequence", "tied", "own module (general way)"])
+def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
+    model, inputs, targets = made(name)
+    exact = of_examples(model, inputs, targets)
+    examples = per_example(model, rule)
+    for step in range(2):
+        model.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        examples.finish()
+        for parameter, value in zip(model.parameters(), aggregated(rule, exact, step), strict=True):
+            torch.testing.assert_close(parameter.grad, value)
+    examples.remove()
+    PerExampleGradients(model, cross_entropy, rule)(inputs[None], targets[None], step=5)
+    for parameter, value in zip(model.parameters(), aggregated(rule, exact, 5), strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_the_mean_of_a_weighted_risk_is_its_gradient():
+    model, inputs, targets = made("mlp")
+    weights = torch.rand(EXAMPLES).double() + 0.1
+
+    def risk(network: nn.Module, batch: tuple[Tensor, ...], step: int) -> tuple[Tensor, Tensor]:
+        data, labels, weight = batch
+        return (cross_entropy(network(data), labels, reduction="none") * weight).sum(), weight.sum()
+
+    total, weight = risk(model, (inputs, targets, weights), 0)
+    expected = torch.autograd.grad(total / weight, list(model.parameters()))
+    PerExampleGradients(model, risk, Mean())((inputs[None], targets[None], weights[None]))
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(1e-3), GradDrop(), AndMask(0.4)], ids=str)
+def test_a_scaler_scales_the_update_and_nothing_that_the_rule_sees(rule):
+    model, inputs, targets = made("mlp")
+    expected = aggregated(rule, of_examples(model, inputs, targets), 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    PerExampleGradients(model, cross_entropy, rule, scaler=scaler)(inputs[None], targets[None])
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, 1024 * value)
+
+
+@pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(), AndMask(0.4)], ids=str)
+def test_an_overflow_lowers_the_scale_and_takes_no_step(rule):
+    model, inputs, targets = made("mlp", torch.float32)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    gradients = PerExampleGradients(model, cross_entropy, rule, scaler=scaler)
+    inputs[2, 0] = float("inf")
+    gradients(inputs[None], targets[None])
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
 
 
 # Models of transformers

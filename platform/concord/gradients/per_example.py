@@ -163,6 +163,7 @@ class PerExample:
             for index, parameter in enumerate(parameters):
                 if parameter.grad is not None and flat:
                     self.sums.layout.part(flat[0], index).copy_(parameter.grad)
+            self.sums.look_at([parameter.grad for parameter in parameters if parameter.grad is not None])
             if finite is None:
                 left = scale is not None or self.aggregation.policy == "propagate"
                 finite = torch.full((count,), left or self.gradients_are_finite())

@@ -55,6 +55,11 @@ class Sums:
             begun = accumulate or index > 0
             self._total = (self._total if begun else 0) + gradients.sum(dtype=torch.float32)
 
+    def look_at(self, gradients: Sequence[Tensor]) -> None:
+        """Take gradients, summed over environments, for what tells whether all are finite."""
+        if self._gradient is None:
+            self._total = sum((each.sum(dtype=torch.float32) for each in gradients), self._total.new_zeros(()))
+
     def total(self) -> Tensor:
         """A scalar that is finite where all gradients, and their sum, are."""
         return self._total if self._gradient is None else self.flat[self._gradient].sum()
