@@ -1028,6 +1028,62 @@ def examples_of_all_processes_equal_one_process(rule: str) -> None:
             assert_same({name: (parameter.grad, kept) for (name, parameter), kept in parameters}, expected)
 
 
+@dataclass(frozen=True)
+class ExampleDraws:
+    """Keeps a component's mean with the probability that its signs agree; its sums are those of signs, or beside them
+    of clipped gradients, and never of gradients alone."""
+
+    clipped: bool
+    seed: int = 3
+    draws: ClassVar[tuple[str, ...]] = ("uniform",)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        clipped = Statistic("clipped", lambda gradient: gradient.clamp(-0.01, 0.02))
+        return (SIGN, clipped) if self.clipped else (SIGN,)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        kept = (sums["sign"].abs() / environments >= sums["uniform"]).to(sums["sign"].dtype)
+        return Update(kept * sums["clipped" if self.clipped else "sign"] / environments, kept)
+
+
+@check(2, clipped=[False, True])
+def examples_of_rules_that_draw_and_do_without_the_gradient_equal_one_process(clipped: bool) -> None:
+    rank, rule, model = dist.get_rank(), ExampleDraws(clipped), network().double()
+    counts, step = [3, 5], 4
+    inputs, targets = (each.double() for each in examples(sum(counts)))
+    mine = local(counts, rank)
+    parameters = list(model.parameters())
+    each = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(mse_loss(model(x[None]), y[None]), parameters)])
+        for x, y in zip(inputs, targets, strict=True)
+    ]
+    expected = aggregate(rule, torch.stack(each), step).value
+    gradients = PerExampleGradients(model, mse_loss, rule, group=dist.group.WORLD)
+    gradients(inputs[None, mine], targets[None, mine], step=step)
+    torch.testing.assert_close(torch.cat([parameter.grad.flatten() for parameter in parameters]), expected)
+
+
+@check(2)
+def examples_of_a_weighted_risk_have_its_weight_among_all_processes() -> None:
+    rank, model = dist.get_rank(), network().double()
+    counts = [3, 5]
+    inputs, targets = (each.double() for each in examples(sum(counts)))
+    weights = torch.linspace(0.1, 2.0, sum(counts), dtype=torch.float64)
+    mine = local(counts, rank)
+
+    def risk(network: nn.Module, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        data, labels, weight = batch
+        return ((network(data) - labels).square().mean(1) * weight).sum(), weight.sum()
+
+    total, weight = risk(model, (inputs, targets, weights), 0)
+    expected = torch.autograd.grad(total / weight, list(model.parameters()))
+    gradients = PerExampleGradients(model, risk, RULES["mean"], group=dist.group.WORLD)
+    gradients((inputs[None, mine], targets[None, mine], weights[None, mine]))
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value, rtol=1e-6, atol=1e-9)
+
+
 @check(2)
 def one_example_a_process_is_enough() -> None:
     model = network()

@@ -53,6 +53,60 @@ class EveryStatistic:
         raise AssertionError("its sums are looked at, and never finished")
 
 
+@dataclass(frozen=True)
+class Clipped:
+    """The mean of clipped gradients, where at least one sign in two agrees if that is asked for, too."""
+
+    signs: bool = False
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        clipped = Statistic("clipped", lambda gradient: gradient.clamp(-1e-3, 2e-3))
+        return (GRADIENT, SIGN, clipped) if self.signs else (clipped,)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        mean = sums["clipped"] / environments
+        if self.signs:
+            mean = mean + sums["gradient"] / environments * (sums["sign"].abs() >= 0.5 * environments)
+        return Update(mean, torch.ones_like(mean))
+
+
+@dataclass(frozen=True)
+class MajorityVote:
+    """signSGD: the sign that most examples have; the gradient is no statistic of it."""
+
+    zone: float = 0.0
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        if not self.zone:
+            return (SIGN,)
+        return (Statistic("sign", lambda gradient: gradient.sign() * (gradient.abs() > self.zone), whole=1),)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        return Update(sums["sign"].sign(), torch.ones(()).expand_as(sums["sign"]))
+
+
+@dataclass(frozen=True)
+class GradDrop:
+    """Each component keeps one sign, drawn at random by how much of the gradient has it."""
+
+    seed: int = 3
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        GRADIENT,
+        Statistic("magnitude", torch.abs, "multiplicative", degree=1),
+    )
+    draws: ClassVar[tuple[str, ...]] = ("uniform",)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        positive = (1 + sums["gradient"] / sums["magnitude"].clamp(min=1e-300)) / 2 > sums["uniform"]
+        kept = torch.where(positive, sums["magnitude"], -sums["magnitude"]) + sums["gradient"]
+        return Update(kept / (2 * environments), positive.to(kept.dtype))
+
+
+CLIPPED, EVERY_KIND = Clipped(), Clipped(signs=True)
+
+
 def of_examples(model: nn.Module, inputs: Tensor, targets: Tensor, loss=cross_entropy) -> list[Tensor]:
     """The slow way: a backward pass for every example by itself; each parameter's are ``(examples, *shape)``."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -569,21 +623,267 @@ def test_memory_and_blocks_do_not_change_the_sums():
             torch.testing.assert_close(ours[statistic], theirs[statistic])
 
 
-class FrozenPositions(nn.Module):
-    def __init__(self) -> None:
+# What all examples share
+
+
+class Positions(nn.Module):
+    """Tokens and their positions, which all examples share, in the ways that models write it."""
+
+    def __init__(self, use: Callable[[nn.Embedding, Tensor], Tensor]) -> None:
         super().__init__()
-        self.position = nn.Embedding(5, 6)
-        self.head = nn.Linear(6, 3)
+        self.use = use
+        self.tokens, self.positions, self.head = nn.Embedding(9, 6), nn.Embedding(8, 6), nn.Linear(6, 3)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head((inputs + self.position(torch.arange(5))).mean(1))
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.tokens(tokens) + self.use(self.positions, tokens)).mean(1))
 
 
-def test_a_module_that_is_not_applied_to_each_example_is_named():
-    model = FrozenPositions()
+def numbers(tokens: Tensor) -> Tensor:
+    return torch.arange(tokens.shape[1])
+
+
+SHARED: dict[str, Callable[[nn.Embedding, Tensor], Tensor]] = {
+    "a line of positions": lambda table, tokens: table(numbers(tokens)),
+    "a row of positions": lambda table, tokens: table(numbers(tokens)[None]),
+    "a row, then squeezed": lambda table, tokens: table(numbers(tokens)[None]).squeeze(0),
+    "expanded positions": lambda table, tokens: table(numbers(tokens)[None]).expand(len(tokens), -1, -1),
+    "positions of the batch": lambda table, tokens: table(numbers(tokens).expand(len(tokens), -1)),
+    "a line, activated": lambda table, tokens: torch.relu(table(numbers(tokens))),
+    "zeros of the batch": lambda table, tokens: table(torch.zeros_like(tokens)),
+}
+
+
+@pytest.mark.parametrize("length", [4, EXAMPLES])
+@pytest.mark.parametrize("use", SHARED)
+def test_what_the_examples_share_has_gradients_of_each_even_where_there_are_as_many_positions(use, length):
+    torch.manual_seed(0)
+    model = Positions(SHARED[use]).double()
+    data, targets = torch.randint(0, 9, (EXAMPLES, length)), torch.randint(0, 3, (EXAMPLES,))
+    exact = of_examples(model, data, targets)
+    examples = per_example(model, CLIPPED)
+    for _ in range(3):
+        model.zero_grad()
+        cross_entropy(model(data), targets).backward()
+        examples.finish()
+    for parameter, gradients in zip(model.parameters(), exact, strict=True):
+        torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, gradients).value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [4, EXAMPLES])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda table, tokens: table(numbers(tokens)[None])[0],
+        lambda table, tokens: table(numbers(tokens)).unsqueeze(0),
+        lambda table, tokens: functional.dropout(table(numbers(tokens)[None]), 0.5),
+        lambda table, tokens: table(numbers(tokens)[None]).repeat(len(tokens), 1, 1),
+    ],
+    ids=["one example's", "another dimension", "random", "repeated"],
+)
+def test_what_the_examples_share_is_refused_where_a_model_does_with_it_what_cannot_be_followed(use, length):
+    model = Positions(use)
     per_example(model, AndMask(0.4))
-    with pytest.raises(InputError, match=r"module position: its output has shape \(5, 6\), but the batch has 7"):
-        cross_entropy(model(torch.randn(7, 5, 6)), torch.randint(0, 3, (7,))).backward()
+    with pytest.raises(InputError, match="module positions: its output is the same for all examples, and"):
+        model(torch.randint(0, 9, (EXAMPLES, length)))
+
+
+@pytest.mark.parametrize("length", [5, 7])
+def test_a_module_that_is_not_applied_to_each_example_is_named(length):
+    class Codes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes, self.make, self.head = nn.Parameter(torch.randn(length, 4)), nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head((inputs + self.make(self.codes)).mean(1))
+
+    model = Codes()
+    per_example(model, AndMask(0.4))
+    with pytest.raises(InputError, match=rf"module make: its output has shape \({length}, 6\)"):
+        cross_entropy(model(torch.randn(7, length, 6)), torch.randint(0, 3, (7,))).backward()
+
+
+def test_positions_of_a_part_that_is_called_by_itself_are_refused():
+    model = Positions(SHARED["a line of positions"])
+    per_example(model, AndMask(0.4))
+    model.tokens(torch.randint(0, 9, (7, 7)))
+    with pytest.raises(InputError, match="module positions: its input counts 0, 1, 2"):
+        model.positions(torch.arange(7))
+
+
+def test_one_token_an_example_is_no_line_of_positions():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    for inputs in (torch.arange(EXAMPLES), torch.randint(0, 9, (EXAMPLES,))):
+        targets = torch.randint(0, 3, (EXAMPLES,))
+        gradients = PerExampleGradients(model, cross_entropy, CLIPPED)
+        gradients(inputs[None], targets[None])
+        gradients.remove()
+        expected = [aggregate(CLIPPED, each).value for each in of_examples(model, inputs, targets)]
+        for parameter, value in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.parametrize("length", [3, EXAMPLES])
+@pytest.mark.parametrize("first", ["tokens", "row", "line"])
+def test_inputs_given_by_keyword_come_in_any_order(first, length):
+    class Given(Positions):
+        def forward(self, tokens: Tensor, row: Tensor, line: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.tokens(tokens) + self.positions(row) + self.positions(line)).mean(1))
+
+    torch.manual_seed(0)
+    model = Given(SHARED["a line of positions"]).double()
+    plain = copy.deepcopy(model)
+    line, data = torch.arange(length), torch.randint(0, 9, (EXAMPLES, length))
+    targets = torch.randint(0, 3, (EXAMPLES,))
+    of_all = {"tokens": data, "row": line[None], "line": line}
+    given = {first: of_all[first], **of_all}
+    parameters = list(plain.parameters())
+    losses = cross_entropy(plain(**given), targets, reduction="none")
+    each = [torch.autograd.grad(plain_loss, parameters, retain_graph=True) for plain_loss in losses]
+    examples = per_example(model, CLIPPED)
+    cross_entropy(model(**given), targets).backward()
+    assert examples.finish().environments == EXAMPLES
+    for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, torch.stack(gradients)).value)
+
+
+# Rules of other kinds
+
+
+def aggregated(rule: Aggregator, gradients: list[Tensor], step: int) -> list[Tensor]:
+    """The rule on all parameters as one vector, so that draws are numbered over all of them."""
+    whole = aggregate(rule, torch.cat([each.flatten(1) for each in gradients], 1), step).value
+    parts = whole.split([each[0].numel() for each in gradients])
+    return [part.reshape(each.shape[1:]) for part, each in zip(parts, gradients, strict=True)]
+
+
+@pytest.mark.parametrize("rule", [MajorityVote(), MajorityVote(1e-3), GradDrop(), CLIPPED], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "conv", "sequence", "tied", "own module (general way)"])
+def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
+    model, inputs, targets = made(name)
+    exact = of_examples(model, inputs, targets)
+    examples = per_example(model, rule)
+    for step in range(2):
+        model.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        examples.finish()
+        for parameter, value in zip(model.parameters(), aggregated(rule, exact, step), strict=True):
+            torch.testing.assert_close(parameter.grad, value)
+    examples.remove()
+    PerExampleGradients(model, cross_entropy, rule)(inputs[None], targets[None], step=5)
+    for parameter, value in zip(model.parameters(), aggregated(rule, exact, 5), strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+def test_the_mean_of_a_weighted_risk_is_its_gradient():
+    model, inputs, targets = made("mlp")
+    weights = torch.rand(EXAMPLES).double() + 0.1
+
+    def risk(network: nn.Module, batch: tuple[Tensor, ...], step: int) -> tuple[Tensor, Tensor]:
+        data, labels, weight = batch
+        return (cross_entropy(network(data), labels, reduction="none") * weight).sum(), weight.sum()
+
+    total, weight = risk(model, (inputs, targets, weights), 0)
+    expected = torch.autograd.grad(total / weight, list(model.parameters()))
+    PerExampleGradients(model, risk, Mean())((inputs[None], targets[None], weights[None]))
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(1e-3), GradDrop(), AndMask(0.4)], ids=str)
+def test_a_scaler_scales_the_update_and_nothing_that_the_rule_sees(rule):
+    model, inputs, targets = made("mlp")
+    expected = aggregated(rule, of_examples(model, inputs, targets), 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    PerExampleGradients(model, cross_entropy, rule, scaler=scaler)(inputs[None], targets[None])
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, 1024 * value)
+
+
+@pytest.mark.parametrize("rule", [CLIPPED, MajorityVote(), AndMask(0.4)], ids=str)
+def test_an_overflow_lowers_the_scale_and_takes_no_step(rule):
+    model, inputs, targets = made("mlp", torch.float32)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    gradients = PerExampleGradients(model, cross_entropy, rule, scaler=scaler)
+    inputs[2, 0] = float("inf")
+    gradients(inputs[None], targets[None])
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+
+
+# Models of transformers
+
+
+def transformer(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 19, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"intermediate_size": 12, "max_position_embeddings": 8, "num_labels": 3, "pad_token_id": 0}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind == "bert":
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**small, **still))
+    if kind == "distilbert":
+        sizes = {"vocab_size": 19, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "num_labels": 3}
+        still = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+        return transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes, **still))
+    if kind == "gpt2":
+        sizes = {"vocab_size": 19, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8, "bos_token_id": 1}
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 1}
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+    if kind == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, num_key_value_heads=1))
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    config = transformers.ViTConfig(**sizes, **still, image_size=8, patch_size=4, num_labels=3)
+    return transformers.ViTForImageClassification(config)
+
+
+def transformer_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    """In the model's own precision, which the models' own losses are not; of a language model, of the last token."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits = model(**inputs).logits
+    return cross_entropy(logits if logits.ndim == 2 else logits[:, -1], batch["labels"])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("length", [4, EXAMPLES])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "llama", "vit"])
+def test_models_of_transformers_are_taken_as_they_come(kind, length, checkpointing):
+    torch.manual_seed(0)
+    model = transformer(kind).double().train()
+    if kind == "vit":
+        batch = {"pixel_values": torch.randn(EXAMPLES, 3, 8, 8).double()}
+    else:
+        mask = torch.ones(EXAMPLES, length, dtype=torch.long)
+        mask[1, 0] = 0
+        batch = {"attention_mask": mask, "input_ids": torch.randint(1, 19, (EXAMPLES, length))}
+    batch["labels"] = torch.randint(0, 3, (EXAMPLES,))
+    plain = copy.deepcopy(model)
+    parameters = list(plain.parameters())
+    each = [
+        torch.autograd.grad(
+            transformer_risk(plain, {name: value[at : at + 1] for name, value in batch.items()}, 0),
+            parameters,
+            materialize_grads=True,
+        )
+        for at in range(EXAMPLES)
+    ]
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    gradients = PerExampleGradients(model, transformer_risk, EVERY_KIND)
+    for step in range(2):
+        gradients({name: value[None] for name, value in batch.items()}, step=step)
+    # Llama's norm computes in float32 whatever its input; nothing's sign is compared where rounding is all there is.
+    rounding = 1e-5 if kind == "llama" else 1e-12
+    for parameter, of_each in zip(model.parameters(), zip(*each, strict=True), strict=True):
+        stacked = torch.stack(of_each)
+        clear = ((stacked.abs() > rounding) | (stacked == 0)).all(0)
+        expected = aggregate(EVERY_KIND, stacked).value
+        torch.testing.assert_close(parameter.grad[clear], expected[clear], rtol=1e-9, atol=rounding / 10)
 
 
 class Dropping(Scale):

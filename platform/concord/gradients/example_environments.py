@@ -110,8 +110,8 @@ class PerExampleGradients:
             more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Returns:
-            The risks of the environments (of a loss; of a risk the mean over all of them together); examples that were left out are named ``example N``, in the order of
-            environments and then of the batch.
+            The risks of the environments (of a loss; of a risk the mean over all of them together); examples that were
+            left out are named ``example N``, in the order of environments and then of the batch.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``.
@@ -146,6 +146,7 @@ class PerExampleGradients:
 
     def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
         """Sum the statistics of these examples; gives risks and weights, of the environments where they are known."""
+        self._collected.expect(examples)
         for parameter in self._parameters:
             parameter.grad = None
         if self.definition == "loss":

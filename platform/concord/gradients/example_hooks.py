@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from concord.aggregation import GRADIENT
 from concord.errors import InputError
 from concord.gradients.example_gradients import Added, ExampleGradients
-from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, symmetric_padding
+from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, spread_out, symmetric_padding
+from concord.gradients.example_tracing import ExampleTracing, Spread, is_range
 from concord.gradients.layout import require_no_hooks_after_accumulation
 from concord.gradients.sums import Sums
 from concord.gradients.supplied_convolution import convolve
@@ -36,6 +37,8 @@ class _Pass:
     arrived: dict[int, list[ExampleGradients]] = field(default_factory=dict)
     added: set[int] = field(default_factory=set)
     counted: bool = False
+    whole: bool = True  # of the whole model
+    tracing: ExampleTracing | None = None
 
 
 class ExampleHooks:
@@ -51,13 +54,14 @@ class ExampleHooks:
     every step what was obtained the general way.
 
     Args:
-        model: the model; its first tensor input has the examples in the first dimension.
+        model: the model; its inputs have the examples in the first dimension, or a 1 there.
         sums: where the statistics go; those of ``gradient`` are not touched.
         reduction: whether the loss is the mean or the sum over the examples of a pass.
         memory_limit: bytes of per-example gradients that may exist at once.
 
     Attributes:
         examples: that backward has reached since :meth:`reset`.
+        expected: how many the next passes have, if that is known; None goes by their inputs.
 
     Raises:
         InputError: a layer of the model is collected from already, or has no parameters yet (a lazy one).
@@ -65,6 +69,7 @@ class ExampleHooks:
 
     def __init__(self, model: nn.Module, sums: Sums, reduction: Reduction, memory_limit: int) -> None:
         self.examples = 0
+        self.expected: int | None = None
         self._model = model
         self._sums = sums
         self._reduction = reduction
@@ -90,6 +95,10 @@ class ExampleHooks:
         self._supplying: set[int] = set()
         self._calls: dict[int, object] = {}
         self._supplied: dict[object, Tensor] = {}
+        # Forms of inputs that were traced, and which outputs of layers got a dimension of examples then.
+        self._traced: set[object] = set()
+        self._spreads: dict[object, Spread] = {}
+        self._latest = 0  # examples of the latest pass
         self._register()
 
     def remove(self) -> None:
@@ -228,10 +237,21 @@ class ExampleHooks:
                     f"parameter {name}: its gradient hook would see the sum over the examples alone, and what it "
                     "changes would not be in the rule's other statistics; remove it, and do its work after finish()"
                 )
-        self._current = _new_pass(arguments, keywords)
+        inputs = (arguments, keywords)
+        self._current = self._new_pass(arguments, keywords)
+        self._latest = self._current.examples
+        shapes = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in pytree.tree_leaves(inputs))
+        form = (self._latest, model.training, shapes)
+        if form not in self._traced and not torch.compiler.is_compiling():
+            self._traced.add(form)
+            self._current.tracing = ExampleTracing(self._latest, inputs)
+            self._current.tracing.__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, model: nn.Module, *_: Any) -> None:
-        if model is self._model and not self._ignored():
+        if model is self._model and self._current is not None and not self._ignored():
+            if self._current.tracing is not None:
+                self._current.tracing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._current.tracing = None
             self._current = None
 
     def _called(self, layer: nn.Module, name: str, own: dict[str, nn.Parameter]) -> Callable[..., Any]:
@@ -239,7 +259,8 @@ class ExampleHooks:
         indices = {parameter: self._index[id(value)] for parameter, value in own.items()}
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            if module is not layer or self._ignored():
+            repeated = self._repeated()
+            if module is not layer or (self._ignored() and not repeated):
                 return None
             if any(module._parameters.get(each, value) is not value for each, value in own.items()):
                 return None  # called with other parameters (functional_call)
@@ -248,16 +269,29 @@ class ExampleHooks:
             watched = [at for at, place in enumerate(places) if leaves[places[at]].requires_grad]
             if not watched:
                 return None
-            current = self._pass_of(arguments, keywords)
+            current = None if repeated else self._pass_of(arguments, keywords)
+            spreads: list[Spread | None] = [None] * len(places)
+            for at in watched:
+                place = places[at]
+                spread = spreads[at] = self._spread(current, module, name, arguments, leaves[place])
+                if spread is not None:
+                    leaves[place] = spread_out(leaves[place], spread, self._open_examples(current))
+                    if current is not None and current.tracing is not None:
+                        current.tracing.note(leaves[place], name, spread)
+            replaced = any(spreads)
+            if current is None:
+                return pytree.tree_unflatten(leaves, structure) if replaced else None
             for index in indices.values():
                 current.uses[index] = current.uses.get(index, 0) + 1
-            call = Call(module, name, own, arguments, keywords)
+            call = Call(module, name, own, arguments, keywords, spreads)
             asks = self._calls.pop(id(module), None)
             sources, shapes = [], []
-            replaced = False
             for at in watched:
                 tensor = leaves[places[at]]
                 shapes.append(tensor.shape)
+                if spreads[at] is not None:  # cannot be written to in place
+                    sources.append(tensor)
+                    continue
                 if tensor._is_view() and type(module) is nn.Linear and _same_elements(tensor):
                     # A hook on a view is lost when it is written to in place, one on what it views is not.
                     sources.append(tensor._base)
@@ -282,14 +316,62 @@ class ExampleHooks:
 
         return hook
 
+    def _repeated(self) -> bool:
+        """Whether the forward pass is one that activation checkpointing repeats inside backward."""
+        return not self._paused and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+    def _open_examples(self, current: _Pass | None) -> int:
+        if current is not None:
+            return current.examples
+        return self._open[-1].examples if self._open else self._latest
+
+    def _spread(
+        self, current: _Pass | None, module: nn.Module, name: str, arguments: tuple[Any, ...], output: Tensor
+    ) -> Spread | None:
+        """How an output gets a dimension of examples, as the first pass of this form has shown."""
+        examples = self._open_examples(current)
+        shapes = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in arguments)
+        form = (id(module), examples, shapes, output.shape)
+        positions = type(module) is nn.Embedding and output.ndim == 2
+        if current is not None and current.tracing is not None:
+            if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+                return None
+            spread = current.tracing.spread(output, name, positions)
+            if spread is not None:
+                self._spreads[form] = spread
+            return spread
+        if current is not None and not current.whole and positions and arguments and is_range(arguments[0]):
+            raise InputError(
+                f"module {name}: its input counts 0, 1, 2, …, which seem to be positions and not examples. Call the "
+                "model as a whole, or expand its input to the batch"
+            )
+        return self._spreads.get(form)
+
     def _pass_of(self, arguments: Any, keywords: Any) -> _Pass:
         if self._current is not None:
             return self._current
         # A part of the model was called by itself; what was so called since the last backward pass is one pass.
-        begun = _new_pass(arguments, keywords)
+        begun = self._new_pass(arguments, keywords)
+        begun.whole = False
         if self._loose is None or self._loose.examples != begun.examples:
             self._loose = begun
         return self._loose
+
+    def _new_pass(self, arguments: Any, keywords: Any) -> _Pass:
+        """A pass of as many examples as the inputs begin with."""
+        positional = [each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
+        tensors = positional or [each for each in pytree.tree_leaves(keywords) if isinstance(each, Tensor)]
+        if not tensors or tensors[0].ndim == 0:
+            raise InputError("model: its first input is no tensor with the examples in the first dimension")
+        lengths = [len(tensor) for tensor in tensors if tensor.ndim]
+        if self.expected in lengths:
+            return _Pass(lengths[lengths.index(self.expected)])
+        begins = [each for each in tensors if each.ndim and len(each) != 1]
+        if not begins:
+            return _Pass(1)
+        if not positional:  # in any order: what most begin with, or the one of the most dimensions
+            begins.sort(key=lambda each: (-lengths.count(len(each)), -each.ndim))
+        return _Pass(len(begins[0]))
 
     @torch.no_grad()
     def _arrived(
@@ -343,10 +425,11 @@ class ExampleHooks:
             if self.examples and self._dropped():
                 self.reset()  # an earlier backward pass, the gradients of which the user has thrown away
             self._task, self._scale = task, scale
-        elif scale != self._scale:
+        elif scale != self._scale or any(of.examples != each.examples and not each.whole for each in self._open):
             raise InputError(
-                f"per-example gradients: passes of {self._open[-1].examples} and {of.examples} examples in one backward "
-                "pass; a mean over them is no mean over examples. Call backward for each, or sum the losses (reduction='sum')"
+                f"per-example gradients: passes of {self._open[-1].examples} and {of.examples} examples in one "
+                "backward pass; a mean over them is no mean over examples. Call backward for each, or the model as a "
+                "whole with summed losses (reduction='sum')"
             )
         if not of.counted:
             of.counted = True
@@ -410,13 +493,6 @@ class ExampleHooks:
                     "draws at random (dropout), mixes examples, or its parameters are used elsewhere, too. Change "
                     "that, freeze it (requires_grad_(False)), or build it of PyTorch's own layers"
                 )
-
-
-def _new_pass(arguments: Any, keywords: Any) -> _Pass:
-    tensors = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
-    if not tensors or tensors[0].ndim == 0:
-        raise InputError("model: its first input is no tensor with the examples in the first dimension")
-    return _Pass(len(tensors[0]))
 
 
 def _scaled(grad: Tensor, scale: float) -> Tensor:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from concord.errors import InputError
 from concord.gradients.example_gradients import Convolution, ExampleGradients, Formed, Product, Recomputed, Rows
+from concord.gradients.example_tracing import Spread
 
 Forms = dict[str, ExampleGradients]
 Layer = Callable[[Any, Tensor, Tensor], Forms | None]
@@ -115,7 +116,20 @@ def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
     }
 
 
-LAYERS: dict[type[nn.Module], Layer] = {
+def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
+    """As a linear layer's, for a weight ``(in, out)``."""
+    rows = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1]).transpose(1, 2)
+    columns = grad.reshape(len(grad), -1, grad.shape[-1])
+    return {"weight": Product(rows, columns), "bias": Formed(columns.sum(1))}
+
+
+def scaled_rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's, for ``weight * x / sqrt(mean(x²) + variance_epsilon)``."""
+    normalized = functional.rms_norm(inputs.to(grad.dtype), [inputs.shape[-1]], eps=module.variance_epsilon)
+    return {"weight": _affine(grad, normalized, tuple(range(1, grad.ndim - 1)))["weight"]}
+
+
+LAYERS: dict[type[nn.Module] | str, Layer] = {
     nn.Linear: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
@@ -127,8 +141,27 @@ LAYERS: dict[type[nn.Module], Layer] = {
     nn.BatchNorm2d: batch_norm,
     nn.BatchNorm3d: batch_norm,
     nn.Embedding: embedding,
+    "transformers.pytorch_utils.Conv1D": transposed_linear,
+    **{
+        f"transformers.models.{model.lower()}.modeling_{model.lower()}.{model}RMSNorm": scaled_rms_norm
+        for model in ("Llama", "Mistral", "Qwen2", "Qwen3")
+    },
 }
-"""The kinds of layers that are known. Add to it for one of your own; what is not in it goes the general way."""
+"""The kinds of layers that are known, or their names where another library has them, which need not be there.
+
+Add to it for one of your own; what is not in it goes the general way.
+"""
+
+
+def known(module: nn.Module) -> Layer | None:
+    """What is known of a module's kind."""
+    kind = type(module)
+    return LAYERS.get(kind) or LAYERS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def spread_out(tensor: Tensor, spread: Spread, examples: int) -> Tensor:
+    """A view that begins with so many examples."""
+    return tensor.expand(examples, *(tensor.shape if spread == "added" else tensor.shape[1:]))
 
 
 def is_unit(module: nn.Module) -> bool:
@@ -138,13 +171,14 @@ def is_unit(module: nn.Module) -> bool:
 
 @dataclass
 class Call:
-    """One call of a layer: what went in, and how often that had been written to by then."""
+    """One call of a layer: what went in, how often that had been written to by then, and how outputs were spread."""
 
     module: nn.Module
     name: str
     parameters: dict[str, nn.Parameter]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
+    spreads: Sequence[Spread | None]
 
     def __post_init__(self) -> None:
         self.versions = [tensor._version for tensor in self._tensors()]
@@ -191,10 +225,13 @@ class Call:
                     f"examples: dimension {at} has to be the examples. Apply it to each example (expand its input to "
                     "the batch), or freeze it (requires_grad_(False))"
                 )
-        layer = LAYERS.get(type(self.module))
+        layer = known(self.module)
         first = grads[0]
         if layer and first is not None and len(self.arguments) == 1 and not self.keywords:
-            forms = layer(self.module, self.arguments[0].detach(), first)
+            inputs = self.arguments[0].detach()
+            if self.spreads[0] is not None:
+                inputs = spread_out(inputs, self.spreads[0], examples)
+            forms = layer(self.module, inputs, first)
             if forms is not None and forms.keys() >= self.parameters.keys():
                 return {name: forms[name] for name in self.parameters}, False
         return self._recomputed(grads, examples), True
@@ -246,6 +283,7 @@ class Call:
             mapped.append(at if is_batch else None)
         wanted = [index for index, grad in enumerate(grads) if grad is not None]
         given = [(grad, self._output_dimension(index)) for index, grad in enumerate(grads) if grad is not None]
+        added = [self.spreads[index] == "added" for index in wanted]
         buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
         def outputs(values: dict[str, Tensor], inputs: Sequence[Any]) -> list[Tensor]:
@@ -260,7 +298,10 @@ class Call:
 
         def of_one(values: dict[str, Tensor], cotangents: list[Tensor], inputs: list[Any]) -> dict[str, Tensor]:
             pull = vjp(lambda parameters: outputs(parameters, inputs), values)[1]
-            batches = [each.unsqueeze(at) for each, (_, at) in zip(cotangents, given, strict=True)]
+            batches = [
+                each if without else each.unsqueeze(at)
+                for each, (_, at), without in zip(cotangents, given, added, strict=True)
+            ]
             result: dict[str, Tensor] = pull(batches)[0]
             return result
 

@@ -47,7 +47,8 @@ class PerExample:
     example, see :class:`~concord.gradients.example_environments.PerExampleGradients`. Both sum to the batch's gradient.
 
     Args:
-        model: the model. Its first tensor input and its layers have the examples in the first dimension.
+        model: the model. Its inputs and its layers have the examples in the first dimension. What all examples share,
+            such as embeddings of positions, may have a 1 there, or come from ``nn.Embedding`` of a line of positions.
         rule: the rule.
         reduction: whether the loss is the mean or the sum over the examples of a pass. Do not divide the loss by
             the number of microbatches: the result is the rule's over all examples since the last :meth:`finish`.
@@ -107,6 +108,10 @@ class PerExample:
     def watched(self, examples: int) -> AbstractContextManager[Tensor]:
         """Collect nothing meanwhile but which of so many ``examples`` are finite: a bool tensor, filled by backward."""
         return self._hooks.watched(examples)
+
+    def expect(self, examples: int) -> None:
+        """Say how many examples the next passes have, which is otherwise what the model's inputs begin with."""
+        self._hooks.expected = examples
 
     def discard(self) -> None:
         """Forget what was collected since the last :meth:`finish`, after an error in backward for one."""

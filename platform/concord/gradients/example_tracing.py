@@ -1,0 +1,136 @@
+"""Which outputs of layers belong to single examples, and which are shared by all: followed through a forward pass.
+
+Shapes do not tell: a table of position embeddings ``(T, D)`` looks like a batch where there are T examples. So the
+first pass of each form is followed operation by operation: what comes from the batch belongs to its examples. What
+does not, and is shared, gets a dimension of examples (:data:`Spread`), so that its gradient arrives for each of them.
+That is right where the model adds it to the batch, and wrong where it, say, takes the first row of it; so the
+operations that it goes into are looked at, too.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from concord.errors import InputError
+
+Spread = Literal["expanded", "added"]
+"""How a shared output gets a dimension of examples: ``(1, ...)`` is expanded, any other has one put in front."""
+
+
+class ExampleTracing(TorchDispatchMode):
+    """A mode in which operations tell which tensors come from the examples.
+
+    Tensors are known by their storage, so that views and writes in place are followed, too.
+
+    Args:
+        examples: how many there are.
+        inputs: the model's. Those that begin with the examples are theirs, but for numbers 0, 1, 2, … beside inputs
+            of that length: positions.
+    """
+
+    def __init__(self, examples: int, inputs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._examples = examples
+        # The weak references keep an address from being another storage's.
+        self._own: dict[int, StorageWeakRef] = {}
+        self._shared: dict[int, tuple[StorageWeakRef, str, Spread]] = {}
+        tensors = [each for each in pytree.tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim]
+        square = any(each.shape[:2] == (examples, examples) for each in tensors)
+        for tensor in tensors:
+            if len(tensor) == examples and not (square and is_range(tensor)):
+                self._note_own(tensor)
+
+    def spread(self, output: Tensor, name: str, positions: bool) -> Spread | None:
+        """How a layer's output is to get a dimension of examples; None: it has one, or backward will find none.
+
+        Args:
+            output: the layer's.
+            name: the layer's.
+            positions: whether the layer is an embedding of a line of numbers.
+
+        Raises:
+            InputError: the output begins with as many rows as there are examples, and they are not the examples'.
+        """
+        if _key(output) in self._own or output.ndim == 0:
+            return None
+        if len(output) == 1 and not positions:
+            return "expanded" if self._examples > 1 else None
+        if positions:
+            return "added"
+        if len(output) == self._examples and not bool((output == output[:1]).all()):
+            raise InputError(
+                f"module {name}: its output has shape {tuple(output.shape)}, and does not depend on the model's "
+                f"inputs, so that its {self._examples} rows are not the examples'. Apply it to each example (expand "
+                "its input to the batch), or freeze it (requires_grad_(False))"
+            )
+        return None
+
+    def note(self, output: Tensor, name: str, spread: Spread) -> None:
+        """Take what was spread for the examples', and look at where it goes."""
+        storage = StorageWeakRef(output.untyped_storage())
+        self._shared[storage.cdata] = (storage, name, spread)
+        self._note_own(output)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and note whether its results come from the examples.
+
+        Raises:
+            InputError: what is shared goes into an operation for which its new dimension makes a difference.
+        """
+        results = func(*args, **(kwargs or {}))
+        given = _tensors((args, kwargs))
+        own = [tensor for tensor in given if _key(tensor) in self._own]
+        if own:
+            shared = [tensor for tensor in given if _key(tensor) in self._shared]
+            for result in _tensors(results):
+                for tensor in shared:
+                    self._check(func, tensor, own, result)
+                if len(shared) == len(own) and result.ndim and len(result) == self._examples:
+                    self.note(result, *self._shared[_key(shared[0])][1:])
+                elif not func.__name__.startswith("new_") and "_like" not in func.__name__:  # which see shapes alone
+                    self._note_own(result)
+        return results
+
+    def _note_own(self, tensor: Tensor) -> None:
+        storage = StorageWeakRef(tensor.untyped_storage())
+        self._own.setdefault(storage.cdata, storage)
+
+    def _check(self, func: Any, tensor: Tensor, own: list[Tensor], result: Tensor) -> None:
+        _, name, spread = self._shared[_key(tensor)]
+        length = result.shape[0] if result.ndim else 0
+        begins, flat = length == self._examples, len(tensor) != self._examples
+        merged = length % self._examples == 0 and (flat or result.numel() == tensor.numel())
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            fits = False  # it would draw anew for each example
+        elif _key(result) == _key(tensor):
+            same = length == len(tensor) and result.stride(0) == tensor.stride(0)
+            fits = same or (merged and result.ndim < tensor.ndim) or (flat and begins)
+        elif torch.Tag.pointwise in func.tags:
+            fits = length == len(tensor) and result.ndim == tensor.ndim
+            fits = fits and (spread == "expanded" or all(each.ndim == tensor.ndim for each in own))
+        else:
+            fits = (begins or merged) and result.shape != tensor.shape[1:]
+        if not fits:
+            raise InputError(
+                f"module {name}: its output is the same for all examples, and {func.__name__.split('.')[0]} does with "
+                "it what cannot be followed for each of them. Have the module return it with the examples in the "
+                "first dimension (expand its input to the batch), or freeze it (requires_grad_(False))"
+            )
+
+
+def is_range(tensor: Tensor) -> bool:
+    """Whether these are the whole numbers 0, 1, 2, …"""
+    whole = tensor.ndim == 1 and not tensor.is_floating_point() and tensor.dtype != torch.bool and len(tensor) > 1
+    return whole and torch.equal(tensor, torch.arange(len(tensor), device=tensor.device, dtype=tensor.dtype))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
