@@ -5,8 +5,8 @@ statistics of all examples to running sums, ``add_to``: in blocks of bounded mem
 where enough is known of a statistic, without ever forming a gradient:
 
 * The gradient of a linear layer is an outer product, ``g_i x_j``. A multiplicative statistic, such as the gradient, its
-  sign or square, has ``f(g x) = f(g) f(x)``, so its sum over examples is one matrix product, ``f(G)ᵀ f(X)``; an additive
-  one, such as the logarithm of the magnitude, has the sum ``Σ_b f(g_bi) + Σ_b f(x_bj)``.
+  sign or square, has ``f(g x) = f(g) f(x)``, so its sum over examples is one matrix product, ``f(G)ᵀ f(X)``; an
+  additive one, such as the logarithm of the magnitude, has the sum ``Σ_b f(g_bi) + Σ_b f(x_bj)``.
 * An embedding's gradient is zero but for the rows of an example's own tokens.
 """
 
