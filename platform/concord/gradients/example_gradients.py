@@ -115,7 +115,7 @@ class Product:
             total += left.sum(0).unsqueeze(1) + right.sum(0)
         elif statistic.whole is not None and statistic.whole <= _BYTE and has_integer_products(total.device):
             # Exact for any number of examples: sums are 32 bits wide.
-            total += torch._int_mm(left.to(torch.int8).T.contiguous(), right.to(torch.int8))
+            total += torch._int_mm(left.to(torch.int8).T, right.to(torch.int8))
         else:
             total.addmm_(left.T, right)
 
