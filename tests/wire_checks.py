@@ -78,7 +78,6 @@ def counted_calls() -> Iterator[dict[str, list[int]]]:
     # What each contributes, by the arguments of the call.
     contributions: dict[str, Callable[..., int]] = {
         "all_to_all_single": lambda output, input, **_: input.nbytes,  # noqa: A006
-        "all_gather": lambda outputs, tensor, **_: tensor.nbytes,
         "isend": lambda tensor, **_: tensor.nbytes,
     }
     originals = {name: getattr(dist, name) for name in contributions}

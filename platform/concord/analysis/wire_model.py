@@ -2,8 +2,8 @@
 
 The calls are those of :mod:`concord.gradients.exchange`, with its slices and its dtypes; what becomes of a call on the
 wire is gloo's: a message to each other worker in an all-to-all and where slices of the update are shared, a ring in an
-all-gather (each contribution in two halves) and in an all-reduce (each worker's chunk in segments of at most 1 MiB, at
-least two). ``tests/wire_checks.py`` compares all of it with what real processes send.
+all-reduce (each worker's chunk in segments of at most 1 MiB, at least two). ``tests/wire_checks.py`` compares all of
+it with what real processes send.
 
 Everything here is per step; a worker is a process of the group.
 """
@@ -123,7 +123,7 @@ def report_traffic(
     That is who takes part, what was kept of each layer, and the components that slices of one width leave over.
     """
     numbers = environments + sum(len(run) + sum(run) % workers for run in runs)
-    return _all_gather(workers, dtype.itemsize * numbers)
+    return _to_each_other(workers, dtype.itemsize * numbers)
 
 
 def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch.dtype = torch.float32) -> Traffic:
@@ -207,11 +207,6 @@ def _all_to_all(parts: Counts) -> Traffic:
     workers = len(parts)
     total = int(parts.sum())
     return Traffic(1, np.full(workers, total), total - parts, np.full(workers, workers - 1), 0)
-
-
-def _all_gather(workers: int, each: int) -> Traffic:
-    others = workers - 1
-    return Traffic(1, np.full(workers, each), np.full(workers, others * each), np.full(workers, 2 * others), 0)
 
 
 def _to_each_other(workers: int, each: int) -> Traffic:

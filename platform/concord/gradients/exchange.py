@@ -18,7 +18,7 @@ import atexit
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +78,21 @@ class Processes:
 
     def gathered(self, own: Tensor) -> Tensor:
         """Everybody's ``own``, ``(processes, *shape)``; waits for it."""
-        result = own.new_empty((len(self.names), *own.shape))
-        dist.all_gather(list(result.unbind()), own, group=self.group)
+        result = own.new_zeros((len(self.names), *own.shape))
+        for work in self.share(list(result.unbind()), own):
+            work.wait()
         return result
+
+    def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
+        """Start to give everybody ``own``, of one shape; ``parts`` gets everybody's, and may be where ``own`` lies."""
+        if own.is_cuda:
+            return [dist.all_gather(list(parts), own, group=self.group, async_op=True)]
+        # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and no time of others.
+        if parts[self.rank].data_ptr() != own.data_ptr():
+            parts[self.rank].copy_(own)
+        others = [other for other in range(len(parts)) if other != self.rank]
+        received = [dist.irecv(parts[other], group=self.group, group_src=other) for other in others]
+        return received + [dist.isend(own, group=self.group, group_dst=other) for other in others]
 
 
 def owned_slices(components: int, processes: int) -> list[slice]:
@@ -104,10 +116,6 @@ def sent_dtypes(
     if not sends_statistics:
         return {"gradient": dtype}
     return {each.name: each.wire_dtype(environments, dtype) for each in rule.statistics}
-
-
-# PyTorch 2.13 gave it another name.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @functools.cache  # once a process
@@ -285,19 +293,13 @@ class SliceExchange:
 
     def _share(self, out: Tensor) -> None:
         """Start to give everybody every slice of one width."""
-        width, world, rank, group = self._sizes[0], len(self._sizes), self.processes.rank, self.processes.group
-        if width == 0:
-            return
-        slices = out[: width * world].split(width)
-        if out.is_cuda:
-            # From a copy: what is gathered lies in the same memory.
-            self._under_way.append(slices[rank].clone())
-            self._works.append(_all_gather(out[: width * world], self._under_way[-1], group=group, async_op=True))
-            return
-        # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and of broadcasts'.
-        others = [other for other in range(world) if other != rank]
-        self._works += [dist.irecv(slices[other], group=group, group_src=other) for other in others]
-        self._works += [dist.isend(slices[rank], group=group, group_dst=other) for other in others]
+        width, world = self._sizes[0], len(self._sizes)
+        if width > 0:
+            slices = out[: width * world].split(width)
+            own = slices[self.processes.rank]
+            # On a GPU from a copy: what is gathered lies in the same memory.
+            self._under_way.append(own.clone() if own.is_cuda else own)
+            self._works += self.processes.share(slices, self._under_way[-1])
 
     def _aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()
