@@ -224,6 +224,92 @@ def rules_that_nobody_knows_are_those_of_a_loop(rule: str, placement: str) -> No
         assert result.environments == len(pairs)
 
 
+class Votes:
+    """A rule that swallows what is not finite, and has no sum of gradients."""
+
+    statistics: ClassVar[tuple[Statistic, ...]] = (SIGN,)
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        value = sums["sign"].nan_to_num().clamp(-1, 1)
+        return Update(value, torch.ones_like(value))
+
+
+@check(2, form=["hook", "two-level", "examples"])
+def what_is_not_finite_is_everywhere_where_it_is_to_propagate(form: str) -> None:
+    rank, counts = dist.get_rank(), [2, 1] if form == "two-level" else [1, 1]
+    inputs, targets = batches(sum(counts))
+    own = local(counts, rank)
+    for rule in (AndMask(0.6), Votes()):
+        model = network()
+        source: Any
+        if form == "hook":
+            source = HookedGradients(model, mse_loss, rule, nonfinite="propagate")
+        elif form == "examples":
+            source = PerExampleGradients(model, mse_loss, rule, nonfinite="propagate", group=dist.group.WORLD)
+        else:
+            source = two_level(model, rule, counts, nonfinite="propagate")
+        for bad in (True, False):
+            given = inputs.clone()
+            given[-1] = torch.inf if bad else given[-1]  # of the last process alone
+            assert source((given[own], targets[own])).skipped == ()
+            finite = all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+            assert finite != bad, f"{type(rule).__name__} in process {rank}"
+
+
+@check(2)
+def a_scaled_loss_is_unscaled_for_the_rule_and_scaled_again() -> None:
+    rank = dist.get_rank()
+    inputs, targets = batches(2)
+    plain, scaled = network(), network()
+    HookedGradients(plain, mse_loss, RULES["sand-mask"])((inputs[[rank]], targets[[rank]]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    HookedGradients(scaled, mse_loss, RULES["sand-mask"], scaler=scaler)((inputs[[rank]], targets[[rank]]))
+    for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, 256 * one.grad, rtol=1e-4, atol=1e-5)
+
+
+class Wide(nn.Module):
+    """A layer of 200,000 components in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(200_000, dtype=torch.float16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.weight * inputs).sum()
+
+
+@check(2)
+def a_half_precision_layer_of_which_hardly_anything_is_kept_is_rescaled_exactly() -> None:
+    """The factor, 200,000, is more than float16 can hold; the rescaled component, 200, is not."""
+    model = DistributedDataParallel(Wide())
+    register_aggregation_hook(model, AndMask(1.0), rescale=True)
+    inputs = torch.full((200_000,), 1e-3 if dist.get_rank() == 0 else -1e-3, dtype=torch.float16)
+    inputs[7] = 1e-3
+    model(inputs).backward()
+    gradient = model.module.weight.grad
+    assert abs(float(gradient[7]) - 200) < 1
+    gradient[7] = 0
+    assert not bool(gradient.any())
+
+
+@check(2)
+def a_hook_registered_by_hand_refuses_a_process_without_a_batch() -> None:
+    inputs, targets = (each[dist.get_rank()] for each in batches(2))
+    model = ddp(network())
+    model.register_comm_hook(AggregationHook(AndMask(0.6)), aggregation_hook)
+    if dist.get_rank() == 1:
+        backward(model, inputs, targets)
+        with pytest.raises(InputError, match=r"model.join\(\): uneven numbers"), model.join():
+            pass  # no second batch here
+        dist.destroy_process_group()
+    else:
+        backward(model, inputs, targets)
+        with pytest.raises(RuntimeError), model.join():  # the other one has left
+            backward(model, inputs, targets)
+        dist.destroy_process_group()
+
+
 # One environment a process: the hook
 
 
@@ -1223,8 +1309,9 @@ def _process(rank: int, world: int, name: str, folder: Path, report: Connection)
         )
         CHECKS[name][1]()
         report.send(None)
-        dist.barrier()  # nobody leaves while another still needs it
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.barrier()  # nobody leaves while another still needs it
+            dist.destroy_process_group()
     except BaseException:
         report.send(traceback.format_exc())
 
