@@ -123,7 +123,7 @@ def test_sum_may_be_split_in_any_way(name: Any, tau: Fraction, gradients: Tensor
 def test_out_is_overwritten_without_accumulate(name: Any) -> None:
     rule = aggregator(name, 0.5)
     gradients = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
-    out = {key: torch.full((2, 3), 7.0) for key in (each.name for each in rule.statistics)}
+    out = {each.name: torch.full((2, 3), 7.0, dtype=each.dtype) for each in rule.statistics}
     expected = sum_over_environments(rule, gradients)
     assert sum_over_environments(rule, gradients, out=out) is out
     for key in expected:

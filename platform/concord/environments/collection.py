@@ -104,7 +104,10 @@ class Environment:
     def _part(self, index: int) -> Tensor:
         if not is_pair(self.data):
             found = ", ".join(named_leaves(self.data))
-            raise InputError(f"environment {self.name}: its examples are of {found}; expected inputs and targets")
+            raise InputError(
+                f"environment {self.name}: it holds {found} in place of inputs and targets, which a loss needs; "
+                "give a risk"
+            )
         part: Tensor = self.data[index]
         return part
 
@@ -303,8 +306,8 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:
-    first = environments[0]
     for environment in environments[1:]:
+        first = environments[0]
         found = difference(environment.name, described(environment.data), first.name, described(first.data))
         if found is not None:
             raise InputError(found)

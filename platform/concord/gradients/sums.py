@@ -109,7 +109,9 @@ class Sums:
             if not exchange.sends_statistics and self.gradient is not None:
                 sent = {"gradient": self.flat[self.gradient]}
             exchange.send(sent, present)
-            exchange.finish(update, step)
+            # Whose sums are to be added has to be known before; reading it makes the host wait.
+            skip = self.aggregation.policy == "skip"
+            exchange.finish(update, step, exchange.processes.gathered(exchange.present) if skip else None)
             ((kept,), skipped) = complete([exchange], step)
             environments = exchange.processes.total - len(skipped)
         leave_gradients(list(self.parameters.values()), self.layout, update)
