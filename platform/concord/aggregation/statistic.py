@@ -1,6 +1,7 @@
 """What environments contribute to a rule: functions of one gradient that are added, and what is known about them."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ def check_statistics(rule: Any) -> None:
     if len(set(names)) < len(names):
         raise InputError(f"rule {kind}: two of its statistics have the same name ({', '.join(names)})")
     for statistic in statistics:
-        problem = _problem(statistic)
+        problem = (_known_problem if isinstance(statistic.of, Hashable) else _problem)(statistic)
         if problem is not None:
             raise InputError(f"rule {kind}: its statistic {statistic.name} {problem}")
 
@@ -125,6 +126,9 @@ def _problem(statistic: Statistic) -> str | None:
     if statistic.degree is not None and not _alike(statistic.of(2 * probe), 2**statistic.degree * values):
         return f"is said to have degree {statistic.degree:g}, and has not: f(2a) is not 2^{statistic.degree:g}·f(a)"
     return None
+
+
+_known_problem = functools.lru_cache(maxsize=256)(_problem)
 
 
 def _alike(found: Tensor, expected: Tensor) -> bool:
