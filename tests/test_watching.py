@@ -147,7 +147,7 @@ def test_a_worker_s_samples_are_what_its_steps_were() -> None:
     assert other() == []
     so_far.steps, so_far.epoch = 5, 2.5
     so_far.clock.seconds.update(gradients=5.0, exchange=10.0, optimizer=0.5)
-    so_far.latest = EnvironmentStep(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 0.0]), ())
+    so_far.latest = EnvironmentStep(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 0.0]), (), torch.ones(2), 2)
     so_far.evaluated(
         {"train_loss": 0.5, "ood_loss": 2.0, "worst_ood_loss": 3.0, "loss/train/a": 0.1, "train_accuracy": 1.0}
     )
