@@ -368,6 +368,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def _parted(joined: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The reverse: in the shapes of these tensors."""
+    if len(tensors) == 1:
+        return [joined.view(tensors[0].shape)]
     parts = joined.split([each.numel() for each in tensors])
     return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
