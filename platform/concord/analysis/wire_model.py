@@ -93,7 +93,7 @@ def step_traffic(
     for run in runs:
         sent = dtype if single else sums
         total += exchange_traffic(rule, run, workers, environments, sent, sends_statistics=not single)
-    return total + report_traffic(runs, workers, environments, sums)
+    return total + report_traffic(runs, workers, environments)
 
 
 def exchange_traffic(
@@ -110,20 +110,14 @@ def exchange_traffic(
     owned = np.array([part.stop - part.start for part in owned_slices(components, workers)])
     dtypes = sent_dtypes(rule, dtype, environments, sends_statistics=sends_statistics).values()
     parts = [_all_to_all(owned * each.itemsize) for each in dtypes]
-    parts.append(_to_each_other(workers, int(owned[0]) * dtype.itemsize))
+    parts.append(_to_each_other(owned * dtype.itemsize))
     # The sums of every worker for the slice that one owns are as many numbers as the model has components.
     return sum(parts, _nothing(workers, worked_on=len(rule.statistics) * components))
 
 
-def report_traffic(
-    runs: Sequence[Sequence[int]], workers: int, environments: int, dtype: torch.dtype = torch.float32
-) -> Traffic:
-    """What workers tell each other once a step, beside the exchanges of runs of layers of these sizes.
-
-    That is who takes part, what was kept of each layer, and the components that slices of one width leave over.
-    """
-    numbers = environments + sum(len(run) + sum(run) % workers for run in runs)
-    return _to_each_other(workers, dtype.itemsize * numbers)
+def report_traffic(runs: Sequence[Sequence[int]], workers: int, environments: int) -> Traffic:
+    """What workers tell each other once a step: who takes part, and what was kept of each layer of these runs."""
+    return _to_each_other(np.full(workers, 4 * (environments + sum(map(len, runs)))))
 
 
 def all_reduce_traffic(layer_sizes: Sequence[int], workers: int, *, dtype: torch.dtype = torch.float32) -> Traffic:
@@ -209,11 +203,11 @@ def _all_to_all(parts: Counts) -> Traffic:
     return Traffic(1, np.full(workers, total), total - parts, np.full(workers, workers - 1), 0)
 
 
-def _to_each_other(workers: int, each: int) -> Traffic:
-    """``each``: bytes that a worker sends to every other one, in a message of its own; nothing is not sent."""
-    messages = (workers - 1) * (each > 0)
-    sent = np.full(workers, messages * each)
-    return Traffic(messages, sent, sent, np.full(workers, messages), 0)
+def _to_each_other(parts: Counts) -> Traffic:
+    """``parts``: bytes that each worker sends to every other one, in a message of its own; nothing is not sent."""
+    others = len(parts) - 1
+    messages = others * (parts > 0)
+    return Traffic(others, others * parts, others * parts, messages, 0)
 
 
 def _all_reduce(components: int, itemsize: int, workers: int) -> Traffic:

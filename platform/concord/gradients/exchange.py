@@ -6,8 +6,7 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
 statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
 integer that holds them (signs as one byte beside a gradient's four; the counts of several processes are added only
-after they arrived, in floating point). What a process kept of each layer, and the few components that are left where
-slices of one width do not go up, are told once a step.
+after they arrived, in floating point). What a process kept of each layer is told once a step.
 
 Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
 two passes over it. On a GPU the wait, the rule and the second phase have a stream of their own, so that the backward
@@ -84,15 +83,15 @@ class Processes:
         return result
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
-        """Start to give everybody ``own``, of one shape; ``parts`` gets everybody's, and may be where ``own`` lies."""
+        """Start to give everybody ``own``; ``parts`` gets everybody's, of sizes that all know, and may hold ``own``."""
         if own.is_cuda:
             return [dist.all_gather(list(parts), own, group=self.group, async_op=True)]
         # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and no time of others.
         if parts[self.rank].data_ptr() != own.data_ptr():
             parts[self.rank].copy_(own)
         others = [other for other in range(len(parts)) if other != self.rank]
-        received = [dist.irecv(parts[other], group=self.group, group_src=other) for other in others]
-        return received + [dist.isend(own, group=self.group, group_dst=other) for other in others]
+        works = [dist.irecv(parts[each], group=self.group, group_src=each) for each in others if len(parts[each]) > 0]
+        return works + [dist.isend(own, group=self.group, group_dst=each) for each in others if len(own) > 0]
 
 
 def owned_slices(components: int, processes: int) -> list[slice]:
@@ -256,10 +255,9 @@ class SliceExchange:
         clock.switch(before)
 
     def report(self) -> Tensor:
-        """What the other processes have to know of this one's slice: what was kept, and the components left over."""
+        """What the other processes have to know beside this one's slice: how much was kept of each layer."""
         self._catch_up()
-        left = self.out[self._sizes[0] * len(self._sizes) :]
-        return torch.cat([self.kept.to(self._dtype), left.to(self._dtype)])
+        return self.kept
 
     def receive(self, reports: Tensor, finite: Tensor) -> Tensor:
         """Wait for the second phase, and rescale.
@@ -272,10 +270,8 @@ class SliceExchange:
             The kept fraction of each layer, float32.
         """
         self._wait()
-        kept, left = reports.split([len(self.kept), reports.shape[1] - len(self.kept)], 1)
-        self.out[self._sizes[0] * len(self._sizes) :] = left[-1]
         sizes = torch.tensor(self.layers.sizes, dtype=torch.float32, device=self.device)
-        kept_fraction: Tensor = kept.sum(0).float() / sizes
+        kept_fraction: Tensor = reports.sum(0) / sizes
         if self.aggregation.policy == "propagate":
             poison(self.out, finite)
         if self.aggregation.rescale:
@@ -292,14 +288,12 @@ class SliceExchange:
         }
 
     def _share(self, out: Tensor) -> None:
-        """Start to give everybody every slice of one width."""
-        width, world = self._sizes[0], len(self._sizes)
-        if width > 0:
-            slices = out[: width * world].split(width)
-            own = slices[self.processes.rank]
-            # On a GPU from a copy: what is gathered lies in the same memory.
-            self._under_way.append(own.clone() if own.is_cuda else own)
-            self._works += self.processes.share(slices, self._under_way[-1])
+        """Start to give everybody every slice."""
+        slices = [out[part] for part in self._slices]
+        own = out[self._own]
+        # On a GPU from a copy: what is gathered lies in the same memory.
+        self._under_way.append(own.clone() if own.is_cuda else own)
+        self._works += self.processes.share(slices, self._under_way[-1])
 
     def _aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()
@@ -334,7 +328,7 @@ def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor
     before = aggregation.clock.switch("exchange")
     present = torch.stack([exchange.present for exchange in exchanges]).amin(0)
     reports = [exchange.report() for exchange in exchanges]
-    gathered = processes.gathered(torch.cat([present.to(reports[0].dtype), *reports]))
+    gathered = processes.gathered(torch.cat([present, *reports]))
     flags, *of_exchanges = gathered.split([len(present), *map(len, reports)], 1)
     policy = aggregation.policy
     finite = torch.where((flags < 0).any(), torch.inf, 0.0)
