@@ -6,7 +6,6 @@ only go to the layers' outputs: the gradients of a layer's parameters for each e
 summed in blocks that stay in the cache. That is the arithmetic of a plain step, without ``vmap``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from concord.gradients.example_gradients import ExampleGradients, Formed, Recomp
 from concord.gradients.example_layers import LAYERS, is_unit, symmetric_padding
 from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
 from concord.gradients.sums import Sums
+from concord.gradients.supplied_convolution import convolution_gradients
 
 _KNOWN = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)
 _MEMORY_LIMIT = 1 << 28  # bytes of gradients that may exist at once
@@ -158,18 +158,7 @@ def _convolution(module: Any, inputs: Tensor, grads: Tensor) -> dict[str, Exampl
 
 
 def _weight_gradient(module: Any, inputs: Tensor, grad: Tensor) -> Tensor:
-    wanted: Sequence[bool] = (False, True, False)
-    result: Tensor = torch.ops.aten.convolution_backward(
-        grad.contiguous(),
-        inputs.to(grad.dtype).contiguous(),
-        module.weight.to(grad.dtype),
-        None,
-        module.stride,
-        symmetric_padding(module),
-        module.dilation,
-        False,
-        [0] * len(module.stride),
-        module.groups,
-        wanted,
-    )[1]
-    return result
+    given = grad.contiguous(), inputs.to(grad.dtype).contiguous(), module.weight.to(grad.dtype)
+    gradient = convolution_gradients(module, *given, (False, True, False))[1]
+    assert gradient is not None
+    return gradient

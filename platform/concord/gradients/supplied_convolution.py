@@ -4,7 +4,7 @@ Summing the statistics of a convolution's per-example gradients forms these grad
 one, which backward would compute once more: about a third of a network's step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,27 @@ def convolve(module: Convolution, inputs: Tensor, supply: Callable[[], Tensor | 
     return result
 
 
+def convolution_gradients(
+    module: Convolution, grad: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a convolution's inputs, weight and bias as backward computes them, where they are wanted."""
+    return list(
+        torch.ops.aten.convolution_backward(
+            grad,
+            inputs,
+            weight,
+            [len(weight)] if wanted[2] else None,
+            module.stride,
+            symmetric_padding(module),
+            module.dilation,
+            False,
+            [0] * len(module.stride),
+            module.groups,
+            wanted,
+        )
+    )
+
+
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -61,20 +82,6 @@ class _Convolve(torch.autograd.Function):
         wanted = [of_inputs, of_weight and supplied is None, of_bias]
         gradients: list[Tensor | None] = [None, None, None]
         if any(wanted):
-            gradients = list(
-                torch.ops.aten.convolution_backward(
-                    grad,
-                    inputs,
-                    weight,
-                    [len(weight)] if of_bias else None,
-                    module.stride,
-                    symmetric_padding(module),
-                    module.dilation,
-                    False,
-                    [0] * len(module.stride),
-                    module.groups,
-                    wanted,
-                )
-            )
+            gradients = convolution_gradients(module, grad, inputs, weight, wanted)
         gradients[1] = gradients[1] if supplied is None else supplied.to(weight.dtype)
         return *gradients, None, None

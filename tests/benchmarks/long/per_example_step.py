@@ -141,9 +141,9 @@ def rows() -> Iterator[Row]:
     """Ours against a plain step, a backward pass an example, vmap and Opacus, in time and memory."""
     tune_process()
     comparisons = [
-        ("resnet", "plain", "≤ 1.8, memory ≤ 1.5" if DEVICE.type == "cpu" else "≤ 1.5"),
+        ("resnet", "plain", "≤ 1.6, memory ≤ 1.5" if DEVICE.type == "cpu" else "≤ 1.5"),
         ("resnet", "a backward pass an example", "< 1"),
-        ("mlp", "plain", "≤ 1.6"),
+        ("mlp", "plain", "≤ 1.4"),
         ("mlp", "vmap of grad", "< 1"),
         ("group-norm", "vmap of grad", "< 1"),
     ]
