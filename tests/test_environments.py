@@ -397,9 +397,7 @@ def test_trees_that_do_not_fit_are_refused_by_leaf(tree: Any, message: str) -> N
 
 
 def test_only_pairs_have_inputs_and_targets() -> None:
-    with pytest.raises(
-        InputError, match=r"environment a: its examples are of tokens\.ids, labels; expected inputs and"
-    ):
+    with pytest.raises(InputError, match=r"environment a: it holds tokens\.ids, labels in place of inputs and targets"):
         _ = Environment.of("a", sentences(2)).targets
 
 

@@ -23,7 +23,15 @@ from concord.training import load_job
 from concord.training.run import FinishedRun, preflight, run
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
-OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}
+OPTIONS: dict[str, Any] = {
+    "epochs": 8,
+    "batch_size": 16,
+    "lr": 5e-2,
+    "threshold": 0.6,
+    "evaluations": 4,
+    "vectorize": "vmap",
+    "workers": 2,
+}
 
 
 def start(output: Path, **changes: Any) -> FinishedRun:

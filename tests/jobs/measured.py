@@ -8,6 +8,7 @@ import torch
 from concord.environments import Environments
 from concord.space import LogUniform, Space
 from concord.training import Job, Measure, Study, TrainConfig
+from concord.training.config import VectorizeOption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Config(TrainConfig):
     """Passes over the data; 0 stands for two, with irm for three."""
     batch_size: int = 20
     held_out: float = 0.2
+    vectorize: VectorizeOption = "vmap"  # not timed: a trial is to be what it is elsewhere, to the last bit
     lr: float = 0.1
 
     def resolved(self) -> Self:

@@ -12,6 +12,7 @@ import torch
 from concord.environments import Environments
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.training import Job, Study, TrainConfig
+from concord.training.config import VectorizeOption
 
 EXAMPLES = 60
 
@@ -23,6 +24,7 @@ class Config(TrainConfig):
     epochs: int = 2
     batch_size: int = 16
     held_out: float = 0.2
+    vectorize: VectorizeOption = "vmap"  # not timed: a trial is to be what it is elsewhere, to the last bit
     width: int = 4
     """Numbers in an example, of which two count."""
     pause: float = 0.0

@@ -19,6 +19,7 @@ from concord.redaction import without_secrets
 from concord.storage import check_address
 
 AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
+VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 
 _META_IRM = ("inner_lr", "inner_steps", "drop_grad", "outer_environments", "first_order", "same_environment")
@@ -148,6 +149,9 @@ class TrainConfig(RunConfig):
     environments_per_step: int = 0
     """Environments of a step, in a new random order through all of them each time; 0 takes all at every step. Each
     worker takes its part from its own environments, so which of them meet depends on --workers."""
+    vectorize: VectorizeOption = "auto"
+    """How one worker computes the gradients of its environments: together by vmap, pooled in one batch, or one by one;
+    auto times them at the first step and takes the fastest, so that repeated runs may differ by rounding."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
     the update not finite."""

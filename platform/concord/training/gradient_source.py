@@ -32,6 +32,7 @@ from concord.gradients import (
 )
 from concord.gradients.layout import trainable
 from concord.gradients.risk import MeanRisk, take
+from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 
 
@@ -44,6 +45,7 @@ def gradient_source(
     *,
     first_batch: Callable[[], Batch],
     example_gradient: ExampleGradient | None = None,
+    vectorize: Vectorize | None = None,
     **options: Unpack[AggregationOptions],
 ) -> GradientSource:
     """The source of a run's gradients, as the table says; called in every process of the group.
@@ -56,6 +58,7 @@ def gradient_source(
         group: the processes; None: this one alone.
         first_batch: gives a batch, leaves ``(environments, batch, ...)``, to find parameters that get no gradient.
         example_gradient: what the gradient of an example is, where every example is an environment; None: it is not.
+        vectorize: how several environments of a process are computed, see :class:`~concord.gradients.StackedGradients`.
         options: see :class:`~concord.gradients.Aggregation`.
     """
     if objective.coupled:
@@ -67,7 +70,7 @@ def gradient_source(
         return HookedGradients(
             model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
         )
-    return StackedGradients(model, objective.risk, rule, names=names, group=group, **options)
+    return StackedGradients(model, objective.risk, rule, names=names, group=group, vectorize=vectorize, **options)
 
 
 def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> bool:

@@ -44,6 +44,8 @@ Item = TypeVar("Item")
 
 # Of longer runs not every step is logged: no figure could show more, and a store would take longer than the training.
 _LOGGED_STEPS = 20_000
+# What --vectorize says, as StackedGradients takes it.
+_VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
 
 class Reporter(Protocol):
@@ -291,6 +293,7 @@ class _Run:
             dist.group.WORLD if place.world > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.example_gradient if config.per_example else None,
+            vectorize=_VECTORIZE[config.vectorize],
             rescale=config.rescale,
             nonfinite=config.nonfinite,
             autocast=autocast,
