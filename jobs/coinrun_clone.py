@@ -36,10 +36,10 @@ from concord.reinforcement.episodes import play
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ACTIONS, Difficulty, ProcgenVectorEnv
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
-from concord.training import Data, Job, Measure, Place, Report, Study, TrainConfig
-from concord.training.config import OptimizerName
+from concord.studies.report import comparable_trials, load_trials
+from concord.training import Data, Job, Measure, ProcessContext, Report, Study, TrainConfig
+from concord.training.options import OptimizerName
 from concord.training.sweep import sweep
-from concord.tuning.report import alike, trials_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class CloneReport:
     # fmt: on
 
 
-def report(options: CloneReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: CloneReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """The methods over seeds, then the panel of best runs (§3.3), Fig. 18 and Table 3 from the studies."""
     for option in ("seeds", "levels", "states", "play_episodes"):
         if getattr(options, option) < 0:
@@ -251,16 +251,16 @@ def report(options: CloneReport, say: Callable[[str], None]) -> Mapping[str, Any
         raise InputError("--use-gpu: there is no GPU here")
     result: dict[str, Any] = {"job": "coinrun-clone", "figures": {}}
     if options.seeds:
-        result["clones"] = _compared(options, say)
+        result["clones"] = _compared(options, info)
     result |= _studied(options, result["figures"])
     return result
 
 
-def _compared(options: CloneReport, say: Callable[[str], None]) -> dict[str, Any]:
+def _compared(options: CloneReport, info: Callable[[str], None]) -> dict[str, Any]:
     """Metrics of every method's clones: mean, least and largest over seeds."""
     wanted = CloningOptions(data_dir=options.data_dir, output=options.output)
     if not (wanted.folder / "manifest.json").exists():
-        make_cloning_data(wanted, say)
+        make_cloning_data(wanted, info)
     base = CloneConfig(
         epochs=options.epochs,
         levels=options.levels,
@@ -275,10 +275,10 @@ def _compared(options: CloneReport, say: Callable[[str], None]) -> dict[str, Any
         for method, changed in methods(len(environments(base).train)).items()
     }
     record = options.output / "reports" / "coinrun-clone" / "clones.jsonl"
-    place = Place(device=torch.device("cuda" if options.use_gpu else "cpu"))
+    place = ProcessContext(device=torch.device("cuda" if options.use_gpu else "cpu"))
     table: dict[str, Any] = {}
     for metric in ("train_loss", "ood_loss", "ood_agreement", *(["ood_return"] if options.play_episodes else [])):
-        for method, values in sweep(job, configurations, metric, record, say, place).items():
+        for method, values in sweep(job, configurations, metric, record, info, place).items():
             numbers = torch.tensor(values)
             shown = {"mean": float(numbers.mean()), "least": min(values), "largest": max(values)}
             table.setdefault(method, {})[metric] = {name: round(value, 5) for name, value in shown.items()}
@@ -287,9 +287,9 @@ def _compared(options: CloneReport, say: Callable[[str], None]) -> dict[str, Any
 
 def _studied(options: CloneReport, figures: dict[str, str]) -> dict[str, Any]:
     """The best trials of each method's studies: minimum test KL, curves, and their options."""
-    trials = trials_of("coinrun-clone", CloneConfig, options.output)
+    trials = load_trials("coinrun-clone", CloneConfig, options.output)
     varied = ("lr", "beta1", "beta3", "temporal_threshold", "l2", "regularization", "optimizer")
-    trials = alike(trials, varied) if trials else []
+    trials = comparable_trials(trials, varied) if trials else []
     if not trials:
         return {}
     best: dict[str, list[Any]] = {}

@@ -5,9 +5,9 @@ options' defaults are that paper's settings for the easy levels, 25 million step
 """
 
 from concord.reinforcement.agent_training import AgentConfig, train_agent
-from concord.training import OwnJob
+from concord.training import CustomJob
 
-job = OwnJob(
+job = CustomJob(
     run=train_agent,
     config=AgentConfig,
     reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the one that "

@@ -29,8 +29,8 @@ from concord.errors import InputError
 from concord.models import MLP, Pixels
 from concord.objectives import MetaIRM, ObjectiveName
 from concord.training import Job, Report, TrainConfig
-from concord.training.config import DEFAULT_OUTPUT
 from concord.training.evaluation import correct
+from concord.training.options import DEFAULT_OUTPUT
 from concord.training.sweep import histories
 
 
@@ -285,9 +285,9 @@ class ColoredMNISTReport:
 class _Reporting:
     """Runs that the parts of the report share, each trained once."""
 
-    def __init__(self, options: ColoredMNISTReport, say: Callable[[str], None]) -> None:
+    def __init__(self, options: ColoredMNISTReport, info: Callable[[str], None]) -> None:
         self.options = options
-        self.say = say
+        self.info = info
         self.folder = options.output / "reports" / "colored-mnist"
 
     def config(self, method: str, **changes: Any) -> ColoredMNISTConfig:
@@ -303,7 +303,7 @@ class _Reporting:
             for name, config in configs.items()
         }
         return histories(
-            job, seeds, self.folder / "runs.jsonl", self.say,
+            job, seeds, self.folder / "runs.jsonl", self.info,
             shown="ood_accuracy", file=__file__, processes=self.options.processes,
         )  # fmt: skip
 
@@ -311,12 +311,12 @@ class _Reporting:
         return str(save(figure, self.folder / f"{name}.png"))
 
 
-def report(options: ColoredMNISTReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: ColoredMNISTReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """What the options ask for; runs that were made already are not made again."""
     for option in ("seeds", "processes", "examples"):
         if getattr(options, option) < 1:
             raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
-    reporting = _Reporting(options, say)
+    reporting = _Reporting(options, info)
     result: dict[str, Any] = {"figures": {}}
     for part in options.parts:
         tables, figures = _PARTS[part](reporting)

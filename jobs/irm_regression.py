@@ -19,7 +19,7 @@ from concord.environments import Environments, linear_example
 from concord.errors import InputError
 from concord.objectives import Estimator, ObjectiveName
 from concord.training import Job, Report, TrainConfig
-from concord.training.config import DEFAULT_OUTPUT, OptimizerName
+from concord.training.options import DEFAULT_OUTPUT, OptimizerName
 from concord.training.sweep import histories
 
 
@@ -101,7 +101,7 @@ TUTORIAL = {
 }
 
 
-def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: RegressionReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """The tutorial's tables and histograms, means and standard deviations over seeds beside its own numbers."""
     for option in ("seeds", "epochs", "processes"):
         if getattr(options, option) < 1:
@@ -120,7 +120,7 @@ def report(options: RegressionReport, say: Callable[[str], None]) -> Mapping[str
         job,
         configs,
         folder / "runs.jsonl",
-        say,
+        info,
         shown="train_loss",
         file=__file__,
         processes=options.processes,

@@ -19,10 +19,10 @@ from concord.analysis.memorization_figures import label_noise_figure
 from concord.environments import Environments, shuffle_labels
 from concord.errors import InputError
 from concord.space import Choice, Space
+from concord.studies.report import comparable_trials, load_trials
 from concord.training import Job, Report, Study
-from concord.training.config import DEFAULT_OUTPUT
 from concord.training.image_classification import ImagesConfig, images, network, source
-from concord.tuning.report import alike, trials_of
+from concord.training.options import DEFAULT_OUTPUT
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
 
@@ -68,14 +68,14 @@ class LabelNoiseReport:
     # fmt: on
 
 
-def report(options: LabelNoiseReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: LabelNoiseReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Fig. 9 from the trials of this job's studies, over all their seeds."""
-    trials = trials_of("label-noise", LabelNoiseConfig, options.output)
+    trials = load_trials("label-noise", LabelNoiseConfig, options.output)
     if not trials:
-        say("label-noise: no study yet; concord tune label-noise --search grid makes one")
+        info("label-noise: no study yet; concord tune label-noise --search grid makes one")
         return {"job": "label-noise", "figures": {}}
     data = None if options.data is None else source(options.data)
-    trials = alike(trials, ("threshold", "lr"), data=data)
+    trials = comparable_trials(trials, ("threshold", "lr"), data=data)
     if not trials:
         raise InputError(f"--data {options.data}: no study of label-noise with these images in {options.output}")
     curves: dict[tuple[float, float], list[Any]] = {}

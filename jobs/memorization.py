@@ -18,10 +18,10 @@ from concord.analysis.memorization_figures import memorization_figure, threshold
 from concord.environments import Environments, shuffle_labels
 from concord.errors import InputError
 from concord.space import Choice, Space
+from concord.studies.report import comparable_trials, load_trials
 from concord.training import Job, Report, Study
-from concord.training.config import DEFAULT_OUTPUT
 from concord.training.image_classification import ImagesConfig, images, network, source
-from concord.tuning.report import alike, trials_of
+from concord.training.options import DEFAULT_OUTPUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class MemorizationReport:
     # fmt: on
 
 
-def report(options: MemorizationReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: MemorizationReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Fig. 8 and 16 from the trials of this job's studies, over all their seeds."""
-    trials = trials_of("memorization", MemorizationConfig, options.output)
+    trials = load_trials("memorization", MemorizationConfig, options.output)
     if not trials:
-        say("memorization: no study yet; concord tune memorization --search grid makes one")
+        info("memorization: no study yet; concord tune memorization --search grid makes one")
         return {"job": "memorization", "figures": {}}
     data = None if options.data is None else source(options.data)
-    trials = alike(trials, ("labels", "threshold", "example_gradient"), data=data)
+    trials = comparable_trials(trials, ("labels", "threshold", "example_gradient"), data=data)
     if not trials:
         raise InputError(f"--data {options.data}: no study of memorization with these images in {options.output}")
     # Panels of the figures: one for each kind of labels, and for each definition of an example's gradient in use.

@@ -22,7 +22,7 @@ from concord.errors import InputError
 from concord.models import WordAverage
 from concord.objectives import ObjectiveName
 from concord.training import Job, Report, TrainConfig
-from concord.training.config import DEFAULT_OUTPUT
+from concord.training.options import DEFAULT_OUTPUT
 from concord.training.sweep import histories
 
 
@@ -155,7 +155,7 @@ class PunctuatedSST2Report:
     # fmt: on
 
 
-def report(options: PunctuatedSST2Report, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: PunctuatedSST2Report, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Table 6; runs that were made already are not made again."""
     for option in ("seeds", "processes"):
         if getattr(options, option) < 1:
@@ -173,9 +173,9 @@ def report(options: PunctuatedSST2Report, say: Callable[[str], None]) -> Mapping
     words = (
         "learned vectors; the paper has GloVe's (--glove)" if options.glove is None else f"vectors of {options.glove}"
     )
-    say(f"words: {words}")
+    info(f"words: {words}")
     runs = histories(
-        job, configs, options.output / "reports" / "punctuated-sst2" / "runs.jsonl", say,
+        job, configs, options.output / "reports" / "punctuated-sst2" / "runs.jsonl", info,
         shown="ood_accuracy", file=__file__, processes=options.processes,
     )  # fmt: skip
     columns = {"train": "train_accuracy", "held out": "held_out_accuracy", "p_e = .9": "ood_accuracy"}

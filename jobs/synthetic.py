@@ -32,11 +32,11 @@ from concord.environments import BatchStream, Environments, Spirals
 from concord.environments.spirals import MECHANISM_DIMENSIONS
 from concord.errors import InputError
 from concord.models import MLP
+from concord.runs.tracked import finished_histories
 from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
-from concord.training.config import DEFAULT_OUTPUT
+from concord.training.options import DEFAULT_OUTPUT
 from concord.training.sweep import histories
-from concord.training.tracked import finished_histories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class SyntheticReport:
     # fmt: on
 
 
-def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str, Any]:
+def report(options: SyntheticReport, info: Callable[[str], None]) -> Mapping[str, Any]:
     """Fig. 7 by measuring, Fig. 14 from the tracked runs, Fig. 15 by training."""
     for option in ("seeds", "environments", "batch_size", "runs"):
         if getattr(options, option) < 1:
@@ -253,7 +253,7 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
     for seed in range(options.seeds):
         network = lambda: MLP(inputs.shape[-1], 2, initialization="default")  # noqa: E731
         correlations += gradient_correlations(network, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
-        say(f"gradient correlations: {seed + 1} of {options.seeds} networks")
+        info(f"gradient correlations: {seed + 1} of {options.seeds} networks")
     result["figures"]["correlation"] = str(save(correlation_figure(correlations), folder / "correlation.png"))
     result["correlation"] = {
         f"{mask} τ={threshold:g} {signal}": _correlation(correlations, mask, threshold, signal)
@@ -266,7 +266,7 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
     if tracked:
         result["figures"]["curves"] = str(save(comparison_figure(tracked), folder / "curves.png"))
     else:
-        say("curves: no finished run of synthetic is tracked yet; concord train synthetic makes one")
+        info("curves: no finished run of synthetic is tracked yet; concord train synthetic makes one")
 
     if options.counts:
         runs = {
@@ -291,7 +291,7 @@ def report(options: SyntheticReport, say: Callable[[str], None]) -> Mapping[str,
                     for count in options.counts
                 },
                 folder / f"environments-{method}.jsonl",
-                say,
+                info,
                 shown="ood_accuracy",
             )
             for method in ("and-mask", "mean")

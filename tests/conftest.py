@@ -27,8 +27,8 @@ settings.load_profile("concord")
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A Ray of our own on this machine, started once; the runs of all tests use it."""
+    from concord.runs.session import ray_session
     from concord.training import TrainConfig
-    from concord.training.distributed import ray_session
 
     os.environ.pop("RAY_ADDRESS", None)
     with ray_session(TrainConfig()):

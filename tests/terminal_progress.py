@@ -4,17 +4,17 @@ import sys
 import termios
 from pathlib import Path
 
+from concord.runs.progress import RunProgress
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.progress import StudyProgress
+from concord.studies.selection import Criterion
 from concord.tracking import Store
 from concord.training import progress
-from concord.training.progress import RunProgress
-from concord.tuning.journal import Ended, Task
-from concord.tuning.progress import StudyProgress
-from concord.tuning.selection import Criterion
 
 progress._LOOK_EVERY_SECONDS = 0.05
 
 
-def say(line: str) -> None:
+def info(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -26,7 +26,7 @@ def measured(epoch: int) -> dict[str, float]:
 def run(output: Path) -> None:
     store = Store.open(output)
     run_id = store.start_run("terminal", "run", {}, {})
-    with RunProgress(say) as shown:
+    with RunProgress(info) as shown:
         shown.waiting("starting Ray")
         input()
         with shown.training(store, run_id, 50):
@@ -43,7 +43,7 @@ def resumed(output: Path) -> None:
     store = Store.open(output)
     run_id = store.start_run("terminal", "resumed", {}, {})
     store.log_metrics(run_id, measured(40), 40)
-    with RunProgress(say) as shown, shown.training(store, run_id, 50):
+    with RunProgress(info) as shown, shown.training(store, run_id, 50):
         input()
         resumption = {"resumed/epoch": 40.0, "resumed/workers": 2.0, "resumed/seconds": 60.0}
         store.log_metrics(run_id, resumption, 40)
@@ -53,15 +53,15 @@ def resumed(output: Path) -> None:
 
 
 def study(output: Path) -> None:
-    tasks = [Task("trial", number, {}) for number in range(3)]
-    shown = StudyProgress("trials", 20, Criterion("validation", "validation_accuracy", "max"), say)
+    tasks = [TrialSpec("trial", number, {}) for number in range(3)]
+    shown = StudyProgress("trials", 20, Criterion("validation", "validation_accuracy", "max"), info)
     with shown:
         input()
         for task in tasks:
             shown.began(task)
         shown.evaluated(tasks[1], 50.0)
         input()
-        shown.ended(tasks[0], Ended({"validation_accuracy": 0.9}, [], 1.0, 0.0))
+        shown.ended(tasks[0], TrialResult({"validation_accuracy": 0.9}, [], 1.0, 0.0))
         input()
 
 

@@ -23,7 +23,7 @@ import concord
 from concord.cli import COMMANDS, main
 from concord.tracking import Store
 from concord.training import load_job
-from concord.training.config import TrainConfig
+from concord.training.options import TrainConfig
 
 SHARED_RULE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and training would take longer
@@ -651,7 +651,7 @@ def test_every_command_explains_itself(concord_: Concord, command: str) -> None:
 def test_help_of_a_job_has_every_option_with_its_explanation(concord_: Concord, command: str) -> None:
     from tyro import _docstrings
 
-    from concord.tuning.options import options_for
+    from concord.studies.options import options_for
 
     said = concord_(command, "synthetic", "--help")
     assert said.status == 0

@@ -19,11 +19,11 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one
 from concord.reinforcement.episodes import Step, policy_of
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
-from concord.training import Place, TrainConfig, load_job, train
+from concord.studies.options import options_for
+from concord.studies.plan import make_plan
+from concord.studies.study import run_study
+from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.loop import Silent, check_environments
-from concord.tuning.options import options_for
-from concord.tuning.plan import make_plan
-from concord.tuning.study import run_study
 
 SMALL: dict[str, Any] = {"levels": 3, "states": 24, "first_level": 10, "test_states": 5, "validation_states": 3}
 
@@ -246,7 +246,7 @@ def config(folder: Path, **options: Any) -> Any:
 )
 def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    outcome = train(load_job("coinrun-clone").job, config(data, epochs=6, **options), Place(), Silent())
+    outcome = train(load_job("coinrun-clone").job, config(data, epochs=6, **options), ProcessContext(), Silent())
     first, last = outcome.history[0].metrics, outcome.history[-1].metrics
     assert last["train_loss"] < first["train_loss"]
     assert {"validation_loss", "ood_loss", "ood_agreement", "worst_train_loss"} <= last.keys()

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 from concord.errors import InputError, RunFailedError
+from concord.runs.run import run
 from concord.storage import FullDiskError, JsonLines, append_line, full_disk_in_one_line, read_lines, require_space
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.checkpoint import write_checkpoint
 from concord.training.optimization import Optimization
-from concord.training.run import run
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}

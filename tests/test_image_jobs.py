@@ -11,9 +11,9 @@ import torch
 from test_images import needs_shared_data, write_folder, write_mnist
 
 from concord.cli import main
-from concord.training import Place, load_job, train
-from concord.training.config import TrainConfig
+from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
+from concord.training.options import TrainConfig
 from concord.training.sweep import sweep
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
@@ -37,7 +37,7 @@ def test_random_labels_are_learned_by_averaging_and_evaluated_beside_the_test(mn
     config = job.config(
         data="mnist", data_dir=mnist, model="mlp", batch_size=10, threshold=0.0, lr=5e-3, epochs=60, evaluations=1
     )
-    metrics = train(job, config, Place(), Silent()).metrics
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert metrics["train_accuracy"] > 0.95
     assert metrics["ood_accuracy"] < 0.6
     assert metrics["kept_fraction"] == 1.0
@@ -62,7 +62,7 @@ def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -
     wrong, right = environments["wrong_labels"], environments["right_labels"]
     assert len(wrong) + len(right) == 60
     assert 5 <= len(wrong) <= 15
-    metrics = train(job, config, Place(), Silent()).metrics
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
     expected = (metrics["wrong_labels_accuracy"] * len(wrong) + metrics["right_labels_accuracy"] * len(right)) / 60
     assert metrics["train_accuracy"] == pytest.approx(expected, abs=1e-6)
     silent = dataclasses.replace(config, label_noise=0.0)
@@ -76,7 +76,7 @@ def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_pat
     config = job.config(
         data=str(tmp_path / "pets"), labels="true", batch_size=2, epochs=2, example_gradient=definition, evaluations=1
     )
-    assert 0 <= train(job, config, Place(), Silent()).metrics["ood_accuracy"] <= 1
+    assert 0 <= train(job, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
 
 
 @pytest.mark.slow

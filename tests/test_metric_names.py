@@ -12,13 +12,13 @@ from torch import nn
 
 from concord.environments import Environment, Environments
 from concord.errors import InputError
-from concord.tracking.client import metric_name
+from concord.metric_name import metric_name
+from concord.runs.run import preflight
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate
 from concord.training.job import JobFile
-from concord.training.loop import Place, Silent, train
+from concord.training.loop import ProcessContext, Silent, train
 from concord.training.metric_names import check_metric_names
-from concord.training.run import preflight
 
 # Characters that MLflow has a place for, and some that it has not; names that other metrics have.
 NAMES = st.text("a_/°%.", min_size=1, max_size=3) | st.sampled_from(
@@ -141,12 +141,12 @@ def test_names_that_meet_are_refused_before_a_run(changes: dict[str, object], li
 
 
 def test_a_final_measure_replaces_no_other_metric() -> None:
-    plain = train(JOB, TrainConfig(epochs=1), Place(), Silent())
+    plain = train(JOB, TrainConfig(epochs=1), ProcessContext(), Silent())
     job = dataclasses.replace(
         JOB, final_measures=lambda _, model: {"train_loss": -1.0, "depth°": 1.0, "depth%": 2.0, "step/loss": 3.0}
     )
     with pytest.warns(UserWarning, match="final measures 'train_loss', 'depth%', 'step/loss': left out"):
-        measured = train(job, TrainConfig(epochs=1), Place(), Silent())
+        measured = train(job, TrainConfig(epochs=1), ProcessContext(), Silent())
     assert measured.metrics["depth°"] == 1.0
     assert measured.metrics["train_loss"] == plain.metrics["train_loss"]
     assert measured.metrics.keys() - plain.metrics.keys() == {"depth°"}

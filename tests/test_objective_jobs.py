@@ -12,9 +12,9 @@ from test_images import write_mnist
 from test_shortcut_environments import write_sst2
 
 from concord.cli import main
-from concord.training import Place, load_job, train
+from concord.runs.run import criterion_of, preflight, shortfall
+from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
-from concord.training.run import criterion_of, preflight, shortfall
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
     job = load_job("irm-regression").job
     # A tenth of the steps, at a rate that makes up for most of it.
     quick = {"epochs": 3000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
-    metrics = train(job, job.config(**quick), Place(), Silent()).metrics
+    metrics = train(job, job.config(**quick), ProcessContext(), Silent()).metrics
     weights = [metrics[f"weight_{place}"] for place in range(4)]
     assert weights == pytest.approx([1, 1, 0, 0], abs=0.05)
     assert metrics["test-0.01_loss"] < 0.01
     averaged = job.config(**quick, objective="erm", aggregator="mean")
-    metrics = train(job, averaged, Place(), Silent()).metrics
+    metrics = train(job, averaged, ProcessContext(), Silent()).metrics
     assert metrics["weight_2"] > 0.25
     assert metrics["test-0.01_loss"] > 0.1
 
@@ -62,7 +62,7 @@ def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path
         evaluations=1,
     )  # fmt: skip
     config.check()
-    metrics = train(job, config, Place(), Silent()).metrics
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert 0 <= metrics["ood_accuracy"] <= 1
     assert metrics["pwcca_0.1"] == pytest.approx(1.0)
     assert 0 <= metrics["pwcca_0.9"] <= 1
@@ -99,13 +99,13 @@ def test_several_processes_train_what_one_does(data: Path, tmp_path: Path, capsy
 def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_path: Path) -> None:
     job = load_job("punctuated-sst2").job
     options = {"data_dir": data, "epochs": 20, "batch_size": 50, "evaluations": 1, "noise": 0.0, "lr": 1e-2}
-    learned = train(job, job.config(objective="erm", aggregator="mean", **options), Place(), Silent())
+    learned = train(job, job.config(objective="erm", aggregator="mean", **options), ProcessContext(), Silent())
     assert learned.metrics["train_accuracy"] > 0.9
     glove = tmp_path / "glove.txt"
     glove.write_text("fine 1 0 1\ndull -1 1 0\n! 0 1 0\n. 0 0 1\n")
     given = job.config(objective="vrex", penalty_weight=1.0, glove=glove, **options)
     given.check()
-    assert train(job, given, Place(), Silent()).metrics["ood_accuracy"] > 0.9
+    assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9
 
 
 def test_the_report_of_punctuated_sst2_has_the_papers_table(
@@ -169,7 +169,7 @@ def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Pa
     file = load_job("colored-mnist")
     job = file.job
     config = job.config(data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1)
-    metrics = train(job, config, Place(), Silent()).metrics
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
     criterion, mode = criterion_of(job, metrics, preflight(file, config).reported)
     assert (criterion, mode) == ("held_out_spread", "min")
     short = shortfall(job, config, metrics)

@@ -37,7 +37,7 @@ from concord.objectives import (
     objective_type,
     reverse_gradient,
 )
-from concord.training import Job, Place, TrainConfig, build_model, train
+from concord.training import Job, ProcessContext, TrainConfig, build_model, train
 from concord.training.loop import Silent
 from concord.training.sweep import sweep
 
@@ -596,7 +596,7 @@ def config(**changes: Any) -> TrainConfig:
 def test_every_objective_trains(name: Any) -> None:
     settings = config(objective=name, epochs=30)
     settings.check()
-    outcome = train(job(), settings, Place(), Silent())
+    outcome = train(job(), settings, ProcessContext(), Silent())
     assert outcome.metrics["ood_accuracy"] > 0.5
     assert outcome.metrics["train_loss"] < math.log(3)
 
@@ -647,7 +647,7 @@ def test_what_cannot_be_meant_is_said(changes: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"erm"}))
 def test_one_environment_is_too_few(name: Any) -> None:
     with pytest.raises(InputError, match=f"--objective {name}: compares training environments, and there is only a"):
-        train(job(("a",)), config(objective=name), Place(), Silent())
+        train(job(("a",)), config(objective=name), ProcessContext(), Silent())
     ours = objective(name, cross_entropy)
     if name in {"vrex", "mm-rex", "meta-irm"}:
         with pytest.raises(InputError, match="give at least 2"):
@@ -687,15 +687,15 @@ class Keeping:
 def test_a_resumed_run_ends_as_an_undisturbed_one(name: Any, tmp_path: Path) -> None:
     settings = config(objective=name, checkpoints=3, penalty_warmup=0.5, drop_grad=0.1, stop_spread=1e-9)
     whole, rest = Keeping(tmp_path / "whole"), Keeping(tmp_path / "rest")
-    undisturbed = train(job(), settings, Place(), whole)
-    resumed = train(job(), settings, Place(), rest, resume_from=whole.checkpoints[0])
+    undisturbed = train(job(), settings, ProcessContext(), whole)
+    resumed = train(job(), settings, ProcessContext(), rest, resume_from=whole.checkpoints[0])
     kept = {key: value for key, value in undisturbed.metrics.items() if key != "steps_per_second"}
     assert {key: value for key, value in resumed.metrics.items() if key != "steps_per_second"} == kept
 
 
 def test_a_run_ends_when_held_out_losses_are_alike() -> None:
     settings = config(epochs=20, evaluations=20, stop_spread=100.0, stop_from=0.25)
-    outcome = train(job(), settings, Place(), Silent())
+    outcome = train(job(), settings, ProcessContext(), Silent())
     assert outcome.history[-1].epoch == 5
     assert outcome.steps == 5 * 4
     assert outcome.metrics["spread_reached"] == 1.0
@@ -704,7 +704,7 @@ def test_a_run_ends_when_held_out_losses_are_alike() -> None:
 def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> None:
     settings = config(epochs=12, evaluations=12, checkpoints=1, stop_spread=1e-12, stop_from=0.2, lr=0.1)
     keeping = Keeping(tmp_path)
-    outcome = train(job(), settings, Place(), keeping)
+    outcome = train(job(), settings, ProcessContext(), keeping)
     assert len(outcome.history) == 12
     assert outcome.metrics["spread_reached"] == 0.0
     seen = {evaluation.epoch: evaluation.metrics["held_out_spread"] for evaluation in outcome.history[:-1]}
@@ -731,9 +731,9 @@ def test_a_domain_adversarial_model_is_drawn_from_the_seed() -> None:
 def test_masks_work_with_irm_in_the_loop() -> None:
     settings = config(objective="irm", aggregator="and-mask", threshold=1.0)
     settings.check()
-    assert train(job(), settings, Place(), Silent()).metrics["kept_fraction"] < 0.9
+    assert train(job(), settings, ProcessContext(), Silent()).metrics["kept_fraction"] < 0.9
     averaged = dataclasses.replace(settings, aggregator="mean")
-    assert train(job(), averaged, Place(), Silent()).metrics["kept_fraction"] == 1.0
+    assert train(job(), averaged, ProcessContext(), Silent()).metrics["kept_fraction"] == 1.0
 
 
 def test_the_and_mask_of_irms_terms_is_the_hand_made_one() -> None:

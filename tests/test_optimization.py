@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from concord.errors import InputError
-from concord.training.config import TrainConfig
 from concord.training.optimization import Optimization
+from concord.training.options import TrainConfig
 
 STEPS = 8
 

@@ -17,16 +17,16 @@ from concord.cli import main
 from concord.cli.cluster import _checked
 from concord.cli.parsing import job_and_words, parse, with_own_rule
 from concord.errors import InputError
+from concord.runs.folder import recorded_config
+from concord.runs.run import run
 from concord.space import Choice, Uniform
+from concord.studies.options import options_for
+from concord.studies.plan import make_plan
+from concord.studies.spaces import config_at, derived
 from concord.submission.package import inside
 from concord.tracking import Store
 from concord.training import load_job
 from concord.training.job import JobFile, job_from_source, with_rule
-from concord.training.run import run
-from concord.training.run_folder import recorded_config
-from concord.tuning.options import options_for
-from concord.tuning.plan import make_plan
-from concord.tuning.spaces import config_at, derived
 
 JOBS = Path(__file__).parent / "jobs"
 JOB, STUDY = str(JOBS / "shared_rule.py"), str(JOBS / "tiny_study.py")

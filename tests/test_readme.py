@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from concord.errors import InputError
+from concord.runs.run import run
 from concord.training import load_job
-from concord.training.run import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -76,15 +76,15 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
 
 
 def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
-    from concord.training import Place, train
+    from concord.runs.run import preflight
+    from concord.training import ProcessContext, train
     from concord.training.loop import Silent
-    from concord.training.run import preflight
 
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
     job = load_job(str(tmp_path / "reviews.py"))
     config = job.job.config(epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1, output=tmp_path)
     assert "ood_accuracy" in preflight(job, config).reported
-    metrics = train(job.job, config, Place(), Silent()).metrics
+    metrics = train(job.job, config, ProcessContext(), Silent()).metrics
     assert metrics["ood_accuracy"] > 0.9
 
 
@@ -122,9 +122,9 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     ray_cluster: None, output: Path, tmp_path: Path, hospitals: Path
 ) -> None:
     from concord.space import Space
-    from concord.tuning.options import options_for
-    from concord.tuning.plan import make_plan
-    from concord.tuning.study import run_study
+    from concord.studies.options import options_for
+    from concord.studies.plan import make_plan
+    from concord.studies.study import run_study
 
     text = snippet("job")
     (tmp_path / "my_job.py").write_text(text[: text.index("job = Job(")] + snippet("study"))
@@ -205,8 +205,8 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     """
     from concord.cli import COMMANDS, cluster
     from concord.cli.parsing import job_and_words, parse, with_own_rule
-    from concord.tuning.options import combined
-    from concord.tuning.report import StudyReport
+    from concord.studies.options import combined
+    from concord.studies.report import StudyReport
 
     def parsed(*arguments: Any, **given: Any) -> None:
         parse(*arguments, **given)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from concord.cli import main
 from concord.errors import InputError
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
+from concord.runs.run import run
+from concord.studies.options import options_for
+from concord.studies.plan import make_plan
+from concord.studies.study import run_study
 from concord.tracking import Store
 from concord.training import load_job
-from concord.training.run import run
-from concord.tuning.options import options_for
-from concord.tuning.plan import make_plan
-from concord.tuning.study import run_study
 
 SECRET = "hunter2-7f3a"
 SECRETS = [

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from concord.errors import InputError
+from concord.runs.folder import recorded_config, reserved_run, run_folder, run_lifecycle, write_record
+from concord.runs.run import send_unsent
+from concord.runs.worker import METRICS
 from concord.storage import Folder
 from concord.tracking import MetricLog, Store
 from concord.training import TrainConfig
-from concord.training.distributed import METRICS
-from concord.training.run import send_unsent
-from concord.training.run_folder import recorded_config, reserved_run, run_folder, run_lifecycle, write_record
 
 
 @dataclass(frozen=True, kw_only=True)

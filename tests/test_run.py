@@ -18,9 +18,9 @@ from mlflow_server import Server
 from safetensors.torch import load_file
 
 from concord.errors import InputError, RunFailedError
+from concord.runs.run import FinishedRun, preflight, run
 from concord.tracking import Store, models, show
 from concord.training import load_job
-from concord.training.run import FinishedRun, preflight, run
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 OPTIONS: dict[str, Any] = {

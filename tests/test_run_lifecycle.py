@@ -21,22 +21,22 @@ from s3_server import BUCKET
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.runs import folder as run_folders
+from concord.runs.cluster_address import check_cluster, require_cluster
+from concord.runs.folder import RECORD, RunFolder, reserved_run, run_lifecycle
+from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import LOCK, OWNER, Folder
 from concord.tracking import Store
 from concord.tracking.store import Run
 from concord.training import load_job
-from concord.training import run_folder as run_folders
-from concord.training.cluster_address import check_cluster, require_cluster
-from concord.training.config import RunConfig, TrainConfig
-from concord.training.run_folder import RECORD, RunFolder, reserved_run, run_lifecycle
-from concord.training.termination import sigterm_as_interrupt
+from concord.training.options import RunConfig, TrainConfig
 
 JOB = "shared-rule"
 RESERVE = """
 import sys
 from pathlib import Path
-from concord.training.config import TrainConfig
-from concord.training.run_folder import reserved_run
+from concord.training.options import TrainConfig
+from concord.runs.folder import reserved_run
 config = TrainConfig(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
@@ -326,7 +326,7 @@ def web_server() -> Iterator[int]:
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
-    monkeypatch.setattr("concord.training.cluster_address._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("concord.runs.cluster_address._ANSWER_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         if callable(address):
             port = address()

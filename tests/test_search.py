@@ -15,11 +15,9 @@ from test_space import points, spaces
 from concord.aggregation import AGGREGATORS
 from concord.errors import InputError
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.training import Study, TrainConfig, load_job
-from concord.training.job import built_in_jobs
-from concord.tuning.options import StudyOptions
-from concord.tuning.search import Search
-from concord.tuning.spaces import (
+from concord.studies.options import StudyOptions
+from concord.studies.search import Search
+from concord.studies.spaces import (
     OwnPoint,
     chosen_study,
     config_at,
@@ -31,6 +29,8 @@ from concord.tuning.spaces import (
     study_space,
     wide,
 )
+from concord.training import Study, TrainConfig, load_job
+from concord.training.job import built_in_jobs
 
 claim = settings(max_examples=15, deadline=None)
 varied_spaces = spaces().filter(lambda space: bool(space.varied()))

@@ -25,8 +25,8 @@ from concord.space import (
     Uniform,
     contains,
     describe,
+    format_point,
     parse_entry,
-    shown,
 )
 
 claim = settings(max_examples=25, deadline=None)
@@ -191,7 +191,7 @@ def test_points_of_the_example() -> None:
     assert [located.label for located in EXAMPLE.active(point)] == labels[:4]
     assert EXAMPLE.fixed(point) == {"dropout": 0.5, "l2": 0.0}
     assert EXAMPLE.fixed({"regularizer": "none"}) == {"dropout": 0.5, "l1": 0.0, "l2": 0.0}
-    assert shown(point) == "lr 0.01, batch_size 64, regularizer l1, l1 1e-05"
+    assert format_point(point) == "lr 0.01, batch_size 64, regularizer l1, l1 1e-05"
 
 
 @pytest.mark.parametrize(

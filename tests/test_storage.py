@@ -27,13 +27,22 @@ from concord.environments import from_folder
 from concord.environments.images import image_dataset
 from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, StorageError, TakenOverError, access, granted, local, settled, shown
+from concord.runs.run import FinishedRun, run
+from concord.runs.worker import fetched_checkpoint
+from concord.storage import (
+    Folder,
+    StorageError,
+    TakenOverError,
+    apply_credentials,
+    display_path,
+    local,
+    resolve,
+    storage_credentials,
+)
+from concord.studies import journal as journals
 from concord.tracking import MetricLog, Store
 from concord.tracking.journal import entries
-from concord.training import Place, load_job, train
-from concord.training.distributed import _fetched
-from concord.training.run import FinishedRun, run
-from concord.tuning import journal as journals
+from concord.training import ProcessContext, load_job, train
 
 JOBS = Path(__file__).parent / "jobs"
 # The way is given, not timed: a run at an address is to be the run in a folder to the last bit.
@@ -83,7 +92,7 @@ class Logged:
 def trained_here(file: str, **options: Any) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
     """The last metrics of the same training in this process, and all that it logs."""
     job, logged = load_job(str(JOBS / file)).job, Logged()
-    outcome = train(job, job.config(**options), Place(), logged)
+    outcome = train(job, job.config(**options), ProcessContext(), logged)
     return comparable(outcome.metrics), logged.metrics
 
 
@@ -116,9 +125,9 @@ def upload(storage: s3_server.Server, folder: Path, prefix: str) -> Path:
 
 
 def test_a_file_address_is_the_folder_itself_and_an_address_stays_one() -> None:
-    assert settled(Path("file:///there/runs")) == Path("/there/runs")
-    assert settled(Path("runs")) == Path.cwd() / "runs"
-    assert shown(settled(Path("s3://bucket/runs/")) / "a") == "s3://bucket/runs/a"
+    assert resolve(Path("file:///there/runs")) == Path("/there/runs")
+    assert resolve(Path("runs")) == Path.cwd() / "runs"
+    assert display_path(resolve(Path("s3://bucket/runs/")) / "a") == "s3://bucket/runs/a"
     assert Folder(Path("/there/runs")).path == Path("/there/runs")
 
 
@@ -350,14 +359,14 @@ def test_metrics_reach_mlflow_after_the_storage_and_end_as_the_branch_that_was_c
 
 
 def test_access_of_another_process_replaces_this_ones_keys_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(access()):
+    for name in list(storage_credentials()):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another login")
-    granted({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"})
-    assert access() == {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    granted({})
-    assert access() == {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    for name in list(access()):
+    apply_credentials({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"})
+    assert storage_credentials() == {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    apply_credentials({})
+    assert storage_credentials() == {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name in list(storage_credentials()):
         os.environ.pop(name)
 
 
@@ -489,14 +498,14 @@ def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_serv
     for key in ("good/model.safetensors", "good/deep/x", "evil/model.safetensors", "evil/../../../../../evil.txt"):
         storage.client().put_object(Bucket=BUCKET, Key=f"runs/planted/checkpoints/{key}", Body=key.encode())
     files = folder.place_for_ray()["storage_filesystem"]
-    good = _fetched(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
+    good = fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
     assert (good / "model.safetensors").read_text() == "good/model.safetensors"
     assert (good / "deep" / "x").exists()
     with pytest.raises(InputError, match=r"--output s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
-        _fetched(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
+        fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
     assert not list(tmp_path.rglob("evil.txt"))
     with pytest.raises(StorageError, match="is no name of a file below it"):
-        _fetched(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
+        fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
 
 
 def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:

@@ -27,19 +27,19 @@ from test_run import children_named, wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
+from concord.studies import journal as journals
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.options import options_for
+from concord.studies.plan import Plan, make_plan, studies_folder
+from concord.studies.results import StudyResult, read_result
+from concord.studies.search import Search
+from concord.studies.shared_data import without
+from concord.studies.spaces import config_at
+from concord.studies.stopping import SCHEDULER
+from concord.studies.study import run_study
 from concord.tracking import ChildRuns, Store, show
-from concord.training import Place, TrainConfig, load_job, train
+from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.loop import Silent, prepare
-from concord.tuning import journal as journals
-from concord.tuning.journal import Ended, Task
-from concord.tuning.options import options_for
-from concord.tuning.plan import Plan, make_plan, studies_folder
-from concord.tuning.results import StudyResult, read_result
-from concord.tuning.search import Search
-from concord.tuning.shared_data import without
-from concord.tuning.spaces import config_at
-from concord.tuning.stopping import SCHEDULER
-from concord.tuning.study import run_study
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
@@ -57,15 +57,15 @@ def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> Plan:
     return make_plan(job, options_for(job.job.config)(**given), given=set(given))
 
 
-def study(output: Path, say: Callable[[str], None] = lambda _: None, **options: Any) -> StudyResult:
-    return run_study(planned(output, **options), say)
+def study(output: Path, info: Callable[[str], None] = lambda _: None, **options: Any) -> StudyResult:
+    return run_study(planned(output, **options), info)
 
 
 def points(result: StudyResult) -> list[dict[str, Any]]:
     return [task.point for task, _ in in_order(result)]
 
 
-def in_order(result: StudyResult) -> list[tuple[Task, Ended]]:
+def in_order(result: StudyResult) -> list[tuple[TrialSpec, TrialResult]]:
     return sorted([*result.finished, *result.failed], key=lambda pair: pair[0].trial)
 
 
@@ -77,7 +77,9 @@ def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
 def trained_here(config: TrainConfig, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
     """What the same training gives in this process, without Ray."""
     job = load_job(job_file).job
-    outcome = train(job, config, Place(), Silent(), load=lambda: prepare(job, config, Place(), left_out))
+    outcome = train(
+        job, config, ProcessContext(), Silent(), load=lambda: prepare(job, config, ProcessContext(), left_out)
+    )
     return comparable(outcome.metrics)
 
 
@@ -146,7 +148,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
     job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py")).job
-    prepared = prepare(job, job.config(), Place())
+    prepared = prepare(job, job.config(), ProcessContext())
     (name, whole), *_ = without(prepared, "b").elsewhere
     expected = job.environments(job.config())["b"].data
     assert name == "b"

@@ -23,23 +23,23 @@ from hypothesis import strategies as st
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.errors import InputError, RunFailedError
+from concord.studies import journal as journals
+from concord.studies.journal import Journal, TrialResult, TrialSpec
+from concord.studies.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
+from concord.studies.shared_data import recording
+from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 from concord.training import TrainConfig
 from concord.training.evaluation import Mode
-from concord.tuning import journal as journals
-from concord.tuning.journal import Ended, Journal, Task
-from concord.tuning.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
-from concord.tuning.shared_data import recording
-from concord.tuning.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 
 claim = settings(max_examples=20, deadline=None)
 
 
-def task(number: int, **more: Any) -> Task:
-    return Task(**{"kind": "trial", "trial": number, "point": {"lr": 0.1 * number}, **more})
+def task(number: int, **more: Any) -> TrialSpec:
+    return TrialSpec(**{"kind": "trial", "trial": number, "point": {"lr": 0.1 * number}, **more})
 
 
-def ended(**metrics: float) -> Ended:
-    return Ended(metrics, [(1, 10, metrics)], 2.5, 1.7e9)
+def ended(**metrics: float) -> TrialResult:
+    return TrialResult(metrics, [(1, 10, metrics)], 2.5, 1.7e9)
 
 
 # The journal
@@ -49,7 +49,7 @@ metrics = st.dictionaries(st.sampled_from(["held_out_loss", "ood_accuracy"]), st
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 chosen = st.dictionaries(words, values | st.tuples(values, st.tuples(values)), max_size=3)
 tasks = st.builds(
-    Task,
+    TrialSpec,
     kind=st.sampled_from(["trial", "left-out", "seed"]),
     trial=st.integers(0, 3),
     point=chosen,
@@ -59,7 +59,7 @@ tasks = st.builds(
     resolved=chosen,
 )
 ends = st.builds(
-    Ended,
+    TrialResult,
     metrics=metrics,
     history=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), metrics), max_size=2),
     seconds=st.floats(0, 1e9),
@@ -70,12 +70,12 @@ ends = st.builds(
 events = st.lists(st.tuples(tasks, st.none() | ends), max_size=4)
 
 
-def known(journal: Journal) -> tuple[list[tuple[str, Task]], list[tuple[str, Ended]]]:
+def known(journal: Journal) -> tuple[list[tuple[str, TrialSpec]], list[tuple[str, TrialResult]]]:
     """What is known, in its order."""
     return list(journal.tasks.items()), list(journal.ended.items())
 
 
-def written(folder: Path, events: list[tuple[Task, Ended | None]]) -> list[Any]:
+def written(folder: Path, events: list[tuple[TrialSpec, TrialResult | None]]) -> list[Any]:
     """What was known after each line of the journal."""
     path = folder / journals.TRIALS
 
@@ -107,7 +107,7 @@ def test_wherever_a_journal_is_cut_off_it_goes_on_from_the_last_whole_line() -> 
 
     @claim
     @given(events, st.data())
-    def any_journal(events: list[tuple[Task, Ended | None]], data: st.DataObject) -> None:
+    def any_journal(events: list[tuple[TrialSpec, TrialResult | None]], data: st.DataObject) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             states = written(folder, events)
@@ -176,7 +176,7 @@ def test_a_full_disk_ends_the_study_and_leaves_no_torn_line(tmp_path: Path) -> N
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from concord.tuning.journal import Ended, Task, opened
+from concord.studies.journal import Ended, Task, opened
 with opened(Path(sys.argv[1])) as journal:
     for number in itertools.count():
         task = Task("trial", number, {"lr": 0.1})
@@ -236,7 +236,7 @@ def test_what_is_said_again_is_no_news(tmp_path: Path) -> None:
 def test_a_journal_of_a_version_that_did_not_write_what_options_stood_for_is_read(tmp_path: Path) -> None:
     began = {"kind": "trial", "trial": 3, "point": {"lr": 0.1}, "seed": None, "left_out": ["a"], "whole": True}
     (tmp_path / journals.TRIALS).write_text(json.dumps({"event": "began", "key": "trial 3", **began}) + "\n")
-    expected = Task("trial", 3, {"lr": 0.1}, left_out=("a",))
+    expected = TrialSpec("trial", 3, {"lr": 0.1}, left_out=("a",))
     assert journals.read(tmp_path).tasks == {"trial 3": expected}
     assert expected.resolved == {}
 
@@ -350,7 +350,7 @@ def test_a_condition_on_what_is_not_reported_is_refused() -> None:
 # Schedulers
 
 
-def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[Ended | None]:
+def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[TrialResult | None]:
     """A trial as Ray Tune runs it, an evaluation at a time; in the end what became of it."""
     from ray.tune.experiment import Trial
 
@@ -364,18 +364,18 @@ def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iter
         if itself or stopping.on_trial_result(None, trial, result) == "STOP":
             stopping.on_trial_complete(None, trial, result)
             stopped = ("a rule" if epoch < len(scores) else None) if itself else SCHEDULER
-            yield Ended({"score": score}, history, 1.0, 1.0, stopped)
+            yield TrialResult({"score": score}, history, 1.0, 1.0, stopped)
             return
         yield None
 
 
-def last(trial: Iterator[Ended | None]) -> Ended:
+def last(trial: Iterator[TrialResult | None]) -> TrialResult:
     (*_, end) = trial
     assert end is not None
     return end
 
 
-def told(kind: Any, results: list[tuple[Task, Ended]], epochs: dict[int, int]) -> Any:
+def told(kind: Any, results: list[tuple[TrialSpec, TrialResult]], epochs: dict[int, int]) -> Any:
     """A scheduler that did not see these trials."""
     new = scheduler(kind)
     replay(new, results, lambda metrics: metrics["score"], lambda task: epochs[task.trial])
@@ -412,7 +412,7 @@ def test_a_scheduler_that_is_told_of_earlier_trials_decides_as_one_that_saw_them
 
 @pytest.mark.parametrize("kind", ["asha", "median"])
 def test_a_trial_that_falls_behind_earlier_ones_is_stopped(kind: Any) -> None:
-    def trials(count: int) -> list[tuple[Task, Ended]]:
+    def trials(count: int) -> list[tuple[TrialSpec, TrialResult]]:
         return [(task(number), last(live(scheduler("none"), [0.8 + number / 100] * 10))) for number in range(count)]
 
     epochs = dict.fromkeys(range(6), 10)

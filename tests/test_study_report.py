@@ -9,15 +9,15 @@ from concord.cli import main
 from concord.cli.output import nested_table
 from concord.errors import InputError
 from concord.space import Choice, LogUniform, OneOf, Space
-from concord.tuning.journal import Ended, Task, opened, write_study
-from concord.tuning.report import StudyReport, compared_searches, method_runs, report_studies
-from concord.tuning.results import StudyResult, draw, read_result, selections_table
+from concord.studies.journal import TrialResult, TrialSpec, opened, write_study
+from concord.studies.report import StudyReport, compared_searches, method_runs, report_studies
+from concord.studies.results import StudyResult, draw, read_result, selections_table
 
 SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
 
 
-def ended(**metrics: float) -> Ended:
-    return Ended(metrics, [(1, 1, metrics)], 1.0, 2.0)
+def ended(**metrics: float) -> TrialResult:
+    return TrialResult(metrics, [(1, 1, metrics)], 1.0, 2.0)
 
 
 def study(output: Path, name: str, **changes: Any) -> Path:
@@ -46,18 +46,18 @@ def study(output: Path, name: str, **changes: Any) -> Path:
     with opened(folder) as journal:
         values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
         for number, (held_out, ood) in enumerate(values):
-            task = Task("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1})
+            task = TrialSpec("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1})
             journal.begin(task)
             journal.end(task, ended(held_out_accuracy=held_out, ood_accuracy=ood, train_accuracy=1.0))
-        broken = Task("trial", 3, {"lr": 0.9, "penalty": "none"})
+        broken = TrialSpec("trial", 3, {"lr": 0.9, "penalty": "none"})
         journal.begin(broken)
-        journal.end(broken, Ended({}, [], 1.0, 2.0, failure="ValueError: no"))
+        journal.end(broken, TrialResult({}, [], 1.0, 2.0, failure="ValueError: no"))
         for number, left_out in ((0, 0.5), (1, 0.6)):
-            task = Task("left-out", number, {}, left_out=("a",), whole=False)
+            task = TrialSpec("left-out", number, {}, left_out=("a",), whole=False)
             journal.begin(task)
             journal.end(task, ended(left_out_accuracy=left_out))
         for seed in (1, 2):
-            task = Task("seed", 0, {}, seed=seed)
+            task = TrialSpec("seed", 0, {}, seed=seed)
             journal.begin(task)
             journal.end(task, ended(train_accuracy=1.0, ood_accuracy=0.4 + seed / 10))
     return folder
@@ -111,7 +111,7 @@ def test_the_worst_environment_stands_beside_what_each_selection_would_have_chos
     criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
     with opened(folder) as journal:
-        task = Task("trial", 4, {"lr": 0.5, "penalty": "none"})
+        task = TrialSpec("trial", 4, {"lr": 0.5, "penalty": "none"})
         journal.begin(task)
         journal.end(task, ended(worst_held_out_accuracy=0.25, worst_ood_accuracy=0.125))
     header, rows = selections_table(read_result(folder))
@@ -126,7 +126,9 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
     folder = study(tmp_path, "s")
     with opened(folder) as journal:
         for number, name in ((4, "and-mask"), (5, "mean")):
-            task = Task("trial", number, {"lr": 0.5, "penalty": "none"}, resolved={"aggregator": name, "epochs": 94})
+            task = TrialSpec(
+                "trial", number, {"lr": 0.5, "penalty": "none"}, resolved={"aggregator": name, "epochs": 94}
+            )
             journal.begin(task)
             journal.end(task, ended(held_out_accuracy=0.99 - number / 1000))
     result = read_result(folder)

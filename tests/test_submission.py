@@ -19,13 +19,13 @@ from concord.cli import main
 from concord.cli.cluster import _checked, _divided
 from concord.cli.parsing import replaced_option
 from concord.errors import InputError
+from concord.studies import journal as journals
+from concord.studies.plan import studies_folder
 from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
 from concord.tracking import Store
 from concord.training import load_job
-from concord.tuning import journal as journals
-from concord.tuning.plan import studies_folder
 
 JOB = Path(__file__).parent / "jobs" / "shared_rule.py"
 

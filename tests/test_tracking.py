@@ -25,9 +25,10 @@ from mlflow_server import Server
 from test_champion import the_best_of_those_at_once_is_the_champion
 
 from concord.errors import InputError, RunFailedError
+from concord.metric_name import metric_name
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import MetricLog, Store, log_model, models, promote, register, registry, show
-from concord.tracking.client import metric_name, redact
+from concord.tracking.client import redact
 from concord.tracking.journal import Journal, cut, entries
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there

@@ -24,12 +24,12 @@ from concord.gradients import (
     StepClock,
 )
 from concord.objectives import ObjectiveGradients
-from concord.training import Job, Place, TrainConfig, build_model, load_job, share, train
+from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
 from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
-from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
 from concord.training.optimization import Optimization
+from concord.training.options import RUNTIME_OPTIONS
 from concord.training.sweep import sweep
 
 
@@ -84,10 +84,10 @@ def without_time(metrics: dict[str, float]) -> dict[str, float]:
 def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, optimizer: Any) -> None:
     config = dataclasses.replace(CONFIG, optimizer=optimizer)
     whole = Kept(tmp_path / "whole")
-    outcome = train(JOB, config, Place(), whole)
+    outcome = train(JOB, config, ProcessContext(), whole)
     assert len(whole.checkpoints) == 3
     resumed = Kept(tmp_path / "resumed")
-    again = train(JOB, config, Place(), resumed, resume_from=whole.checkpoints[0])
+    again = train(JOB, config, ProcessContext(), resumed, resume_from=whole.checkpoints[0])
     assert without_time(again.metrics) == without_time(outcome.metrics)
     assert [at.epoch for at in again.history] == [at.epoch for at in outcome.history] == [2, 4, 6]
     first, second = (torch.load(k.checkpoints[-1] / OPTIMIZER, weights_only=True) for k in (whole, resumed))
@@ -99,7 +99,7 @@ def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, optimi
 
 def test_every_step_and_every_epoch_is_logged_once_with_the_metrics_promised() -> None:
     kept = Kept()
-    outcome = train(JOB, CONFIG, Place(), kept)
+    outcome = train(JOB, CONFIG, ProcessContext(), kept)
     steps = [step for step, metrics in kept.logged if "step/loss" in metrics]
     assert steps == list(range(1, outcome.steps + 1))
     last = outcome.metrics
@@ -115,7 +115,7 @@ def test_every_step_and_every_epoch_is_logged_once_with_the_metrics_promised() -
 
 def test_where_no_environment_is_for_validation_the_held_out_parts_are() -> None:
     job = dataclasses.replace(JOB, environments=lambda _: Environments(blobs, train=["a", "b"]))
-    metrics = train(job, CONFIG, Place(), Kept()).metrics
+    metrics = train(job, CONFIG, ProcessContext(), Kept()).metrics
     assert metrics["validation_accuracy"] == metrics["held_out_accuracy"]
     assert metrics["worst_validation_loss"] == metrics["worst_held_out_loss"]
     assert "ood_accuracy" not in metrics
@@ -137,7 +137,7 @@ def test_a_regression_reports_losses_and_the_measures_of_the_job() -> None:
         name="line",
     )
     config = dataclasses.replace(CONFIG, epochs=60, lr=5e-2, aggregator="mean")
-    metrics = train(job, config, Place(), Kept()).metrics
+    metrics = train(job, config, ProcessContext(), Kept()).metrics
     assert "train_accuracy" not in metrics
     assert metrics["ood_loss"] < 0.1
     assert metrics["ood_absolute_error"] < 0.3
@@ -156,18 +156,18 @@ def test_evaluation_is_the_mean_over_examples_whatever_the_size_of_environments(
 
 def test_shares_cover_all_environments_and_differ_by_one_at_most() -> None:
     names = [str(index) for index in range(32)]
-    for world in (1, 3, 5, 8, 32):
-        shares = [share(names, Place(rank, world)) for rank in range(world)]
+    for world_size in (1, 3, 5, 8, 32):
+        shares = [share(names, ProcessContext(rank, world_size)) for rank in range(world_size)]
         assert [name for own in shares for name in own] == names
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def _train_in_group(rank: int, world: int, port: int, folder: str, config: TrainConfig = CONFIG) -> None:
+def _train_in_group(rank: int, world_size: int, port: int, folder: str, config: TrainConfig = CONFIG) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     job = dataclasses.replace(JOB, model=plain_network)
     kept = Kept(Path(folder) / f"rank-{rank}")
-    outcome = train(job, config, Place(rank, world), kept)
+    outcome = train(job, config, ProcessContext(rank, world_size), kept)
     if rank == 0:
         (Path(folder) / "metrics.json").write_text(json.dumps(outcome.metrics))
     dist.destroy_process_group()
@@ -177,19 +177,19 @@ EXAMPLES_CONFIG = dataclasses.replace(CONFIG, per_example=True, threshold=0.2)
 
 
 @pytest.mark.parametrize(
-    ("world", "config"), [(2, CONFIG), pytest.param(4, CONFIG, marks=pytest.mark.slow), (3, EXAMPLES_CONFIG)]
+    ("world_size", "config"), [(2, CONFIG), pytest.param(4, CONFIG, marks=pytest.mark.slow), (3, EXAMPLES_CONFIG)]
 )
 def test_processes_that_share_the_work_train_what_one_process_trains(
-    tmp_path: Path, world: int, config: TrainConfig
+    tmp_path: Path, world_size: int, config: TrainConfig
 ) -> None:
     """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), and 3 that share the examples
     of each batch of 4 × 16, against one with all."""
     alone = Kept(tmp_path / "alone")
-    metrics = train(dataclasses.replace(JOB, model=plain_network), config, Place(), alone).metrics
+    metrics = train(dataclasses.replace(JOB, model=plain_network), config, ProcessContext(), alone).metrics
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
     del store
-    spawn(_train_in_group, (world, port, str(tmp_path), config), nprocs=world)
+    spawn(_train_in_group, (world_size, port, str(tmp_path), config), nprocs=world_size)
     shared = json.loads((tmp_path / "metrics.json").read_text())
     assert set(shared) == set(metrics)
     for name, value in without_time(metrics).items():
@@ -220,8 +220,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted()
     job = dataclasses.replace(JOB, environments=lambda _: Environments(exploding, train=["a", "b"]), model=cubed)
     config = dataclasses.replace(CONFIG, held_out=0.0, lr=1e-4)
     with pytest.raises(NonFiniteGradientError, match=r"environment b .* step 0"):
-        train(job, config, Place(), Kept())
-    outcome = train(job, dataclasses.replace(config, nonfinite="skip"), Place(), Kept())
+        train(job, config, ProcessContext(), Kept())
+    outcome = train(job, dataclasses.replace(config, nonfinite="skip"), ProcessContext(), Kept())
     assert outcome.metrics["skipped_environments"] == outcome.steps
     assert math.isfinite(outcome.metrics["loss/train/a"])
 
@@ -230,7 +230,7 @@ def test_propagate_lets_the_update_be_what_the_gradients_are() -> None:
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 3), loss=lambda outputs, _: (outputs * math.inf).sum())
     config = dataclasses.replace(CONFIG, epochs=1, nonfinite="propagate", aggregator="mean")
     config.check()
-    outcome = train(job, config, Place(), Kept())
+    outcome = train(job, config, ProcessContext(), Kept())
     assert outcome.metrics["skipped_environments"] == 0
     assert not math.isfinite(outcome.metrics["train_loss"])
 
@@ -263,7 +263,7 @@ RISK_JOB: Job[TrainConfig] = Job(
 @pytest.mark.parametrize("changes", [{}, {"environments_per_step": 2}, {"per_example": True, "threshold": 0.2}])
 def test_a_risk_that_is_the_mean_loss_trains_what_the_loss_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = dataclasses.replace(CONFIG, **changes)
-    by_loss, by_risk = (train(job, config, Place(), Kept()).metrics for job in (JOB, RISK_JOB))
+    by_loss, by_risk = (train(job, config, ProcessContext(), Kept()).metrics for job in (JOB, RISK_JOB))
     assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-6)
 
 
@@ -326,7 +326,7 @@ def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
         seen[model.training].add(step)
         return blob_risk(model, batch, step)
 
-    outcome = train(dataclasses.replace(RISK_JOB, risk=risk), CONFIG, Place(), Kept())
+    outcome = train(dataclasses.replace(RISK_JOB, risk=risk), CONFIG, ProcessContext(), Kept())
     assert seen[True] == set(range(outcome.steps))
     assert seen[False] == {evaluation.step for evaluation in outcome.history}
 
@@ -334,7 +334,9 @@ def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
 def test_the_warm_up_of_a_penalty_takes_its_steps_from_the_run() -> None:
     config = dataclasses.replace(CONFIG, objective="irm", penalty_weight=100.0, aggregator="mean", l1=0.0)
     ends = {
-        warmup: train(JOB, dataclasses.replace(config, penalty_warmup=warmup), Place(), Kept()).metrics["train_loss"]
+        warmup: train(JOB, dataclasses.replace(config, penalty_warmup=warmup), ProcessContext(), Kept()).metrics[
+            "train_loss"
+        ]
         for warmup in (0.0, 0.5, 0.99)
     }
     assert len(set(ends.values())) == 3
@@ -363,15 +365,15 @@ def test_an_objective_of_a_risk_that_is_the_mean_loss_is_that_of_the_loss(object
     config = dataclasses.replace(CONFIG, penalty_warmup=0.5, **changes)
     # Without dropout, which a loss draws for all environments at once.
     jobs = [dataclasses.replace(job, model=plain_network) for job in (JOB, RISK_JOB)]
-    by_loss, by_risk = (train(job, config, Place(), Kept()).metrics for job in jobs)
+    by_loss, by_risk = (train(job, config, ProcessContext(), Kept()).metrics for job in jobs)
     assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-4)
 
 
-def _weighted_examples(rank: int, world: int, port: int, folder: str) -> None:
+def _weighted_examples(rank: int, world_size: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     kept = Kept()
-    train(WEIGHTED_JOB, EXAMPLES_CONFIG, Place(rank, world), kept)
+    train(WEIGHTED_JOB, EXAMPLES_CONFIG, ProcessContext(rank, world_size), kept)
     if rank == 0:
         (Path(folder) / "steps.json").write_text(json.dumps(_step_metrics(kept)))
     dist.destroy_process_group()
@@ -388,7 +390,7 @@ WEIGHTED_JOB = dataclasses.replace(RISK_JOB, model=plain_network, risk=weighted_
 def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(tmp_path: Path) -> None:
     """3 processes have 5 or 6 of the 16 examples each, of unlike weights."""
     alone = Kept()
-    train(WEIGHTED_JOB, EXAMPLES_CONFIG, Place(), alone)
+    train(WEIGHTED_JOB, EXAMPLES_CONFIG, ProcessContext(), alone)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
     del store
@@ -449,7 +451,7 @@ def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path
     """Timing chooses, and might choose otherwise; what the checkpoint says is gone by."""
     job, config = dataclasses.replace(JOB, model=plain_network), dataclasses.replace(CONFIG, checkpoints=6)
     kept = Kept(tmp_path / "first")
-    train(job, config, Place(), kept)
+    train(job, config, ProcessContext(), kept)
     said = [json.loads((folder / PROGRESS).read_text())["vectorize"] for folder in kept.checkpoints]
     assert said[0] in ([True], [False], ["pooled"])
     assert said == said[:1] * 6
@@ -458,7 +460,7 @@ def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path
     ends = []
     for name in ("second", "third"):
         again = Kept(tmp_path / name)
-        ends.append(train(job, config, Place(), again, resume_from=kept.checkpoints[0]).metrics)
+        ends.append(train(job, config, ProcessContext(), again, resume_from=kept.checkpoints[0]).metrics)
         assert json.loads((again.checkpoints[-1] / PROGRESS).read_text())["vectorize"] == [vectorize]
     assert without_time(ends[0]) == without_time(ends[1])
 
@@ -466,7 +468,7 @@ def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = Kept(tmp_path_factory.mktemp("checkpoint"))
-    train(JOB, dataclasses.replace(CONFIG, epochs=1), Place(), kept)
+    train(JOB, dataclasses.replace(CONFIG, epochs=1), ProcessContext(), kept)
     return kept.checkpoints[-1]
 
 
@@ -513,8 +515,8 @@ class Tied(nn.Module):
 def test_tied_weights_go_through_a_checkpoint(tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, model=lambda _: Tied())
     kept = Kept(tmp_path)
-    outcome = train(job, CONFIG, Place(), kept)
-    again = train(job, CONFIG, Place(), Kept(), resume_from=kept.checkpoints[0])
+    outcome = train(job, CONFIG, ProcessContext(), kept)
+    again = train(job, CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
     assert without_time(again.metrics) == without_time(outcome.metrics)
 
 
@@ -527,7 +529,7 @@ def test_one_logit_for_two_classes_trains_with_a_measure_of_the_jobs_own() -> No
 
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 1), loss=loss, measures={"accuracy": right})
     config = dataclasses.replace(CONFIG, aggregator="mean", epochs=40, lr=5e-2)
-    assert train(job, config, Place(), Kept()).metrics["train_accuracy"] > 0.75
+    assert train(job, config, ProcessContext(), Kept()).metrics["train_accuracy"] > 0.75
 
 
 def test_the_worst_environment_is_the_one_that_the_measure_says_whatever_its_name_is() -> None:
@@ -587,18 +589,18 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
 
 def test_more_workers_than_environments_are_refused() -> None:
     with pytest.raises(InputError, match="--workers 5: more than the 4 training environments"):
-        train(JOB, dataclasses.replace(CONFIG, workers=5), Place(), Kept())
+        train(JOB, dataclasses.replace(CONFIG, workers=5), ProcessContext(), Kept())
 
 
 def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 2))
     with pytest.raises(InputError, match="target 2 is out of range; the model has 2 outputs"):
-        train(job, CONFIG, Place(), Kept())
+        train(job, CONFIG, ProcessContext(), Kept())
 
 
 def test_every_option_of_a_run_is_science_or_placement() -> None:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert names >= PLACEMENT_OPTIONS
+    assert names >= RUNTIME_OPTIONS
 
 
 # --- jobs

@@ -16,8 +16,8 @@ import pytest
 import ray
 from ray_head import _free_port
 
+from concord.runs.dashboard import described, running_dashboard
 from concord.tracking import Store
-from concord.training.dashboard import described, running_dashboard
 
 PATIENCE = 120.0
 
@@ -151,6 +151,6 @@ def test_the_dashboard_of_one_s_own_ray_is_found_and_its_token_s_place_is_told_a
     with contextlib.suppress(urllib.error.HTTPError):  # it asks for a token, or is open
         urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
     mine = f"http://{ray._private.worker.global_worker.node.webui_url}"  # one Ray of several that may be this user's
-    monkeypatch.setattr("concord.training.dashboard._ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("concord.runs.dashboard._ANSWER_SECONDS", 30.0)
     assert described(mine) in (mine, f"{mine} (it asks for the token in /somewhere/token)")
     assert ("the token in" in described(mine)) == (os.environ.get("RAY_AUTH_MODE") == "token")

@@ -26,9 +26,10 @@ from torch.nn.functional import cross_entropy
 
 from concord.environments import Environments
 from concord.gradients import EnvironmentStep, StepClock
-from concord.training import Job, Place, TrainConfig, train
-from concord.training.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample, StepsSoFar
-from concord.tuning.progress import STUDY_METRICS
+from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
+from concord.studies.progress import STUDY_METRICS
+from concord.training import Job, ProcessContext, TrainConfig, train
+from concord.training.steps_so_far import StepsSoFar
 
 TESTS = Path(__file__).parent
 DASHBOARD: dict[str, Any] = json.loads(CONFIGURATION.with_name("concord.json").read_text())
@@ -78,7 +79,7 @@ class Rates:
         pass
 
 
-def timed(way: str, place: Place) -> dict[str, float]:
+def timed(way: str, place: ProcessContext) -> dict[str, float]:
     """The seconds of the parts, and of the whole steps (by the first process's clock)."""
     options, _ = WAYS[way]
     config = TrainConfig(epochs=EPOCHS, evaluations=EPOCHS, checkpoints=1, **options)
@@ -88,11 +89,11 @@ def timed(way: str, place: Place) -> dict[str, float]:
     return {**so_far.clock.seconds, "whole": rates.seconds * steps / EPOCHS}
 
 
-def _timed_in_group(rank: int, world: int, port: int, folder: str, way: str) -> None:
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def _timed_in_group(rank: int, world_size: int, port: int, folder: str, way: str) -> None:
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     torch.set_num_threads(1)
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(timed(way, Place(rank, world))))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(timed(way, ProcessContext(rank, world_size))))
     dist.destroy_process_group()
 
 
@@ -103,7 +104,7 @@ def adds_up(seconds: Mapping[str, float]) -> bool:
 
 @pytest.mark.parametrize("way", ["stacked", "per-example", "objective"])
 def test_in_one_process_the_parts_add_up_to_the_steps_and_nothing_is_exchanged(way: str) -> None:
-    seconds = timed(way, Place())
+    seconds = timed(way, ProcessContext())
     assert seconds["exchange"] == 0
     assert seconds["gradients"] > 0
     assert seconds["optimizer"] > 0
@@ -112,12 +113,12 @@ def test_in_one_process_the_parts_add_up_to_the_steps_and_nothing_is_exchanged(w
 
 @pytest.mark.parametrize("way", WAYS)
 def test_in_several_processes_a_part_of_every_step_is_exchange(way: str, tmp_path: Path) -> None:
-    world = WAYS[way][1]
+    world_size = WAYS[way][1]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = store.port
     del store
-    spawn(_timed_in_group, (world, port, str(tmp_path), way), nprocs=world)
-    each = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    spawn(_timed_in_group, (world_size, port, str(tmp_path), way), nprocs=world_size)
+    each = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)]
     for seconds in each:
         assert min(seconds["gradients"], seconds["exchange"], seconds["optimizer"]) > 0
     assert adds_up(each[0]), each[0]

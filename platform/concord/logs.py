@@ -55,24 +55,24 @@ def use_json() -> None:
     ray.handlers[:], ray.propagate = [], True
     logging.captureWarnings(True)
     if "CONCORD_SUBMISSION" in os.environ:
-        know(submission=os.environ["CONCORD_SUBMISSION"])
+        bind_context(submission=os.environ["CONCORD_SUBMISSION"])
 
 
-def know(**fields: Any) -> None:
+def bind_context(**fields: Any) -> None:
     """Add fields to every later line of this process, whoever logs it."""
     _known.update(fields)
 
 
 def context() -> Context:
-    """What workers are to :func:`take_over`."""
+    """What workers are to :func:`inherit_context`."""
     return Context(as_json(), dict(_known))
 
 
-def take_over(given: Context, **fields: Any) -> None:
+def inherit_context(given: Context, **fields: Any) -> None:
     """Log as the process does that this one works for, with more fields."""
     if given.as_json:
         use_json()
-    know(**given.known, **fields)
+    bind_context(**given.known, **fields)
 
 
 def write(line: str, level: int = logging.INFO) -> None:

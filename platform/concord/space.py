@@ -129,7 +129,7 @@ class Space:
             if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
                 continue
             if located.name not in point:
-                raise InputError(f"{located.name}: missing; the point is {shown(point)}")
+                raise InputError(f"{located.name}: missing; the point is {format_point(point)}")
             if not contains(located.domain, point[located.name]):
                 right = describe(located.domain)
                 raise InputError(f"{located.name} {point[located.name]}: not in the space, which has {right}")
@@ -205,7 +205,7 @@ def describe(domain: Domain) -> str:
     return f"{kind} from {domain.low:g} to {domain.high:g}"
 
 
-def shown(point: Mapping[str, Value]) -> str:
+def format_point(point: Mapping[str, Value]) -> str:
     """A point in one line."""
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()

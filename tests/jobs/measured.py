@@ -8,7 +8,7 @@ import torch
 from concord.environments import Environments
 from concord.space import LogUniform, Space
 from concord.training import Job, Measure, Study, TrainConfig
-from concord.training.config import VectorizeOption
+from concord.training.options import VectorizeOption
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from concord.environments import Environments
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.training import Job, Study, TrainConfig
-from concord.training.config import VectorizeOption
+from concord.training.options import VectorizeOption
 
 EXAMPLES = 60
 

@@ -17,7 +17,7 @@ import concord
 from concord import logs as structured_logs
 from concord.cli.bench import bench
 from concord.cli.cluster import logs, stop, submissions, submit
-from concord.cli.output import complain, without_passwords
+from concord.cli.output import error_line, without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
 from concord.cli.scaling import scaling
@@ -82,9 +82,9 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
         status, problem = 1, f"{type(error).__name__}: {error}"
-        complain(without_passwords(traceback.format_exc()))
+        error_line(without_passwords(traceback.format_exc()))
     problem = without_passwords(problem)
-    complain(f"concord: {problem}")
+    error_line(f"concord: {problem}")
     return status, {**partial, "error": problem}
 
 

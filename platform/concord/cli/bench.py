@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from concord.cli.output import say, table
+from concord.cli.output import info, table
 from concord.cli.parsing import parse
 from concord.errors import InputError, UnfinishedError
 
@@ -41,18 +41,18 @@ def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     problems = []
     try:
         for file in files:
-            say(f"measuring {file.stem}")
+            info(f"measuring {file.stem}")
             try:
                 for row in rows_of(file):
                     rows.append(row)
-                    say(json.dumps(_as_json(row)) if as_json else "  " + "  ".join(_cells(row)))
+                    info(json.dumps(_as_json(row)) if as_json else "  " + "  ".join(_cells(row)))
             except InputError as error:  # what it measures is not installed
                 if len(files) == 1:
                     raise
-                say(f"left out: {error}")
+                info(f"left out: {error}")
             except Exception as error:  # a package or a device that this one needs; the others go on
                 problems.append(f"{file.stem} could not be measured ({type(error).__name__}: {error})".split("\n")[0])
-                say(problems[-1])
+                info(problems[-1])
     except KeyboardInterrupt:
         problems.append("stopped")
     if not as_json:

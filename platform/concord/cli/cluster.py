@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from concord import logs as structured_logs
-from concord.cli.output import say, table, without_passwords
+from concord.cli.output import info, table, without_passwords
 from concord.cli.parsing import job_and_words, option_of, option_value, parse, replaced_option, with_own_rule
 from concord.errors import InputError, RunFailedError
 from concord.redaction import is_secret, redact
@@ -161,14 +161,14 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         memory = round(options.driver_memory * 2**30)
         identity = cluster.submit(words, package, identity, labels, environment, memory)
         seconds = time.perf_counter() - started
-    say(f"submitted {identity} to {cluster.address}")
+    info(f"submitted {identity} to {cluster.address}")
     result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command, "job": job.name}
     result |= {"name": name, "seconds": round(seconds, 3)}
     if options.follow:
         return result | _followed(cluster, identity, as_json)
     if not as_json:
         print(identity)
-        say(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
+        info(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
     return result | {"status": "pending"}
 
 
@@ -231,13 +231,13 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
     """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
-    from concord.training.job import OwnJob
-    from concord.training.run_folder import new_name
-    from concord.tuning.options import config_part, options_for, study_part
+    from concord.runs.folder import new_name
+    from concord.studies.options import config_part, options_for, study_part
+    from concord.training.job import CustomJob
 
     kind = job.job.config
     if command == "tune":
-        if isinstance(job.job, OwnJob):
+        if isinstance(job.job, CustomJob):
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         kind = options_for(job.job.config, list(job.job.studies))
     fields = {field.name for field in dataclasses.fields(kind)}
@@ -260,7 +260,7 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
         config, method = config_part(options, job.job.config), options.method or "study"
         if config.resume:
             raise InputError("--resume: the same --name continues a study; leave --resume out")
-        from concord.tuning.spaces import chosen_study
+        from concord.studies.spaces import chosen_study
 
         chosen_study(job.job.studies, study_part(options), config)
     config.check()

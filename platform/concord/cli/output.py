@@ -9,7 +9,7 @@ from concord import logs
 from concord.redaction import redact
 
 
-def say(line: str) -> None:
+def info(line: str) -> None:
     """A line of progress."""
     if logs.as_json():
         logs.write(line)
@@ -17,7 +17,7 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def complain(line: str) -> None:
+def error_line(line: str) -> None:
     """What went wrong."""
     if logs.as_json():
         logs.write(line, logging.ERROR)
@@ -56,12 +56,12 @@ def nested_table(title: str, value: Mapping[Any, Any]) -> None:
     if levels == 0:
         while any(isinstance(each, Mapping) and each for _, each in inner):
             inner = _within(inner)
-        table([title, ""], [[", ".join(names), shown(each)] for names, each in inner])
+        table([title, ""], [[", ".join(names), format_value(each)] for names, each in inner])
         return
     columns = dict.fromkeys(names[-1] for names, _ in inner)
     rows = []
     for names, each in outer:
-        cells = {str(name): shown(cell) for name, cell in each.items()}
+        cells = {str(name): format_value(cell) for name, cell in each.items()}
         rows.append([*names, *(cells.get(column, "") for column in columns)])
     table([title, *[""] * (levels - 1), *columns], rows)
 
@@ -77,14 +77,14 @@ def _within(entries: _Entries) -> _Entries:
     return found
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a table shows it."""
     if isinstance(value, float):  # small ones, such as learning rates, keep their digits
         return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     if isinstance(value, Mapping):
-        return "  ".join(f"{key}: {shown(entry)}" for key, entry in value.items())
+        return "  ".join(f"{key}: {format_value(entry)}" for key, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return " ".join(shown(entry) for entry in value)
+        return " ".join(format_value(entry) for entry in value)
     return str(value)
 
 

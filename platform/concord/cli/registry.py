@@ -12,11 +12,11 @@ from typing import Any, Literal
 import tyro
 
 from concord.cli import process_group
-from concord.cli.output import say, table, without_passwords
+from concord.cli.output import info, table, without_passwords
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
-from concord.storage import shown
+from concord.storage import display_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,9 @@ def _store(output: Path, tracking_uri: str | None) -> Any:
 
     local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
     if local and not (output / "mlflow.db").exists():
-        raise InputError(f"--output {shown(output)}: there is no MLflow store; a run of concord train makes one there")
+        raise InputError(
+            f"--output {display_path(output)}: there is no MLflow store; a run of concord train makes one there"
+        )
     return Store.open(output, tracking_uri)
 
 
@@ -146,17 +148,17 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
     store = _store(options.output, options.tracking_uri)
-    from concord.training.dashboard import described, running_dashboard
+    from concord.runs.dashboard import described, running_dashboard
 
     dashboard = running_dashboard()
     shown_dashboard = described(dashboard) if dashboard else "you run no Ray here; a run shows it while it lasts"
-    say(f"Ray dashboard: {shown_dashboard}")
+    info(f"Ray dashboard: {shown_dashboard}")
     if store.uri.startswith("http"):
         address = without_passwords(store.uri)
-        say(f"MLflow UI: {address}")
+        info(f"MLflow UI: {address}")
         return {"mlflow": address, "ray": dashboard}
     address = f"http://{options.host}:{options.port}"
-    say(f"MLflow UI: {address}")
+    info(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
     server += ["--workers", "1"]  # processes of some 300 MiB each, which one reader does not need
     if "concord" in entry_points(group="mlflow.app").names:  # not in an installation from before it was there

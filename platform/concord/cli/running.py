@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.cli.output import nested_table, say, table, without_passwords
+from concord.cli.output import info, nested_table, table, without_passwords
 from concord.cli.parsing import job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.storage import check_address, is_remote, settled
-from concord.storage import shown as shown_path
+from concord.storage import check_address, display_path, is_remote, resolve
 
 
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -36,15 +35,15 @@ class _NoOptions:
 
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
-    from concord.training.job import OwnJob
-    from concord.training.run import run
+    from concord.runs.run import run
+    from concord.training.job import CustomJob
 
     job, rest = job_and_words(words, "train")
     program = f"concord train {words[0]}"
     record = _resumed_run(rest)
     job, rest = with_own_rule(job, rest, record)
     config = parse(job.job.config, rest, program, default=_options_of(job.job.config, record, rest))
-    report = job.job.run(job, config, say) if isinstance(job.job, OwnJob) else run(job, config, say)
+    report = job.job.run(job, config, info) if isinstance(job.job, CustomJob) else run(job, config, info)
     if not as_json:
         _print_report(report)
     return report.as_json()
@@ -52,7 +51,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the run that goes on."""
-    from concord.training.run_folder import kept_record, run_folder
+    from concord.runs.folder import kept_record, run_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
@@ -66,7 +65,7 @@ def _options_of(kind: type[Any], record: Mapping[str, Any] | None, words: Sequen
         return None
     import tyro
 
-    from concord.training.run_folder import restored_config
+    from concord.runs.folder import restored_config
 
     recorded = dict(record["config"])
     if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
@@ -78,14 +77,14 @@ def _output(words: Sequence[str]) -> Path:
     """The output folder, before the options are read."""
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     check_address("output", output)
-    return settled(output) if ":/" in str(output) else output
+    return resolve(output) if ":/" in str(output) else output
 
 
 def _print_report(report: Any) -> None:
     shown = {name: value for name, value in report.metrics.items() if not name.startswith(("worst_", "step"))}
     table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(shown.items())])
     print(f"run       {report.name}  (MLflow run {report.run_id})")
-    print(f"artifacts {report.kept.shown}")
+    print(f"artifacts {report.kept.display_path}")
     if report.model:
         print(f"model     {report.model}" + (f": {report.registered.reason}" if report.registered else ""))
     print(f"seconds   {report.seconds:.1f}")
@@ -93,21 +92,21 @@ def _print_report(report: Any) -> None:
 
 def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One study."""
-    from concord.training.job import OwnJob
-    from concord.tuning.options import options_for
-    from concord.tuning.plan import make_plan
+    from concord.studies.options import options_for
+    from concord.studies.plan import make_plan
+    from concord.training.job import CustomJob
 
     job, rest = job_and_words(words, "tune")
-    if isinstance(job.job, OwnJob):
+    if isinstance(job.job, CustomJob):
         raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
     record = _earlier_study(job, rest)
     job, rest = with_own_rule(job, rest, record)
     kind = options_for(job.job.config, list(job.job.studies))
     options = parse(kind, rest, f"concord tune {words[0]}", default=_options_of(kind, record, rest))
     plan = make_plan(job, options, _given(kind, rest).union(record["given"] if record else ()))
-    from concord.tuning.study import run_study  # imports Ray Tune, which takes seconds
+    from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
-    result = run_study(plan, say)
+    result = run_study(plan, info)
     if not as_json:
         _print_study(result)
     return result.as_json()
@@ -122,7 +121,7 @@ def _given(options: type[Any], words: Sequence[str]) -> set[str]:
 
 def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
     """The record of the study of this --name, with all options that it was started with as its configuration."""
-    from concord.tuning.plan import kept_study, study_folder
+    from concord.studies.plan import kept_study, study_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
@@ -137,7 +136,7 @@ def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
 
 
 def _print_study(result: Any) -> None:
-    from concord.tuning.results import selections_table
+    from concord.studies.results import selections_table
 
     header, rows = result.table(int(result.record["options"]["top"]))
     table([name.replace("_", " ") for name in header], rows)
@@ -153,13 +152,13 @@ def _print_study(result: Any) -> None:
         print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
     if result.registration:
         print(f"model     {result.registration}")
-    print(f"figures   {(result.kept / 'figures').shown}")
+    print(f"figures   {(result.kept / 'figures').display_path}")
     if result.seconds:
         print(f"seconds   {result.seconds:.1f}")
 
 
 def _print_reruns(result: Any) -> None:
-    from concord.tuning.selection import metric_on
+    from concord.studies.selection import metric_on
 
     rows = []
     for split in ("train", "held_out", "ood"):
@@ -187,10 +186,10 @@ class _Demo:
 
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The AND-mask beside the average."""
+    from concord.runs.run import preflight, run
+    from concord.runs.session import ray_session
     from concord.tracking import Store
-    from concord.training.distributed import ray_session
     from concord.training.job import load_job
-    from concord.training.run import preflight, run
 
     options = parse(_Demo, words, "concord demo")
     job = load_job("synthetic")
@@ -201,7 +200,7 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     reports = {}
     with ray_session(config):
         for aggregator in ("and-mask", "mean"):
-            reports[aggregator] = run(job, dataclasses.replace(config, aggregator=aggregator), say)
+            reports[aggregator] = run(job, dataclasses.replace(config, aggregator=aggregator), info)
     if not as_json:
         columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
         rows = [
@@ -245,7 +244,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options = parse(data.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
-    result: Mapping[str, Any] = data.make(options, say)
+    result: Mapping[str, Any] = data.make(options, info)
     if not as_json:
         nested_table("data", result)
     return {"job": job.name, **result}
@@ -253,13 +252,13 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _require_disk(option: str, path: Path | None, why: str) -> None:
     if path is not None and is_remote(path):
-        raise InputError(f"--{option.replace('_', '-')} {shown_path(path)}: {why}")
+        raise InputError(f"--{option.replace('_', '-')} {display_path(path)}: {why}")
 
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Figures and tables of a job, and of its studies."""
-    from concord.tuning.options import combined
-    from concord.tuning.report import StudyReport, report_studies
+    from concord.studies.options import combined
+    from concord.studies.report import StudyReport, report_studies
 
     job, rest = job_and_words(words, "report")
     kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
@@ -267,8 +266,8 @@ def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
     if job.job.report is not None and not options.only_studies:
-        result |= job.job.report.make(options, say)
-    studies, of_studies = report_studies(job.name, options, say)
+        result |= job.job.report.make(options, info)
+    studies, of_studies = report_studies(job.name, options, info)
     if not studies and (job.job.report is None or options.only_studies):
         raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")
     result |= of_studies | {"figures": {**result.get("figures", {}), **of_studies.get("figures", {})}}

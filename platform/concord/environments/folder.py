@@ -9,7 +9,7 @@ import pyarrow as pa
 from concord.environments.collection import Array, Environments, require_names
 from concord.environments.parquet import read_table
 from concord.errors import ArgumentError, InputError
-from concord.storage import listing, local, shown
+from concord.storage import display_path, listing, local
 
 
 def from_folder(
@@ -41,17 +41,19 @@ def from_folder(
     folder = Path(folder)
     names = listing(folder)
     if names is None:
-        raise ArgumentError("data_dir", shown(folder), "there is no such folder")
+        raise ArgumentError("data_dir", display_path(folder), "there is no such folder")
     files: dict[str, Path] = {}
     for path in (folder / name for name in names):
         if path.suffix in {".npz", ".parquet"}:
             if path.stem in files:
                 raise ArgumentError(
-                    "data_dir", shown(folder), f"both {files[path.stem].name} and {path.name}; one file each"
+                    "data_dir", display_path(folder), f"both {files[path.stem].name} and {path.name}; one file each"
                 )
             files[path.stem] = path
     if not files:
-        raise ArgumentError("data_dir", shown(folder), "no .npz or .parquet file; expected one for each environment")
+        raise ArgumentError(
+            "data_dir", display_path(folder), "no .npz or .parquet file; expected one for each environment"
+        )
     require_names([*validation, *test], files)
     train = [name for name in files if name not in {*validation, *test}]
 

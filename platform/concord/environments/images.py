@@ -18,7 +18,7 @@ from torch import Tensor
 from concord.environments.collection import generator_for
 from concord.environments.files import RemoteFile, check_sha256, download, find
 from concord.errors import ArgumentError, InputError
-from concord.storage import check_address, is_remote, local, shown
+from concord.storage import check_address, display_path, is_remote, local
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -141,7 +141,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
         path = find([name, f"{name}.gz"], folders)
         if path is None and folders:
             raise ArgumentError(
-                "data_dir", shown(folders[-1]), f"neither {name} nor {name}.gz is there, nor in its folder mnist"
+                "data_dir", display_path(folders[-1]), f"neither {name} nor {name}.gz is there, nor in its folder mnist"
             )
         if path is None:
             urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
@@ -186,7 +186,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
     if archive is None and folders:
         raise ArgumentError(
             "data_dir",
-            shown(folders[-1]),
+            display_path(folders[-1]),
             f"neither {_CIFAR10.name} nor train.parquet and test.parquet are there, nor in its folder cifar10",
         )
     if archive is None:
@@ -254,7 +254,7 @@ def _own_folder(folder: Path) -> Path:
     check_address("data", folder)
     here = local(folder)
     if is_remote(folder) and not here.is_dir():
-        raise ArgumentError("data", shown(folder), "there is no such folder")
+        raise ArgumentError("data", display_path(folder), "there is no such folder")
     return here
 
 

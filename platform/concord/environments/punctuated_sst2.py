@@ -12,7 +12,7 @@ from torch import Tensor
 from concord.environments.collection import Environments, generator_for
 from concord.environments.misleading import misled, require_probabilities
 from concord.errors import ArgumentError, InputError
-from concord.storage import local, shown
+from concord.storage import display_path, local
 
 PADDING, UNKNOWN = 0, 1
 _MARKS = ("!", ".")
@@ -63,7 +63,7 @@ class SST2:
         if folder is None or missing:
             raise ArgumentError(
                 "data_dir",
-                shown(data_dir),
+                display_path(data_dir),
                 f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
             )
         return SST2(*(_read(local(folder / name)) for name in _FILES))

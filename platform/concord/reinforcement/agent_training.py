@@ -33,15 +33,16 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
+from concord.runs.cluster_address import check_cluster
+from concord.runs.dashboard import described
+from concord.runs.folder import RunFolder, reserved_run, run_lifecycle, run_tags
+from concord.runs.run import FinishedRun, Info, already_finished, resolved_paths, send_unsent
+from concord.runs.session import ray_session
+from concord.runs.worker import METRICS
 from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, Registered, log_model, register
-from concord.training.cluster_address import check_cluster
-from concord.training.config import RunConfig
-from concord.training.dashboard import described
-from concord.training.distributed import METRICS, ray_session
 from concord.training.job import JobFile
-from concord.training.run import FinishedRun, Say, already_finished, send_unsent, settled_paths
-from concord.training.run_folder import RunFolder, reserved_run, run_lifecycle, run_tags
+from concord.training.options import RunConfig
 
 EXPERT = "expert.safetensors"
 _CHECKPOINTS = "checkpoints"
@@ -81,7 +82,7 @@ class AgentConfig(RunConfig):
     """Learning rate at the end, to which it goes in a straight line; constant if not given."""
     discount: float = 0.999
     """Discount factor γ."""
-    advantage_decay: float = 0.95
+    gae_lambda: float = 0.95
     """λ of the generalized advantage estimates."""
     clip: float = 0.2
     """How far the ratio of new to old policy may be from 1 before its gain counts no more."""
@@ -89,7 +90,7 @@ class AgentConfig(RunConfig):
     """Coefficient of the policy's entropy."""
     value: float = 0.25
     """Coefficient of the squared error of the value function (theirs is 0.5 of half of it)."""
-    largest_norm: float = 0.5
+    max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
 
     precision: Literal["bfloat16", "float32"] = "bfloat16"
@@ -199,13 +200,13 @@ class _Progress:
     late: list[float] = field(default_factory=list)
 
 
-def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
+def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
     """Train an agent from nothing, from an expert, or from where the run stopped, and keep everything.
 
     Args:
         job: the job with its file.
         config: the options.
-        say: takes a line of progress.
+        info: takes a line of progress.
 
     Raises:
         InputError: something given cannot be used; nothing of the run is left.
@@ -213,13 +214,13 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
     """
     started = time.perf_counter()
     config.check()
-    config = dataclasses.replace(config, **settled_paths(config))
+    config = dataclasses.replace(config, **resolved_paths(config))
     check_cluster(config)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
     require_coinrun(f"job {job.name}")
     with reserved_run(job.name, config, config.game, placement=PLACEMENT) as reserved:
         if reserved.report is not None:
-            return already_finished(reserved, reserved.report, say)
+            return already_finished(reserved, reserved.report, info)
         name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
         with ray_session(config, tracked_by_workers=False) as dashboard:
             _check_cpus(config)
@@ -227,18 +228,18 @@ def train_agent(job: JobFile, config: AgentConfig, say: Say) -> FinishedRun:
                 full_disk_in_one_line(reserved.folder.path),
                 run_lifecycle(reserved, run_tags(job.name, job.path)) as opened,
             ):
-                say(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
+                info(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
                 if dashboard:
-                    say(f"Ray dashboard {described(dashboard)}")
-                report = _trained(job, config, opened, initial, say)
+                    info(f"Ray dashboard {described(dashboard)}")
+                report = _trained(job, config, opened, initial, info)
                 report = dataclasses.replace(report, seconds=time.perf_counter() - started)
                 if report.model is not None:  # otherwise --resume has still to keep it
                     opened.record(report=report.as_json())
     return report
 
 
-def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, say: Say) -> FinishedRun:
-    with _one_line_failures(), contextlib.closing(_Agent(config, opened, say)) as agent:
+def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, info: Info) -> FinishedRun:
+    with _one_line_failures(), contextlib.closing(_Agent(config, opened, info)) as agent:
         agent.start(initial.network if initial else None)
         agent.train()
         network, progress = agent.network(), agent.progress
@@ -248,15 +249,15 @@ def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expe
     network = load_expert(opened.folder / EXPERT).network
     final = _evaluate(network, config, config.final_episodes, progress.steps)
     progress.evaluations.append(final)
-    say(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
+    info(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
     save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
-    report = _keep(job, config, opened, network, progress, say)
+    report = _keep(job, config, opened, network, progress, info)
     # The store may have come back meanwhile: what has taken the model takes the metrics, too.
     unsent = agent.unsent
     if unsent and report.model is not None:
         unsent = send_unsent(opened.kept, opened.store.uri, opened.run_id)
     if unsent:
-        say(f"{unsent} metrics could not be sent; --name {opened.name} --resume sends them")
+        info(f"{unsent} metrics could not be sent; --name {opened.name} --resume sends them")
     return report
 
 
@@ -286,15 +287,15 @@ def _check_cpus(config: AgentConfig) -> None:
 class _Agent:
     """RLlib's algorithm with what a run needs around it."""
 
-    def __init__(self, config: AgentConfig, opened: RunFolder, say: Say) -> None:
+    def __init__(self, config: AgentConfig, opened: RunFolder, info: Info) -> None:
         # RLlib takes seconds to import.
         from concord.reinforcement.policy_optimization import Placement, algorithm_config
 
-        self._config, self._folder, self._say = config, opened.kept, say
+        self._config, self._folder, self._say = config, opened.kept, info
         self._folder.fetch_all(_CHECKPOINTS)
         for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
             partial.unlink()
-        self._kept = _last_checkpoint(opened.folder, say)
+        self._kept = _last_checkpoint(opened.folder, info)
         self.unsent = 0
         start = self._kept.journal_length if self._kept else 0
         self._log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
@@ -306,11 +307,11 @@ class _Agent:
             minibatches=config.minibatches,
             lr=config.lr if config.final_lr is None else [[0, config.lr], [config.steps, config.final_lr]],
             discount=config.discount,
-            decay=config.advantage_decay,
+            decay=config.gae_lambda,
             clip=config.clip,
             entropy=config.entropy,
             value=config.value,
-            largest_norm=config.largest_norm,
+            max_grad_norm=config.max_grad_norm,
             precision=config.precision,
             compiled=config.compile,
             overlap=config.overlap,
@@ -426,7 +427,7 @@ class _Kept:
     journal_length: int | None
 
 
-def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
+def _last_checkpoint(folder: Path, info: Info) -> _Kept | None:
     """The newest that can be read; one that was being written when the machine died is passed over."""
     for path in sorted((folder / _CHECKPOINTS).glob("checkpoint_*.safetensors"), reverse=True):
         try:
@@ -443,7 +444,7 @@ def _last_checkpoint(folder: Path, say: Say) -> _Kept | None:
             )
             return _Kept(arrays, described["counts"], progress, described.get("journal_length"))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            say(f"{path.name} cannot be read ({str(error).splitlines()[0]}); the one before is taken")
+            info(f"{path.name} cannot be read ({str(error).splitlines()[0]}); the one before is taken")
     return None
 
 
@@ -508,7 +509,7 @@ class _PolicyAlone(nn.Module):
 
 
 def _keep(
-    job: JobFile, config: AgentConfig, opened: RunFolder, network: ActorCritic, progress: _Progress, say: Say
+    job: JobFile, config: AgentConfig, opened: RunFolder, network: ActorCritic, progress: _Progress, info: Info
 ) -> FinishedRun:
     from concord.analysis.agent_figures import return_curve, write_video
     from concord.analysis.figures import save
@@ -541,11 +542,11 @@ def _keep(
             registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
         model = f"models:/{registered.name}/{registered.version}" if registered else uri
     except (RunFailedError, InputError) as error:
-        say(f"the model could not be kept in MLflow, --resume tries again: {error}")
+        info(f"the model could not be kept in MLflow, --resume tries again: {error}")
     try:
         store.finish_run(run_id, "FINISHED")
     except RunFailedError as error:
-        say(f"the status could not be kept in MLflow, --resume tries again: {error}")
+        info(f"the status could not be kept in MLflow, --resume tries again: {error}")
     return FinishedRun(
         job=job.name,
         name=opened.name,

@@ -37,9 +37,9 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.storage import append_line, listing, local, read_lines, shown
-from concord.training.config import RunConfig
-from concord.training.distributed import ray_session
+from concord.runs.session import ray_session
+from concord.storage import append_line, display_path, listing, local, read_lines
+from concord.training.options import RunConfig
 from concord.training.process import tune_process
 
 MANIFEST = "manifest.json"
@@ -52,7 +52,7 @@ _ROOM = 1_000_000  # levels to draw those of such a file from
 _FIRST_EPISODES = 32
 
 Split = Literal["train", "validation", "test"]
-Say = Callable[[str], None]
+Info = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _shards(options: CloningOptions) -> list[_Shard]:
     return shards
 
 
-def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
+def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     """Make what is missing of the data, in parallel Ray tasks; says in the end what there is.
 
     Raises:
@@ -190,13 +190,13 @@ def make_cloning_data(options: CloningOptions, say: Say) -> dict[str, Any]:
     whole = _whole(folder)
     missing = [shard for shard in shards if shard.file not in whole]
     if missing:
-        say(f"{len(missing)} of {len(shards)} files to make in {folder}")
+        info(f"{len(missing)} of {len(shards)} files to make in {folder}")
         with ray_session(RunConfig(address=options.address), tracked_by_workers=False):
             for done, (shard, content) in enumerate(_made(path, missing, options), 1):
                 _write(folder / shard.file, content)
                 append_line(folder / _MADE, {"file": shard.file, "sha256": _checksum(content)})
                 if done % 8 == 0 or done == len(missing):
-                    say(f"{done}/{len(missing)} files")
+                    info(f"{done}/{len(missing)} files")
     described = [_described(folder, made[shard.file]) for shard in shards]
     unseen = [options.first_test_level, options.unseen_levels]
     manifest = plan | {"unseen_levels": unseen, "shards": described}
@@ -532,22 +532,26 @@ class CloningData:
         if MANIFEST not in names:
             unfinished = ", only the beginning of some" if _PLAN in names else ""
             raise InputError(
-                f"--data-dir {shown(folder)}: no cloning data{unfinished}; concord data coinrun-clone makes them"
+                f"--data-dir {display_path(folder)}: no cloning data{unfinished}; concord data coinrun-clone makes them"
             )
         self.manifest = _read_json(local(folder / MANIFEST))
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
             raise InputError(
-                f"--data-dir {shown(folder)}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}"
+                f"--data-dir {display_path(folder)}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}"
             )
         missing = _missing(self.manifest)
         if missing:
-            raise InputError(f"--data-dir {shown(folder)}: its {MANIFEST} is not complete ({missing} is missing)")
+            raise InputError(
+                f"--data-dir {display_path(folder)}: its {MANIFEST} is not complete ({missing} is missing)"
+            )
         self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
         _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
             if file not in names:
-                raise InputError(f"--data-dir {shown(folder)}: {file} is missing; concord data coinrun-clone makes it")
+                raise InputError(
+                    f"--data-dir {display_path(folder)}: {file} is missing; concord data coinrun-clone makes it"
+                )
         self.version = _checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
@@ -573,6 +577,6 @@ class CloningData:
         path = local(self.folder / file)
         if _checksum(path.read_bytes()) != self._shards[file]["sha256"]:
             raise InputError(
-                f"--data-dir {shown(self.folder)}: {file} is corrupt; remove it, and concord data makes it anew"
+                f"--data-dir {display_path(self.folder)}: {file} is corrupt; remove it, and concord data makes it anew"
             )
         return _read(path)

@@ -6,9 +6,9 @@ worked on in the cache and sent at the moments at which it has to last (:class:`
 and may be deleted at any time. For a path on the disk every function here gives that path itself, and does nothing.
 """
 
-from concord.storage.access import access, granted
-from concord.storage.address import check_address, is_remote, settled, shown
+from concord.storage.address import check_address, display_path, is_remote, resolve
 from concord.storage.cache import listing, local
+from concord.storage.credentials import apply_credentials, storage_credentials
 from concord.storage.filesystem import StorageError, require_reachable
 from concord.storage.folder import LOCK, OWNER, Folder, Lines, TakenOverError
 from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
@@ -23,12 +23,12 @@ __all__ = [
     "Lines",
     "StorageError",
     "TakenOverError",
-    "access",
     "append_line",
+    "apply_credentials",
     "check_address",
+    "display_path",
     "full_disk",
     "full_disk_in_one_line",
-    "granted",
     "is_remote",
     "json_line",
     "listing",
@@ -36,6 +36,6 @@ __all__ = [
     "read_lines",
     "require_reachable",
     "require_space",
-    "settled",
-    "shown",
+    "resolve",
+    "storage_credentials",
 ]

@@ -26,7 +26,7 @@ def parts(path: Path) -> tuple[str, str]:
     return found[1], found[2] or ""
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path as its user would write it, without user, password and parameters, which do not belong there."""
     if not is_remote(path):
         return str(path)
@@ -37,7 +37,7 @@ def shown(path: Path) -> str:
     return f"{scheme}://{rest}" + ("?…" if hidden else "")
 
 
-def settled(path: Path) -> Path:
+def resolve(path: Path) -> Path:
     """The same place for every process: an address as it is, a path on the disk (also as ``file://``) from / on."""
     if is_remote(path):
         return path
@@ -52,7 +52,7 @@ def check_address(option: str, path: Path) -> None:
     scheme, rest = parts(path)
 
     def refuse(why: str) -> None:
-        raise InputError(f"--{option} {shown(path)}: {why}")
+        raise InputError(f"--{option} {display_path(path)}: {why}")
 
     if "@" in rest and not _is_container(scheme, rest):
         refuse("holds a user or a password, which would be recorded; credentials come from the environment")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
-from concord.storage.access import endpoint
-from concord.storage.address import is_remote, parts, shown
+from concord.storage.address import display_path, is_remote, parts
 from concord.storage.cache_limit import make_room, use
+from concord.storage.credentials import endpoint
 from concord.storage.filesystem import filesystem, reason
 
 _AT_ONCE = 16
@@ -37,7 +37,7 @@ def cached(path: Path, kind: str) -> Path:
     """
     scheme, rest = parts(path)
     if not is_below(rest):
-        raise InputError(f"{shown(path)}: must be one plain address, without ..")
+        raise InputError(f"{display_path(path)}: must be one plain address, without ..")
     server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
     target = _root() / kind / f"{scheme}-{server}" / rest
     use(_root(), target)
@@ -72,7 +72,7 @@ def local(path: Path) -> Path:
     except InputError:
         raise
     except Exception as error:  # of the network, the credentials, this machine's disk: each has its own
-        raise InputError(f"{shown(path)}: cannot be fetched; {reason(error)}") from error
+        raise InputError(f"{display_path(path)}: cannot be fetched; {reason(error)}") from error
     return target
 
 
@@ -107,7 +107,7 @@ def listing(path: Path, recursive: bool = False) -> list[str] | None:
         below = _below(found, root, recursive)
         there = bool(below) or found.get_file_info(root).type.name == "Directory"
     except Exception as error:  # as above
-        raise InputError(f"{shown(path)}: cannot be read; {reason(error)}") from error
+        raise InputError(f"{display_path(path)}: cannot be read; {reason(error)}") from error
     return sorted(below) if there else None
 
 

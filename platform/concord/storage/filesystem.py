@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, RunFailedError
-from concord.storage.access import access, endpoint
-from concord.storage.address import NATIVE, is_remote, parts, shown
+from concord.storage.address import NATIVE, display_path, is_remote, parts
+from concord.storage.credentials import endpoint, storage_credentials
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -32,16 +32,16 @@ def filesystem(path: Path) -> tuple[Any, str]:
     """
     scheme, rest = parts(path)
     place = rest.split("/")[0]
-    found = _filesystem(scheme, place, tuple(sorted(access().items())))
+    found = _filesystem(scheme, place, tuple(sorted(storage_credentials().items())))
     if scheme in _BUCKETS:
         return found, rest
     if scheme in NATIVE:
         from pyarrow import fs
 
-        return found, fs.FileSystem.from_uri(shown(path))[1]
+        return found, fs.FileSystem.from_uri(display_path(path))[1]
     from fsspec.core import url_to_fs
 
-    return found, url_to_fs(shown(path))[1]
+    return found, url_to_fs(display_path(path))[1]
 
 
 @functools.lru_cache(maxsize=16)
@@ -92,9 +92,9 @@ def require_reachable(option: str, path: Path) -> None:
         found, inside = filesystem(path)
         asked = found.get_file_info(bucket if scheme in _BUCKETS else inside)
     except Exception as error:  # of the network, the credentials, a package that is missing: each has its own
-        raise InputError(f"--{option} {shown(path)}: {reason(error)}") from error
+        raise InputError(f"--{option} {display_path(path)}: {reason(error)}") from error
     if scheme in _BUCKETS and asked.type.name == "NotFound":
-        raise InputError(f"--{option} {shown(path)}: there is no bucket {bucket}{_at()}")
+        raise InputError(f"--{option} {display_path(path)}: there is no bucket {bucket}{_at()}")
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def in_one_line(path: Path) -> Iterator[None]:
     except (StorageError, FileNotFoundError):
         raise
     except Exception as error:  # every file system has its own
-        raise StorageError(f"{shown(path)}: {reason(error)}") from error
+        raise StorageError(f"{display_path(path)}: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:

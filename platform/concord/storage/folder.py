@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, RunFailedError
-from concord.storage.address import is_remote, shown
+from concord.storage.address import display_path, is_remote
 from concord.storage.cache import cached, fetch_folder, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
@@ -72,9 +72,9 @@ class Folder:
         return cached(self.place, "work") if self.remote else self.place
 
     @property
-    def shown(self) -> str:
+    def display_path(self) -> str:
         """Its address, or its path."""
-        return shown(self.place)
+        return display_path(self.place)
 
     def __truediv__(self, name: str) -> "Folder":
         return Folder(self.place / name)
@@ -141,7 +141,7 @@ class Folder:
     def _not_writable(self, error: OSError) -> InputError:
         if self.remote:
             return InputError(
-                f"--output {self.shown}: {self.path} cannot be written to ({error.strerror}); "
+                f"--output {self.display_path}: {self.path} cannot be written to ({error.strerror}); "
                 "CONCORD_CACHE names another folder for what is under way"
             )
         return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
@@ -170,7 +170,7 @@ class Folder:
         owner = json.loads(self._get(OWNER) or b"{}")
         if owner.get("claim") != self.claim:
             by = f"process {owner['process']} on {owner['host']} went on with it" if owner else "it was deleted"
-            raise TakenOverError(f"{self.shown}: {by} in the meantime; this one ends")
+            raise TakenOverError(f"{self.display_path}: {by} in the meantime; this one ends")
 
     def fetch(self, *names: str) -> None:
         """Bring these files; those that are not kept are removed here."""
@@ -209,7 +209,7 @@ class Folder:
             except InputError:
                 raise
             except ValueError as error:
-                problem = f"--output {self.shown}/{name}: {error}"
+                problem = f"--output {self.display_path}/{name}: {error}"
             else:
                 return path
         raise InputError(problem)
@@ -293,7 +293,7 @@ class Folder:
         try:
             yield
         except OSError as error:
-            raise StorageError(f"{self.shown}: {reason(error)}") from error
+            raise StorageError(f"{self.display_path}: {reason(error)}") from error
 
     def problem(self) -> str | None:
         """What is wrong with the storage now, in a line; None if it answers."""
@@ -312,7 +312,7 @@ class Folder:
     def _here(self, name: str) -> Path:
         """Where a file of it is on this machine, whoever said its name."""
         if not is_below(name):
-            raise StorageError(f"{self.shown}: {name} is no name of a file below it")
+            raise StorageError(f"{self.display_path}: {name} is no name of a file below it")
         return self.path / name
 
     def _get(self, name: str) -> bytes | None:
@@ -371,7 +371,9 @@ class Lines:
         piece = re.compile(re.escape(self._name) + r"\.(\d{6})")
         numbers = sorted(int(found[1]) for name in self._folder.names() if (found := piece.fullmatch(name)))
         if numbers != list(range(len(numbers))):
-            raise RunFailedError(f"{self._folder.shown}: a piece of {self._name} is missing; there are {numbers}")
+            raise RunFailedError(
+                f"{self._folder.display_path}: a piece of {self._name} is missing; there are {numbers}"
+            )
         contents = [self._folder._get(self._piece(number)) or b"" for number in numbers]
         target = into or self.file
         if contents:

@@ -21,9 +21,9 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError
+from concord.runs.dashboard import running_dashboard
 from concord.submission.package import Package
 from concord.submission.profile import Profile
-from concord.training.dashboard import running_dashboard
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take; a package of 100 MiB is unpacked before one comes.

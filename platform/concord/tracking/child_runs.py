@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from concord.metric_name import metric_name
 from concord.redaction import redact
 from concord.storage import append_line, read_lines
-from concord.tracking.client import import_mlflow, is_final, metric_name, one_line
+from concord.tracking.client import import_mlflow, is_final, one_line
 from concord.tracking.store import Status, Store, clean_parameters
 
 _logger = logging.getLogger("concord.tracking")

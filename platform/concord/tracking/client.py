@@ -15,8 +15,6 @@ from typing import Any
 from concord.errors import RunFailedError
 from concord.redaction import redact
 
-_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
-
 # What the store said about the request itself: asking again would bring the same answer.
 _FINAL_CODES = frozenset(
     {
@@ -29,15 +27,6 @@ _FINAL_CODES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-
-
-def metric_name(name: str) -> str:
-    """Return `name` as MLflow accepts it: other characters become ``_`` (``accuracy@5`` is ``accuracy_5``).
-
-    A name that MLflow refuses would otherwise be found out at the end of a training run.
-    """
-    parts = (part for part in _NOT_IN_A_NAME.sub("_", name).split("/") if part not in ("", ".", ".."))
-    return "/".join(parts)[:250] or "_"
 
 
 def one_line(error: BaseException) -> str:

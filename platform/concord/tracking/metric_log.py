@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from concord.metric_name import metric_name
 from concord.redaction import redact
 from concord.storage import Lines
-from concord.tracking.client import connect, import_mlflow, is_final, metric_name, one_line, post
+from concord.tracking.client import connect, import_mlflow, is_final, one_line, post
 from concord.tracking.journal import Entry, Journal, Sent, cut, entries
 from concord.tracking.store import LEFT
 

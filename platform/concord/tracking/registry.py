@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from concord.errors import InputError, RunFailedError
+from concord.metric_name import metric_name
 from concord.process_environment import environment_variables
-from concord.tracking.client import error_code, failures, import_mlflow, metric_name, one_line
+from concord.tracking.client import error_code, failures, import_mlflow, one_line
 from concord.tracking.store import Store
 
 if TYPE_CHECKING:
@@ -362,8 +363,8 @@ def _best(versions: Sequence[ModelVersion], first: ModelVersion | None) -> Model
 def _plausible(versions: Sequence[ModelVersion], first: ModelVersion | None) -> set[int]:
     """The versions that the alias may point to because others are registering, too."""
     newest = max(each.created for each in versions)
-    settled = sum((newest - each.created).total_seconds() > _DECIDED_AFTER for each in versions)
-    found = (_best(versions[:count], first) for count in range(settled, len(versions) + 1))
+    resolve = sum((newest - each.created).total_seconds() > _DECIDED_AFTER for each in versions)
+    found = (_best(versions[:count], first) for count in range(resolve, len(versions) + 1))
     return {each.version for each in found if each is not None}
 
 

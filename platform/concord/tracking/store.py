@@ -23,14 +23,14 @@ from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
+from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
-from concord.storage import is_remote, settled, shown
+from concord.storage import display_path, is_remote, resolve
 from concord.tracking.client import (
     connect,
     error_code,
     failures,
     import_mlflow,
-    metric_name,
     one_line,
     post,
 )
@@ -115,7 +115,7 @@ class Store:
         Tables and folders that are missing are created. Raises InputError with one line that names the option, the
         value without its password, and what would be right.
         """
-        output = settled(output)
+        output = resolve(output)
         elsewhere = is_remote(output)
         option, given = "--tracking-uri", tracking_uri
         if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
@@ -123,7 +123,7 @@ class Store:
         right = _RIGHT
         if elsewhere and (not given or given.split("+")[0].split(":")[0] in _DATABASES):
             raise InputError(
-                f"--output {shown(output)}: MLflow cannot keep its store there; give --tracking-uri (or "
+                f"--output {display_path(output)}: MLflow cannot keep its store there; give --tracking-uri (or "
                 "MLFLOW_TRACKING_URI), http(s)://HOST:PORT of an MLflow server"
             )
         if not given:

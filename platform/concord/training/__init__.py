@@ -1,20 +1,20 @@
 """Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
 
-from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import Measure, correct
-from concord.training.job import Data, Job, JobFile, OwnJob, Report, Study, built_in_jobs, load_job
-from concord.training.loop import Place, Reporter, build_model, share, train
+from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, built_in_jobs, load_job
+from concord.training.loop import ProcessContext, Reporter, build_model, share, train
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 
 __all__ = [
+    "CustomJob",
     "Data",
     "Evaluation",
     "Job",
     "JobFile",
     "Measure",
     "Outcome",
-    "OwnJob",
-    "Place",
+    "ProcessContext",
     "Report",
     "Reporter",
     "RunConfig",

@@ -10,7 +10,7 @@ from torch import nn
 from concord.environments import image_dataset
 from concord.environments.images import DATASETS, ImageDataset
 from concord.models import MLP, FastResNet, Pixels
-from concord.training.config import TrainConfig
+from concord.training.options import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

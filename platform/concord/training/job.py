@@ -14,8 +14,8 @@ from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
-from concord.training.config import RunConfig, TrainConfig
 from concord.training.evaluation import Measure, Mode, PerExample
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Outcome
 from concord.training.rule_options import config_with_rule
 
@@ -139,13 +139,13 @@ class Data:
 
 
 @dataclass(frozen=True)
-class OwnJob(Generic[OwnConfig]):
+class CustomJob(Generic[OwnConfig]):
     """A job that trains in a way of its own, not by the training loop: an agent, for one.
 
     Attributes:
         run: does the whole run, tracked, and gives the finished run that ``concord train`` shows; its arguments are
             the job's file, the options, and a function that prints a line of progress.
-        config: the options; derive from :class:`~concord.training.config.RunConfig`.
+        config: the options; derive from :class:`~concord.training.options.RunConfig`.
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
@@ -163,7 +163,7 @@ class JobFile:
     """A job and the file it came from, which is what travels to the workers.
 
     Attributes:
-        job: the job, with its name filled in; Any, since an :class:`OwnJob` has other parts.
+        job: the job, with its name filled in; Any, since an :class:`CustomJob` has other parts.
         path: the file.
         source: its text.
         rule: the user's own that --aggregator names, the fields of which are options of the job then; it travels, too.
@@ -222,7 +222,7 @@ def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> Job
     """
     module = run_source(path, source, "job", lambda problem: InputError(f"job {path}: {problem}"))
     job = getattr(module, "job", None)
-    if not isinstance(job, Job | OwnJob):
+    if not isinstance(job, Job | CustomJob):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
     job = replace(job, name=job.name or Path(path).stem.replace("_", "-"))
     _check_parts(job, path)
@@ -236,31 +236,31 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
     Raises:
         InputError: there is no such rule in the file, its fields cannot be options, or the job takes none.
     """
-    if isinstance(file.job, OwnJob):
+    if isinstance(file.job, CustomJob):
         raise ArgumentError("aggregator", rule.reference, f"job {file.name} trains in a way of its own, without it")
     config = config_with_rule(file.job.config, rule.load())
     return replace(file, job=replace(file.job, config=config), rule=rule)
 
 
-def _check_parts(job: Job[Any] | OwnJob[Any], path: str) -> None:
+def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
-    for part in ("run",) if isinstance(job, OwnJob) else ("environments", "model", "risk" if job.risk else "loss"):
+    for part in ("run",) if isinstance(job, CustomJob) else ("environments", "model", "risk" if job.risk else "loss"):
         value = getattr(job, part)
         if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
             raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
-    kind = RunConfig if isinstance(job, OwnJob) else TrainConfig
+    kind = RunConfig if isinstance(job, CustomJob) else TrainConfig
     if not (isinstance(job.config, type) and issubclass(job.config, kind)):
         raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from {kind.__name__}")
     _check_measures(job, path)
-    studies = {} if isinstance(job, OwnJob) else job.studies
+    studies = {} if isinstance(job, CustomJob) else job.studies
     if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):
         raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {studies!r}")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
 
 
-def _check_measures(job: Job[Any] | OwnJob[Any], path: str) -> None:
-    if isinstance(job, OwnJob):
+def _check_measures(job: Job[Any] | CustomJob[Any], path: str) -> None:
+    if isinstance(job, CustomJob):
         return
     measures = {} if job.measures is None else job.measures
     if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):

@@ -22,7 +22,6 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import DomainAdversarial, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
-from concord.training.config import TrainConfig
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
     EvaluatedPart,
@@ -35,10 +34,11 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.live_metrics import StepsSoFar
 from concord.training.metric_names import without_clashes
 from concord.training.optimization import Optimization
+from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation, Outcome
+from concord.training.steps_so_far import StepsSoFar
 
 Item = TypeVar("Item")
 
@@ -71,17 +71,17 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessContext:
     """Where this process stands among those of the run."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def share(items: Sequence[Item], place: Place) -> list[Item]:
+def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
     """The items of this process: neighbouring ones, the numbers of any two processes differing by at most one."""
-    each, more = divmod(len(items), place.world)
+    each, more = divmod(len(items), place.world_size)
     start = place.rank * each + min(place.rank, more)
     return list(items[start : start + each + (place.rank < more)])
 
@@ -97,7 +97,7 @@ def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class WorkerData:
     """The data of one process, split into what trains and what is held out.
 
     Attributes:
@@ -108,7 +108,7 @@ class Prepared:
 
     environments: Environments
     training: list[HeldOut]
-    elsewhere: list[tuple[str, Environment]]
+    eval_only: list[tuple[str, Environment]]
 
     def summaries(self) -> list[DataSummary]:
         """What this process has, summarized part by part."""
@@ -119,10 +119,10 @@ class Prepared:
             found.append(summarize(pair.training, "train"))
             if pair.held_out is not None:
                 found.append(summarize(pair.held_out, "held-out"))
-        return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.elsewhere]
+        return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.eval_only]
 
 
-def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | None = None) -> Prepared:
+def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out: str | None = None) -> WorkerData:
     """Load this process's share of the data.
 
     Args:
@@ -142,17 +142,17 @@ def prepare(job: Job[Any], config: TrainConfig, place: Place, left_out: str | No
     own = environments.train if config.per_example else share(environments.train, place)
     training = [split_held_out(e, config.held_out, config.seed) for e in environments.load(own)]
     names = share(environments.validation + environments.test + environments.observed, place)
-    elsewhere = [(name, environments[name]) for name in names]
-    return Prepared(environments, training, elsewhere)
+    eval_only = [(name, environments[name]) for name in names]
+    return WorkerData(environments, training, eval_only)
 
 
 def train(
     job: Job[Any],
     config: TrainConfig,
-    place: Place,
+    place: ProcessContext,
     reporter: Reporter,
     resume_from: Path | None = None,
-    load: Callable[[], Prepared] | None = None,
+    load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Outcome:
     """Train; with several processes, in the default process group.
@@ -182,18 +182,18 @@ def train(
 def training(
     job: Job[Any],
     config: TrainConfig,
-    place: Place,
+    place: ProcessContext,
     reporter: Reporter,
     resume_from: Path | None = None,
-    load: Callable[[], Prepared] | None = None,
+    load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
     """What :func:`train` does, in pieces: gives every evaluation as it comes, and waits there to be asked on."""
     config = config.resolved()
-    prepared = _together(load or (lambda: prepare(job, config, place)), place)
+    prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
     progress = (
-        _together(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
+        _on_all_ranks(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
         if resume_from
         else Progress()
     )
@@ -204,7 +204,7 @@ def training(
             stopping.read(resume_from)
     run.vectorize_as(progress.vectorize)
     if resume_from and place.rank == 0:
-        reporter.log(progress.resumed(place.world), progress.epoch * run.steps_per_epoch)
+        reporter.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(config.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(config.evaluations, config.epochs)
     checkpoint_after = _spread(config.checkpoints, config.epochs)
@@ -216,7 +216,7 @@ def training(
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
         if config.min_workers is not None:  # then their number may change
-            metrics["workers"] = float(place.world)
+            metrics["workers"] = float(place.world_size)
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == config.epochs
         if evaluated:
@@ -258,7 +258,7 @@ class _Run:
     """The parts of a run in one process, put together."""
 
     def __init__(
-        self, job: Job[Any], config: TrainConfig, place: Place, prepared: Prepared, so_far: StepsSoFar
+        self, job: Job[Any], config: TrainConfig, place: ProcessContext, prepared: WorkerData, so_far: StepsSoFar
     ) -> None:
         self.place = place
         self.config = config
@@ -266,14 +266,14 @@ class _Run:
         self.environments = prepared.environments
         self.model = build_model(job, config).to(place.device)
         self.job = job
-        if place.world > 1:
+        if place.world_size > 1:
             _same_everywhere(self.model)
         if job.loss is not None and job.measures is None:
-            _together(lambda: _check_all_targets(self.model, prepared, place.device), place)
+            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
         places = share(range(config.batch_size), place) if config.per_example else range(config.batch_size)
         part = slice(places[0], places[-1] + 1)
-        together = config.environments_per_step // place.world or None
+        together = config.environments_per_step // place.world_size or None
         self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part, together)
         # What part of each batch this process has.
         self._part = len(places) / config.batch_size
@@ -290,7 +290,7 @@ class _Run:
             config.objective_of(job.batch_risk, steps, autocast),
             config.rule(),
             names,
-            dist.group.WORLD if place.world > 1 else None,
+            dist.group.WORLD if place.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.example_gradient if config.per_example else None,
             vectorize=_VECTORIZE[config.vectorize],
@@ -312,7 +312,7 @@ class _Run:
 
     def vectorize_as(self, chosen: Sequence[Vectorize | None]) -> None:
         """Go on as :meth:`vectorized` said; with another number of processes their environments are others."""
-        if len(chosen) == self.place.world and isinstance(self.gradients, StackedGradients):
+        if len(chosen) == self.place.world_size and isinstance(self.gradients, StackedGradients):
             self.gradients.vectorize = chosen[self.place.rank]
 
     def epoch(self, epoch: int) -> _EpochSteps:
@@ -324,7 +324,7 @@ class _Run:
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             clock.switch("gradients")
             _seed_step(self.config.seed, self.place.rank, step)
-            if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world == 1:
+            if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world_size == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
@@ -351,7 +351,7 @@ class _Run:
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
         """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
         losses = torch.stack([result.losses for result in results]).float()
-        if self.config.per_example and self.place.world > 1:
+        if self.config.per_example and self.place.world_size > 1:
             # Every process has a part of each environment's batch, and what that weighs.
             weights = torch.stack([result.weights for result in results]).float()
             both = torch.stack([losses * weights, weights])
@@ -360,7 +360,7 @@ class _Run:
             return losses.mean(1).tolist(), losses.amax(1).tolist()
         sums, worst = losses.sum(1), losses.amax(1)
         counts = results[0].losses.shape[0]
-        if self.place.world > 1:
+        if self.place.world_size > 1:
             dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             counts = self.config.environments_per_step or len(self.environments.train)
@@ -375,10 +375,10 @@ class _Run:
             self.measures,
             self.parts,
             self.place.device,
-            self.place.world > 1,
+            self.place.world_size > 1,
             # As many as a training step holds, so that what trains can be evaluated.
             examples_at_once=self.config.batch_size
-            * max(self.config.environments_per_step // self.place.world or len(self._own_names()), 1),
+            * max(self.config.environments_per_step // self.place.world_size or len(self._own_names()), 1),
             step=step,
         )
         if self.config.held_out > 0:
@@ -397,10 +397,10 @@ class _Run:
         if stopping is not None:
             stopping.write(folder)
 
-    def _parts(self, prepared: Prepared) -> list[EvaluatedPart]:
+    def _parts(self, prepared: WorkerData) -> list[EvaluatedPart]:
         """One row for every part of the data, the same list in every process."""
         own = {pair.training.name: pair for pair in prepared.training if pair.training.name in self._own_names()}
-        others = dict(prepared.elsewhere)
+        others = dict(prepared.eval_only)
         rows = []
         for name in self.environments.train:
             rows.append(EvaluatedPart("train", name, own[name].training if name in own else None))
@@ -417,7 +417,7 @@ class _Run:
 
         What is the same in all processes stays exactly as it is.
         """
-        if self.place.world == 1:
+        if self.place.world_size == 1:
             return
         own = len(self._own_names()) / len(self.environments.train)
         weight = self._part if self.config.per_example else own
@@ -470,12 +470,12 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
         )
 
 
-def _all_data(prepared: Prepared) -> list[Environment]:
+def _all_data(prepared: WorkerData) -> list[Environment]:
     held = [pair.held_out for pair in prepared.training if pair.held_out is not None]
-    return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.elsewhere]
+    return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.eval_only]
 
 
-def _check_all_targets(model: nn.Module, prepared: Prepared, device: torch.device) -> None:
+def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:
     for part in _all_data(prepared):
         check_targets(part, _outputs(model, part, device))
 
@@ -498,7 +498,7 @@ def _outputs(model: nn.Module, environment: Environment, device: torch.device) -
     return outputs
 
 
-def _together(do: Callable[[], Any], place: Place) -> Any:
+def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
     """Do something in every process; where it fails in one, raise that InputError in all, so that none waits."""
     problem: InputError | None = None
     result = None
@@ -506,9 +506,9 @@ def _together(do: Callable[[], Any], place: Place) -> Any:
         result = do()
     except InputError as error:
         problem = to_be_sent(error)
-    if place.world > 1:
-        form = _description(result) if isinstance(result, Prepared) else None
-        said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world
+    if place.world_size > 1:
+        form = _description(result) if isinstance(result, WorkerData) else None
+        said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world_size
         dist.all_gather_object(said, (problem, form))
         problem = next((error for error, _ in said if error is not None), None)
         descriptions = [description for _, description in said if description]
@@ -520,7 +520,7 @@ def _together(do: Callable[[], Any], place: Place) -> Any:
     return result
 
 
-def _description(prepared: Prepared) -> tuple[str, dict[str, str]]:
+def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
     first = prepared.training[0].training
     return first.name, described(first.data)
 
@@ -530,10 +530,10 @@ def _difference(descriptions: Sequence[tuple[str, dict[str, str]]]) -> str | Non
     return next(filter(None, (difference(name, ours, first, theirs) for name, ours in descriptions)), None)
 
 
-def _gathered(value: Item, place: Place) -> list[Item]:
-    if place.world == 1:
+def _gathered(value: Item, place: ProcessContext) -> list[Item]:
+    if place.world_size == 1:
         return [value]
-    values = [value] * place.world
+    values = [value] * place.world_size
     dist.all_gather_object(values, value)
     return values
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concord.environments import Environments
 from concord.environments.collection import SPLITS
 from concord.errors import InputError
-from concord.tracking.client import metric_name
+from concord.metric_name import metric_name
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
 # What training reports of itself, whatever it trains.

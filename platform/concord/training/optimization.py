@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.optim import TemporalAndMaskAdam
-from concord.training.config import TrainConfig
+from concord.training.options import TrainConfig
 
 
 class Optimization:

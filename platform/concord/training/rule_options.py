@@ -8,7 +8,7 @@ from typing_extensions import Doc
 
 from concord.aggregation.rule_file import OwnRule
 from concord.errors import ArgumentError
-from concord.training.config import TrainConfig
+from concord.training.options import TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig)
 

@@ -12,9 +12,9 @@ import torch
 import concord
 from concord.redaction import without_secrets
 from concord.storage import append_line, read_lines
-from concord.training.config import PLACEMENT_OPTIONS, TrainConfig
 from concord.training.job import Job, load_job
-from concord.training.loop import Place, Silent, train
+from concord.training.loop import ProcessContext, Silent, train
+from concord.training.options import RUNTIME_OPTIONS, TrainConfig
 from concord.training.process import tune_process
 
 Key = TypeVar("Key", int, str, float)
@@ -26,11 +26,11 @@ def sweep(
     configurations: Mapping[Key, Sequence[TrainConfig]],
     metric: str,
     record: Path,
-    say: Callable[[str], None],
-    place: Place | None = None,
+    info: Callable[[str], None],
+    place: ProcessContext | None = None,
 ) -> dict[Key, list[float]]:
     """Train every configuration and give the metric of each at its end, by key, in order; see :func:`histories`."""
-    runs = histories(job, configurations, record, say, place, shown=metric)
+    runs = histories(job, configurations, record, info, place, shown=metric)
     return {key: [run[-1][metric] for run in each] for key, each in runs.items()}
 
 
@@ -38,8 +38,8 @@ def histories(
     job: Job[Any],
     configurations: Mapping[Key, Sequence[TrainConfig]],
     record: Path,
-    say: Callable[[str], None],
-    place: Place | None = None,
+    info: Callable[[str], None],
+    place: ProcessContext | None = None,
     *,
     shown: str,
     file: str | None = None,
@@ -53,7 +53,7 @@ def histories(
         job: what to train.
         configurations: lists of them by a key, such as the method; one that stands twice runs once.
         record: the file.
-        say: takes a line of progress.
+        info: takes a line of progress.
         place: where to train; this process's CPU if None.
         shown: the metric that a line of progress tells.
         file: the job's file, needed for several processes.
@@ -77,14 +77,16 @@ def histories(
     waiting = {identity: config for identity, config in wanted.items() if identity not in done}
     finished = len(wanted) - len(waiting)
     if finished:
-        say(f"{finished} of {len(wanted)} are there already")
+        info(f"{finished} of {len(wanted)} are there already")
     for identity, history in _trained(job, waiting, place, file, processes):
         done[identity] = history
         append_line(record, {"configuration": identity, "history": history})
         finished += 1
         config = wanted[identity]
         value = history[-1][shown]
-        say(f"{finished} of {len(wanted)}: {config.method}, {names[identity]}, seed {config.seed}: {shown} {value:.3f}")
+        info(
+            f"{finished} of {len(wanted)}: {config.method}, {names[identity]}, seed {config.seed}: {shown} {value:.3f}"
+        )
     return {key: [done[identity] for identity in each] for key, each in identities.items()}
 
 
@@ -93,21 +95,21 @@ def _read(record: Path) -> dict[str, list[Metrics]]:
 
 
 def _identity(job: Job[Any], config: TrainConfig) -> str:
-    science = without_secrets({name: value for name, value in vars(config).items() if name not in PLACEMENT_OPTIONS})
+    science = without_secrets({name: value for name, value in vars(config).items() if name not in RUNTIME_OPTIONS})
     data = job.environments(config).version
     science |= {"data": data} if data is not None else {}
     return json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
 
 
 def _trained(
-    job: Job[Any], configs: Mapping[str, TrainConfig], place: Place | None, file: str | None, processes: int
+    job: Job[Any], configs: Mapping[str, TrainConfig], place: ProcessContext | None, file: str | None, processes: int
 ) -> Iterator[tuple[str, list[Metrics]]]:
     """The runs' evaluations, as they come."""
     processes = min(processes, len(configs))
     if processes <= 1 or file is None:
         tune_process()
         for identity, config in configs.items():
-            yield identity, _history(job, config, place or Place())
+            yield identity, _history(job, config, place or ProcessContext())
         return
     threads = max(1, torch.get_num_threads() // processes)
     # Spawned, since PyTorch's threads do not survive a fork.
@@ -123,8 +125,8 @@ def _trained(
 def _history_of_file(file: str, options: Mapping[str, Any]) -> list[Metrics]:
     # The configuration's class is the job's own, so this process makes it from the file.
     job = load_job(file).job
-    return _history(job, job.config(**options), Place())
+    return _history(job, job.config(**options), ProcessContext())
 
 
-def _history(job: Job[Any], config: TrainConfig, place: Place) -> list[Metrics]:
+def _history(job: Job[Any], config: TrainConfig, place: ProcessContext) -> list[Metrics]:
     return [evaluation.metrics for evaluation in train(job, config, place, Silent()).history]

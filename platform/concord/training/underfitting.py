@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from concord.training.config import TrainConfig
+from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
 _FEWEST = 6  # evaluations, of which a fall can be told from noise

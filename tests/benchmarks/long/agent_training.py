@@ -41,7 +41,7 @@ class Settings:
     clip: float = 0.2
     entropy: float = 0.01
     value: float = 0.25
-    largest_norm: float = 0.5
+    max_grad_norm: float = 0.5
     precision: torch.dtype = torch.bfloat16
 
 
@@ -92,7 +92,7 @@ def loop(settings: Settings) -> Callable[[], None]:
                 loss = -gain + settings.value * (value - targets[part]) ** 2 - settings.entropy * entropy
                 optimizer.zero_grad()
                 loss.mean().backward()
-                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.largest_norm)
+                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.max_grad_norm)
                 optimizer.step()
 
     return batch
@@ -113,7 +113,7 @@ def by_rllib(settings: Settings) -> Any:
         clip=settings.clip,
         entropy=settings.entropy,
         value=settings.value,
-        largest_norm=settings.largest_norm,
+        max_grad_norm=settings.max_grad_norm,
         precision=str(settings.precision).removeprefix("torch."),
         compiled=False,
         overlap=False,

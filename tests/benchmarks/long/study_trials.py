@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.benchmark import Row
+from concord.runs.folder import restored_config
 from concord.space import Space
-from concord.training import Place, load_job
+from concord.studies.journal import read, read_study
+from concord.studies.spaces import config_at
+from concord.studies.stopping import StopRule
+from concord.training import ProcessContext, load_job
 from concord.training.job import Job
 from concord.training.loop import Silent, training
 from concord.training.process import tune_process
-from concord.training.run_folder import restored_config
-from concord.tuning.journal import read, read_study
-from concord.tuning.spaces import config_at
-from concord.tuning.stopping import StopRule
 
 TRIVIAL = Path(__file__).parents[1] / "jobs" / "trivial.py"
 TRIALS, SHORT_TRIALS = 1024, 64
@@ -145,7 +145,7 @@ def _loop(folder: Path, threads: int, part: int, parts: int) -> None:
     rule = StopRule.of([part for part in record["identity"]["stop_when"].split(" and ") if part])
     space = Space.from_json(record["identity"]["space"])
     for task, _ in journal.finished("trial")[part::parts]:
-        for evaluation in training(job, config_at(base, space, task.point), Place(), Silent()):
+        for evaluation in training(job, config_at(base, space, task.point), ProcessContext(), Silent()):
             if rule.holds(evaluation.metrics):
                 break
 

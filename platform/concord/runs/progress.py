@@ -73,11 +73,11 @@ class RunProgress:
     A context manager around the whole run, :meth:`training` around its training.
 
     Args:
-        say: takes a line.
+        info: takes a line.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, info: Callable[[str], None]) -> None:
+        self._say = info
         self._display: Display | None = None
 
     def __enter__(self) -> "RunProgress":

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.tree import merged
-from concord.training import Job, Place, TrainConfig
-from concord.training.loop import Prepared, prepare
+from concord.training import Job, ProcessContext, TrainConfig
+from concord.training.loop import WorkerData, prepare
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -42,24 +42,24 @@ class SharedData:
     observed: tuple[str, ...]
     training: _Part
     held_out: _Part | None
-    elsewhere: _Part | None
+    eval_only: _Part | None
 
     def fits(self, config: TrainConfig) -> bool:
         """Whether these are the data of this configuration, too."""
         return all(getattr(config, name) == value for name, value in self.options.items())
 
-    def prepared(self) -> Prepared:
+    def prepared(self) -> WorkerData:
         """The data, without copying them; to be called on the node that uses them."""
         training = _environments(self.training)
         held_out: Sequence[Environment | None] = (
             _environments(self.held_out) if self.held_out is not None else [None] * len(training)
         )
-        elsewhere = _environments(self.elsewhere) if self.elsewhere is not None else []
+        eval_only = _environments(self.eval_only) if self.eval_only is not None else []
         pairs = [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
-        return Prepared(
+        return WorkerData(
             Environments(_not_loaded, self.train, self.validation, self.test, self.observed),
             pairs,
-            [(environment.name, environment) for environment in elsewhere],
+            [(environment.name, environment) for environment in eval_only],
         )
 
 
@@ -78,7 +78,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
         InputError: the data do not fit.
     """
     watched, reads = recording(config)
-    prepared = prepare(job, watched, Place())
+    prepared = prepare(job, watched, ProcessContext())
     depends = reads | {"held_out", "seed"}
     if depends & varied:
         return None
@@ -92,20 +92,20 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
         observed=names.observed,
         training=_put([pair.training for pair in prepared.training]),
         held_out=_put(held_out) if held_out else None,
-        elsewhere=_put([environment for _, environment in prepared.elsewhere]) if prepared.elsewhere else None,
+        eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
     )
 
 
-def without(prepared: Prepared, left_out: str) -> Prepared:
+def without(prepared: WorkerData, left_out: str) -> WorkerData:
     """The same data with one training environment not trained on, but the only one to validate on."""
     environments = prepared.environments.leaving_out(left_out)
     pair = next(pair for pair in prepared.training if pair.training.name == left_out)
     parts = [part for part in pair if part is not None]
     whole = Environment(left_out, merged([part.data for part in parts], torch.cat))
     kept = {*environments.test, *environments.observed}
-    others = [(name, environment) for name, environment in prepared.elsewhere if name in kept]
+    others = [(name, environment) for name, environment in prepared.eval_only if name in kept]
     training = [each for each in prepared.training if each is not pair]
-    return Prepared(environments, training, [(left_out, whole), *others])
+    return WorkerData(environments, training, [(left_out, whole), *others])
 
 
 def recording(config: Config) -> tuple[Config, set[str]]:

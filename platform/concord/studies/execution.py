@@ -20,11 +20,11 @@ from ray.tune.search import Searcher
 
 from concord.errors import InputError
 from concord.storage import Folder
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.options import StudyOptions
+from concord.studies.stopping import SCHEDULER
+from concord.studies.trial import Report, TrialProcess, TrialSpecCommon
 from concord.training import TrainConfig
-from concord.tuning.journal import Ended, Task
-from concord.tuning.options import StudyOptions
-from concord.tuning.stopping import SCHEDULER
-from concord.tuning.trial import Assignment, Report, TrialProcess
 
 _DIED = "its process died (killed, or out of memory) and so did those that took its place"
 
@@ -32,15 +32,15 @@ _DIED = "its process died (killed, or out of memory) and so did those that took 
 class Source(Protocol):
     """Where tasks come from, and who hears of them. Called from one thread."""
 
-    def next(self) -> tuple[Task, dict[str, Any]] | None:
+    def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
         """The next task with the options that make it; None when there are no more."""
         ...
 
-    def evaluated(self, task: Task, epoch: int, percent: float, metrics: dict[str, float]) -> None:
+    def evaluated(self, task: TrialSpec, epoch: int, percent: float, metrics: dict[str, float]) -> None:
         """The task goes on."""
         ...
 
-    def ended(self, task: Task, ended: Ended) -> None:
+    def ended(self, task: TrialSpec, ended: TrialResult) -> None:
         """The task is over."""
         ...
 
@@ -151,7 +151,7 @@ class Interruption:
 
 def execute(
     source: Source,
-    assignment: Assignment,
+    assignment: TrialSpecCommon,
     where: Room,
     scheduler: Any,
     interruption: Interruption,
@@ -277,7 +277,7 @@ class _Tasks(Searcher):
         if failure is None and report is not None:
             metrics, stopped = report.metrics, report.stopped if report.last else SCHEDULER
         now = time.time()
-        ended = Ended(metrics, running.history, now - running.began, now, stopped, failure)
+        ended = TrialResult(metrics, running.history, now - running.began, now, stopped, failure)
         with self._noticing():
             self._source.ended(running.task, ended)
 
@@ -301,7 +301,7 @@ class _Tasks(Searcher):
 
 @dataclass
 class _Running:
-    task: Task
+    task: TrialSpec
     options: dict[str, Any]
     deaths: int = 0
     began: float = field(default_factory=time.time)

@@ -10,28 +10,27 @@ from typing import Any
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.space import Point, shown
-from concord.storage import Folder, settled
-from concord.storage import shown as shown_path
+from concord.runs.dashboard import described
+from concord.runs.folder import RECORD, Lineage, run_folder, run_tags
+from concord.runs.live_metrics import Published
+from concord.runs.run import Info, run
+from concord.runs.session import ray_session
+from concord.runs.termination import sigterm_as_interrupt
+from concord.space import Point, format_point
+from concord.storage import Folder, display_path, resolve
+from concord.studies import journal as journals
+from concord.studies.execution import Interruption, Room, execute, nodes_to_be, overrides, room
+from concord.studies.journal import Journal, TrialResult, TrialSpec
+from concord.studies.plan import Plan, kept_study
+from concord.studies.progress import STUDY_METRICS, StudyProgress
+from concord.studies.results import FIGURES, SUMMARY, TABLE, StudyResult, judged, write_results
+from concord.studies.selection import LOOKED_AT
+from concord.studies.shared_data import SharedData, share_data
+from concord.studies.spaces import config_at, resolved_at
+from concord.studies.stopping import StopRule, replay, scheduler
+from concord.studies.trial import TrialSpecCommon
 from concord.tracking import ChildRuns, Store, redact
-from concord.training.dashboard import described
-from concord.training.distributed import ray_session
 from concord.training.job import built_in_jobs
-from concord.training.live_metrics import Published
-from concord.training.run import Say, run
-from concord.training.run_folder import RECORD, Lineage, run_folder, run_tags
-from concord.training.termination import sigterm_as_interrupt
-from concord.tuning import journal as journals
-from concord.tuning.execution import Interruption, Room, execute, nodes_to_be, overrides, room
-from concord.tuning.journal import Ended, Journal, Task
-from concord.tuning.plan import Plan, kept_study
-from concord.tuning.progress import STUDY_METRICS, StudyProgress
-from concord.tuning.results import FIGURES, SUMMARY, TABLE, StudyResult, judged, write_results
-from concord.tuning.selection import LOOKED_AT
-from concord.tuning.shared_data import SharedData, share_data
-from concord.tuning.spaces import config_at, resolved_at
-from concord.tuning.stopping import StopRule, replay, scheduler
-from concord.tuning.trial import Assignment
 
 _CHILDREN = "children.jsonl"
 _DISTRIBUTED = "distributed"  # what distributed trials keep while they run
@@ -39,7 +38,7 @@ _DISTRIBUTED = "distributed"  # what distributed trials keep while they run
 _LAST_TRIALS_SECONDS = 60.0
 
 
-def run_study(plan: Plan, say: Say) -> StudyResult:
+def run_study(plan: Plan, info: Info) -> StudyResult:
     """Run a study, or continue it, and keep everything.
 
     Raises:
@@ -48,7 +47,7 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
     """
     started = time.perf_counter()
     base = plan.base
-    logs.know(study=plan.name, job=plan.job.name)
+    logs.bind_context(study=plan.name, job=plan.job.name)
     if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
         room(plan.options, base, there)
     store = Store.open(base.output, base.tracking_uri)
@@ -67,9 +66,9 @@ def run_study(plan: Plan, say: Say) -> StudyResult:
             record = journals.read_study(kept.path)
             _write(kept, {**record, "options": plan.record()["options"]})
             if dashboard:
-                say(f"Ray dashboard {described(dashboard)}")
-            study = _Study(plan, kept, journal, store, record["run_id"], where, new, say)
-            with study.kept_honest():
+                info(f"Ray dashboard {described(dashboard)}")
+            study = _Study(plan, kept, journal, store, record["run_id"], where, new, info)
+            with study.lifecycle():
                 study.run()
             result = study.result()
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
@@ -133,7 +132,7 @@ class _Study:
         run_id: str,
         where: Room,
         new: bool,
-        say: Say,
+        info: Info,
     ) -> None:
         self.plan = plan
         self.kept = kept
@@ -141,7 +140,7 @@ class _Study:
         self.store = store
         self.run_id = run_id
         self.where = where
-        self.say = say
+        self.info = info
         self.new = new
         lines = kept.lines(_CHILDREN)
         lines.fetch()
@@ -149,7 +148,7 @@ class _Study:
         self.shared: SharedData | None = None
 
     @contextlib.contextmanager
-    def kept_honest(self) -> Iterator[None]:
+    def lifecycle(self) -> Iterator[None]:
         """See that MLflow has every trial and says how the study ended."""
         status: Any = "FAILED"
         try:
@@ -164,7 +163,7 @@ class _Study:
         finally:
             unsent = self.children.close(_LAST_TRIALS_SECONDS)
             if unsent:
-                self.say(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
+                self.info(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
             if status is None:
                 _forget(self.kept, self.store, self.run_id)
             else:
@@ -175,7 +174,7 @@ class _Study:
         plan = self.plan
         done = len(self.journal.results("trial"))
         job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-        output = "" if plan.base.output == settled(DEFAULT_OUTPUT) else f" --output {shown_path(plan.base.output)}"
+        output = "" if plan.base.output == resolve(DEFAULT_OUTPUT) else f" --output {display_path(plan.base.output)}"
         return StoppedError(
             f"stopped after {done} of {plan.trials} trials; continue with concord tune {job} --name {plan.name}{output}"
         )
@@ -199,14 +198,14 @@ class _Study:
             self._continue()
         done = len(self.journal.results("trial"))
         looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
-        self.say(
+        self.info(
             f"study {plan.name}: {plan.method}, {plan.options.search}, "
             + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
             + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric}, {plan.criterion.direction} "
             f"({LOOKED_AT[plan.criterion.selection]}){looks}"
         )
         if self.new and plan.own is not None:
-            self.say(f"the first trial has the job's own settings: {plan.own}")
+            self.info(f"the first trial has the job's own settings: {plan.own}")
         self._search()
         finished = self.journal.finished("trial")
         if not finished:
@@ -227,7 +226,7 @@ class _Study:
         )
         if plan.options.register:
             self._register(winner)
-        write_results(self.result(), self.store, self.run_id, self.say)
+        write_results(self.result(), self.store, self.run_id, self.info)
         self.kept.keep(FIGURES, TABLE, SUMMARY)
 
     def result(self) -> StudyResult:
@@ -243,9 +242,9 @@ class _Study:
                 search.observe(task.trial, task.point, plan.criterion.score(result.metrics))
         again = journal.unfinished("trial")
         if again:
-            self.say(f"{len(again)} trials that had not ended run again")
+            self.info(f"{len(again)} trials that had not ended run again")
 
-        def propose() -> Task | None:
+        def propose() -> TrialSpec | None:
             if again:
                 return again.pop(0)
             number = sum(task.kind == "trial" for task in journal.tasks.values())
@@ -254,7 +253,7 @@ class _Study:
             point = search.suggest(number)
             return None if point is None else self._task("trial", number, point, left_out=plan.folds)
 
-        def learn(task: Task, result: Ended) -> None:
+        def learn(task: TrialSpec, result: TrialResult) -> None:
             if result.failure is None:
                 search.observe(task.trial, task.point, plan.criterion.score(result.metrics))
 
@@ -269,35 +268,37 @@ class _Study:
                 lambda task: config_at(plan.base, plan.space, task.point).resolved().epochs,
             )
         interruption = Interruption(60 * plan.options.max_minutes)
-        progress = StudyProgress("trials", plan.trials, plan.criterion, self.say)
+        progress = StudyProgress("trials", plan.trials, plan.criterion, self.info)
         for task, result in ended:
             progress.earlier(task, result)
         source = _Source(self, propose, learn, progress)
         labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
         with Published(STUDY_METRICS, labels, progress.samples):
             self._run(source, plan.stop_rule, stopping, interruption, progress)
-        self.say(progress.line())
+        self.info(progress.line())
         if interruption.out_of_time:
-            self.say(f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching")
+            self.info(
+                f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching"
+            )
 
-    def _shortlist(self, best: Sequence[Task]) -> list[Task]:
+    def _shortlist(self, best: Sequence[TrialSpec]) -> list[TrialSpec]:
         """Leave environments out in turn for the best trials, so that all selections can be compared."""
         left_out = self.plan.shortlist_folds
         if self.plan.folds or not left_out:
             return []
         return [self._task("left-out", task.trial, task.point, left_out=left_out, whole=False) for task in best]
 
-    def _task(self, kind: journals.Kind, trial: int, point: Point, **others: Any) -> Task:
+    def _task(self, kind: journals.Kind, trial: int, point: Point, **others: Any) -> TrialSpec:
         plan = self.plan
-        return Task(kind, trial, point, resolved=resolved_at(plan.base, plan.space, point), **others)
+        return TrialSpec(kind, trial, point, resolved=resolved_at(plan.base, plan.space, point), **others)
 
-    def _execute(self, tasks: Sequence[Task]) -> None:
+    def _execute(self, tasks: Sequence[TrialSpec]) -> None:
         """Run those of the tasks that have not finished, also those that failed when they were tried before."""
         ended = self.journal.ended
         queue = [task for task in tasks if task.key not in ended or ended[task.key].failure is not None]
         if not queue:
             return
-        progress = StudyProgress("trainings of the best trials", len(queue), None, self.say)
+        progress = StudyProgress("trainings of the best trials", len(queue), None, self.info)
         source = _Source(self, lambda: queue.pop(0) if queue else None, _nothing_learned, progress)
         self._run(source, StopRule(()), scheduler("none"), Interruption(0), progress)
 
@@ -313,7 +314,7 @@ class _Study:
         if self.shared is None and plan.base.workers == 1:
             varied = {located.name for located in plan.space.varied()}
             self.shared = share_data(plan.job.job, plan.base.resolved(), varied)
-        assignment = Assignment(
+        assignment = TrialSpecCommon(
             plan.job.path,
             plan.job.source,
             plan.job.rule,
@@ -330,7 +331,7 @@ class _Study:
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
-    def _register(self, winner: Task) -> None:
+    def _register(self, winner: TrialSpec) -> None:
         plan = self.plan
         name = f"{plan.name}-winner-{winner.trial}"
         begun = RECORD in run_folder(plan.base.output, name).names()
@@ -347,8 +348,10 @@ class _Study:
                 "concord.selection": looked_at,
             },
         )
-        self.say(f"the winner, trial {winner.trial}, is trained once more: {shown(winner.point | winner.resolved)}")
-        finished = run(plan.job, config, self.say, lineage)
+        self.info(
+            f"the winner, trial {winner.trial}, is trained once more: {format_point(winner.point | winner.resolved)}"
+        )
+        finished = run(plan.job, config, self.info, lineage)
         became = {
             "model": finished.model,
             "champion": finished.registered is not None and finished.registered.champion,
@@ -356,7 +359,7 @@ class _Study:
         }
         _write(self.kept, {**journals.read_study(self.kept.path), **became})
 
-    def options_of(self, task: Task) -> dict[str, Any]:
+    def options_of(self, task: TrialSpec) -> dict[str, Any]:
         """In what the task's configuration differs from the one that all start from."""
         plan = self.plan
         config = config_at(plan.base, plan.space, task.point)
@@ -366,7 +369,7 @@ class _Study:
             config = dataclasses.replace(config, evaluations=1)
         return overrides(plan.base, config)
 
-    def _track_begin(self, task: Task, began: float) -> None:
+    def _track_begin(self, task: TrialSpec, began: float) -> None:
         plan = self.plan
         unused = config_at(plan.base, plan.space, task.point).resolved().unused()
         chosen = {**plan.space.fixed(task.point), **task.point, **task.resolved}
@@ -376,13 +379,13 @@ class _Study:
         tags = {"concord.study": plan.name, "concord.trial": str(task.trial), "concord.kind": task.kind}
         self.children.begin(task.key, f"{plan.name} {task.key}", parameters, tags, began)
 
-    def _track_end(self, task: Task, ended: Ended) -> None:
+    def _track_end(self, task: TrialSpec, ended: TrialResult) -> None:
         tags = {"concord.stopped": ended.stopped or "", "concord.failure": ended.failure or ""}
         tags = {name: text for name, text in tags.items() if text}
         self.children.end(task.key, "FAILED" if ended.failure else "FINISHED", ended.ended, tags)
 
 
-def _nothing_learned(task: Task, ended: Ended) -> None:
+def _nothing_learned(task: TrialSpec, ended: TrialResult) -> None:
     """What a fixed list of tasks learns from one of them."""
 
 
@@ -391,11 +394,11 @@ class _Source:
     """Tasks for :func:`execute`; what becomes of them goes to the journal, then to whoever wants to know."""
 
     study: _Study
-    propose: Callable[[], Task | None]
-    learn: Callable[[Task, Ended], None]
+    propose: Callable[[], TrialSpec | None]
+    learn: Callable[[TrialSpec, TrialResult], None]
     progress: StudyProgress
 
-    def next(self) -> tuple[Task, dict[str, Any]] | None:
+    def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
         task = self.propose()
         if task is None:
             return None
@@ -406,11 +409,11 @@ class _Source:
         self.progress.began(task)
         return task, self.study.options_of(task)
 
-    def evaluated(self, task: Task, epoch: int, percent: float, metrics: dict[str, float]) -> None:
+    def evaluated(self, task: TrialSpec, epoch: int, percent: float, metrics: dict[str, float]) -> None:
         self.progress.evaluated(task, percent)
         self.study.children.log(task.key, metrics, epoch)
 
-    def ended(self, task: Task, ended: Ended) -> None:
+    def ended(self, task: TrialSpec, ended: TrialResult) -> None:
         self.study.journal.end(task, ended)
         self.study._track_end(task, ended)
         self.learn(task, ended)

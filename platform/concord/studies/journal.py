@@ -21,7 +21,7 @@ Kind = Literal["trial", "left-out", "seed"]
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialSpec:
     """One thing to be trained and judged.
 
     Attributes:
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrialResult:
     """What became of a task.
 
     Attributes:
@@ -81,39 +81,39 @@ class Journal:
     """
 
     folder: Path
-    tasks: dict[str, Task] = field(default_factory=dict)
-    ended: dict[str, Ended] = field(default_factory=dict)
+    tasks: dict[str, TrialSpec] = field(default_factory=dict)
+    ended: dict[str, TrialResult] = field(default_factory=dict)
     kept: Folder = field(init=False, repr=False, compare=False)
     _lines: JsonLines | None = None
     _sent: Lines | None = None
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: TrialSpec) -> None:
         """Keep that a task began; again is no news."""
         if task.key in self.tasks:
             return
         self._write({"event": "began", "key": task.key, **vars(task)})
         self.tasks[task.key] = task
 
-    def end(self, task: Task, ended: Ended) -> None:
+    def end(self, task: TrialSpec, ended: TrialResult) -> None:
         """Keep how a task ended; the first end counts, unless it was a failure."""
         if task.key in self.ended and self.ended[task.key].failure is None:
             return
         self._write({"event": "ended", "key": task.key, **vars(ended)})
         self._replace(task.key, ended)
 
-    def results(self, kind: Kind) -> list[tuple[Task, Ended]]:
+    def results(self, kind: Kind) -> list[tuple[TrialSpec, TrialResult]]:
         """The ended tasks of this kind, in the order of their ends."""
         return [(self.tasks[key], ended) for key, ended in self.ended.items() if self.tasks[key].kind == kind]
 
-    def finished(self, kind: Kind) -> list[tuple[Task, Ended]]:
+    def finished(self, kind: Kind) -> list[tuple[TrialSpec, TrialResult]]:
         """Those that did not fail."""
         return [(task, ended) for task, ended in self.results(kind) if ended.failure is None]
 
-    def unfinished(self, kind: Kind) -> list[Task]:
+    def unfinished(self, kind: Kind) -> list[TrialSpec]:
         """The tasks of this kind that began and did not end."""
         return [task for key, task in self.tasks.items() if task.kind == kind and key not in self.ended]
 
-    def _replace(self, key: str, ended: Ended) -> None:
+    def _replace(self, key: str, ended: TrialResult) -> None:
         self.ended.pop(key, None)  # its place is that of its last end
         self.ended[key] = ended
 
@@ -196,7 +196,7 @@ def _take(journal: Journal, line: dict[str, Any]) -> None:
         points = {
             part: {name: frozen(value) for name, value in line.pop(part, {}).items()} for part in ("point", "resolved")
         }
-        journal.tasks[key] = Task(**{**line, **points, "left_out": tuple(line["left_out"])})
+        journal.tasks[key] = TrialSpec(**{**line, **points, "left_out": tuple(line["left_out"])})
     else:
         history = [(epoch, step, metrics) for epoch, step, metrics in line.pop("history")]
-        journal._replace(key, Ended(**line, history=history))
+        journal._replace(key, TrialResult(**line, history=history))

@@ -11,14 +11,11 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
-
-from concord.gradients import EnvironmentStep, StepClock
 from concord.gradients.step_clock import PARTS, Part
+from concord.training.steps_so_far import StepsSoFar
 
 _EVERY_SECONDS = 1.0
 # Rates are means over so long: as long as Ray waits between two reports, so that none of the time is left out.
@@ -56,38 +53,6 @@ RUN_METRICS = (
     Metric("concord_epochs", "Epochs of the whole run"),
     Metric("concord_loss", "Mean loss at the latest evaluation", ("split",)),
 )
-
-
-@dataclass
-class StepsSoFar:
-    """What a training loop has done, for those who look on from another thread.
-
-    Attributes:
-        clock: of the parts of its steps.
-        steps: done by this process.
-        epoch: epochs done, with the part of the present one.
-        epochs: of the whole run.
-        latest: what the latest step gave.
-        sizes: ``(parameters,)`` float32, the components of each.
-        losses: of the latest evaluation, by split.
-    """
-
-    clock: StepClock = field(default_factory=StepClock)
-    steps: int = 0
-    epoch: float = 0.0
-    epochs: int = 0
-    latest: EnvironmentStep | None = None
-    sizes: torch.Tensor | None = None
-    losses: dict[str, float] = field(default_factory=dict)
-
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Take the losses of the splits from an evaluation's metrics."""
-        ends = "_loss"
-        self.losses = {
-            name.removesuffix(ends): value
-            for name, value in metrics.items()
-            if name.endswith(ends) and "/" not in name and not name.startswith(("worst_", "step"))
-        }
 
 
 class _Moment(NamedTuple):

@@ -14,19 +14,19 @@ import numpy as np
 
 from concord.errors import InputError
 from concord.redaction import is_secret, without_secrets
+from concord.runs.folder import recorded_config, require_same_sources, require_secrets
+from concord.runs.run import Checked, preflight, resolved_paths
 from concord.space import Point, Space
 from concord.storage import Folder, StorageError
+from concord.studies.journal import STUDY, read_study
+from concord.studies.options import StudyOptions, config_part, study_part
+from concord.studies.search import Search
+from concord.studies.selection import Criterion, check_metric, chosen_mode
+from concord.studies.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
+from concord.studies.stopping import StopRule
 from concord.training import JobFile, TrainConfig
-from concord.training.config import PLACEMENT_OPTIONS
 from concord.training.evaluation import Mode
-from concord.training.run import Checked, preflight, settled_paths
-from concord.training.run_folder import recorded_config, require_same_sources, require_secrets
-from concord.tuning.journal import STUDY, read_study
-from concord.tuning.options import StudyOptions, config_part, study_part
-from concord.tuning.search import Search
-from concord.tuning.selection import Criterion, check_metric, chosen_mode
-from concord.tuning.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
-from concord.tuning.stopping import StopRule
+from concord.training.options import RUNTIME_OPTIONS
 
 # How many environments are left out to judge the short list, if --folds does not say.
 _FOLDS_OF_SHORTLIST = 4
@@ -104,7 +104,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """What must not change when the study continues, as JSON."""
-        science = {k: v for k, v in recorded_config(self.base).items() if k not in PLACEMENT_OPTIONS - {"workers"}}
+        science = {k: v for k, v in recorded_config(self.base).items() if k not in RUNTIME_OPTIONS - {"workers"}}
         identity = {
             "method": self.method,
             "space": self.space.as_json(),
@@ -165,7 +165,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
 
     Args:
         job: what is tuned.
-        options: an instance of what :func:`concord.tuning.options.options_for` made of the job's configuration.
+        options: an instance of what :func:`concord.studies.options.options_for` made of the job's configuration.
         given: the options that the command line named.
 
     Raises:
@@ -178,7 +178,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
     if base.min_workers is not None:
         raise InputError(f"--min-workers {base.min_workers}: a trial that lost its workers runs again; leave it out")
-    base = dataclasses.replace(base, **settled_paths(base))
+    base = dataclasses.replace(base, **resolved_paths(base))
     method, study = chosen_study(job.job.studies, study_options, base)
     if "selection" not in given:
         study_options = dataclasses.replace(study_options, selection=study.selection)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from concord.errors import InputError
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.options import Selection
 from concord.training.evaluation import Mode, worst
-from concord.tuning.journal import Ended, Task
-from concord.tuning.options import Selection
 
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
@@ -65,11 +65,11 @@ class Criterion:
             return _WORST
         return value if self.mode == "max" else -value
 
-    def ranked(self, results: Iterable[tuple[Task, Ended]]) -> list[tuple[Task, Ended]]:
+    def ranked(self, results: Iterable[tuple[TrialSpec, TrialResult]]) -> list[tuple[TrialSpec, TrialResult]]:
         """The trials that have the metric, best first; equals by loss, then by number."""
         scored = [pair for pair in results if math.isfinite(pair[1].metrics.get(self.metric, math.nan))]
 
-        def key(pair: tuple[Task, Ended]) -> tuple[float, float, int]:
+        def key(pair: tuple[TrialSpec, TrialResult]) -> tuple[float, float, int]:
             loss = pair[1].metrics.get(self.loss, math.inf)
             return -self.score(pair[1].metrics), loss if math.isfinite(loss) else math.inf, pair[0].trial
 

@@ -22,11 +22,11 @@ import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
-from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, is_remote, settled, shown
+from concord.runs.termination import Termination, sigterm_as_interrupt
+from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, display_path, is_remote, resolve
 from concord.tracking import Store, redact
 from concord.tracking.store import Status
-from concord.training.config import PLACEMENT_OPTIONS, RunConfig
-from concord.training.termination import Termination, sigterm_as_interrupt
+from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
 RECORD = "run.json"
 # What the folder of a run may have before there is a record of it.
@@ -123,7 +123,7 @@ def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
 
 @contextlib.contextmanager
 def reserved_run(
-    job: str, config: RunConfig, kind: str | None = None, *, placement: Collection[str] = PLACEMENT_OPTIONS
+    job: str, config: RunConfig, kind: str | None = None, *, placement: Collection[str] = RUNTIME_OPTIONS
 ) -> Iterator[ReservedRun]:
     """Have a new run, or with ``config.resume`` an earlier one, to this process alone while the body runs.
 
@@ -163,7 +163,7 @@ def reserved_run(
             _require_new(folder, config)
             folder.empty()  # at an address: of a run of this name that was removed from the storage
         name = folder.place.name
-        logs.know(run=name, job=job)
+        logs.bind_context(run=name, job=job)
         reserved = ReservedRun(job, dataclasses.replace(config, name=name), folder, store, record, termination)
         try:
             yield reserved
@@ -185,12 +185,14 @@ def _require_new(folder: Folder, config: RunConfig) -> None:
         names = set(folder.names())
     except StorageError as error:
         raise InputError(f"--output {error}") from error
-    output = shown(config.output)
+    output = display_path(config.output)
     if RECORD in names:
         name = folder.place.name
         raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
     if names - _BEFORE_RECORD:
-        raise InputError(f"--name {folder.place.name}: {folder.shown} is there, and is no run; give another name")
+        raise InputError(
+            f"--name {folder.place.name}: {folder.display_path} is there, and is no run; give another name"
+        )
 
 
 @contextlib.contextmanager
@@ -249,7 +251,9 @@ def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | Non
         with contextlib.suppress(RunFailedError):
             store.delete_run(run_id)
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            raise InputError(f"--output {shown(config.output)}: cannot be written to ({error.strerror})") from error
+            raise InputError(
+                f"--output {display_path(config.output)}: cannot be written to ({error.strerror})"
+            ) from error
         raise
     return run
 
@@ -258,7 +262,7 @@ def missing_run(folder: Folder) -> str | None:
     """What became of a run that was begun in this folder and is not there any more, in a line; None if it is there."""
     with contextlib.suppress(StorageError):  # which is said where it stands in the way
         if RECORD not in folder.names():
-            return f"{folder.shown}: was removed while the run was at work"
+            return f"{folder.display_path}: was removed while the run was at work"
     return None
 
 
@@ -317,7 +321,7 @@ def _defaults(config: RunConfig) -> RunConfig:
             values[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
             values[field.name] = field.default_factory()
-    paths = {name: settled(value) for name, value in values.items() if isinstance(value, Path)}
+    paths = {name: resolve(value) for name, value in values.items() if isinstance(value, Path)}
     return dataclasses.replace(config, **(values | paths))
 
 
@@ -362,7 +366,7 @@ def kept_record(kept: Folder) -> dict[str, Any]:
         return read_record(kept.path)
     except InputError:
         if kept.remote and not (kept.path / RECORD).exists():
-            output = shown(kept.place.parent.parent)
+            output = display_path(kept.place.parent.parent)
             raise InputError(f"--name {kept.place.name}: there is no such run in {output}") from None
         raise
 
@@ -395,7 +399,9 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
     """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
-    return without_secrets({key: shown(value) if isinstance(value, Path) else value for key, value in values.items()})
+    return without_secrets(
+        {key: display_path(value) if isinstance(value, Path) else value for key, value in values.items()}
+    )
 
 
 def restored_config(kind: type[Any], recorded: Mapping[str, Any], missing: Any = HIDDEN) -> Any:

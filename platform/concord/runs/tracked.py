@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from concord.tracking import Store
-from concord.training.config import PLACEMENT_OPTIONS
+from concord.training.options import RUNTIME_OPTIONS
 from concord.training.outcome import Evaluation
 
 _CURVES = ("train_accuracy", "held_out_accuracy", "validation_accuracy", "ood_accuracy")
@@ -17,7 +17,7 @@ def finished_histories(job: str, output: Path, tracking_uri: str | None, by: str
     """
     store = Store.open(output, tracking_uri)
     found: dict[str, list[Evaluation]] = {}
-    ignored = {by, *PLACEMENT_OPTIONS}
+    ignored = {by, *RUNTIME_OPTIONS}
     common: dict[str, str] | None = None
     for run in store.runs(job):
         value = run.parameters.get(by)

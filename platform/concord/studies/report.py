@@ -12,15 +12,15 @@ from concord.analysis.figures import save
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.runs.folder import restored_config
+from concord.studies.journal import STUDY, read_study
+from concord.studies.plan import studies_folder
+from concord.studies.results import StudyResult, draw, read_result
+from concord.studies.selection import metric_on
+from concord.studies.spaces import config_at
 from concord.training import TrainConfig
-from concord.training.config import PLACEMENT_OPTIONS
+from concord.training.options import RUNTIME_OPTIONS
 from concord.training.outcome import Evaluation
-from concord.training.run_folder import restored_config
-from concord.tuning.journal import STUDY, read_study
-from concord.tuning.plan import studies_folder
-from concord.tuning.results import StudyResult, draw, read_result
-from concord.tuning.selection import metric_on
-from concord.tuning.spaces import config_at
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -40,7 +40,7 @@ class StudyReport:
 
 
 def report_studies(
-    job: str, options: StudyReport, say: Callable[[str], None]
+    job: str, options: StudyReport, info: Callable[[str], None]
 ) -> tuple[list[StudyResult], dict[str, Any]]:
     """Read the studies and draw their figures.
 
@@ -58,8 +58,8 @@ def report_studies(
         if result.finished:
             criterion = result.criterion
             judged = f"judged by {criterion.metric}, {criterion.direction}"
-            say(f"study {result.record['name']}: {len(result.finished)} trials, {judged}")
-            for path in draw(result, say):
+            info(f"study {result.record['name']}: {len(result.finished)} trials, {judged}")
+            for path in draw(result, info):
                 figures[f"{result.record['name']} {path.stem}"] = str(path)
     folder = options.output / "reports" / job
     shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
@@ -108,7 +108,7 @@ class FinishedTrial(Generic[Config]):
     data: str | None = None
 
 
-def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTrial[Config]]:
+def load_trials(job: str, config: type[Config], output: Path) -> list[FinishedTrial[Config]]:
     """The finished trials of all studies of a job, those of the oldest study first.
 
     Args:
@@ -128,7 +128,7 @@ def trials_of(job: str, config: type[Config], output: Path) -> list[FinishedTria
     return found
 
 
-def alike(
+def comparable_trials(
     trials: Sequence[FinishedTrial[Config]], differing: Collection[str], **wanted: object
 ) -> list[FinishedTrial[Config]]:
     """The trials with the settings of the newest, so that like is compared with like.
@@ -140,7 +140,7 @@ def alike(
     """
     wanted = {name: value for name, value in wanted.items() if value is not None}
     possible = [trial for trial in trials if all(getattr(trial.config, name) == wanted[name] for name in wanted)]
-    ignored = {*differing, "seed", *PLACEMENT_OPTIONS}
+    ignored = {*differing, "seed", *RUNTIME_OPTIONS}
 
     def settings(trial: FinishedTrial[Config]) -> dict[str, object]:
         of_config = {name: value for name, value in vars(trial.config).items() if name not in ignored}

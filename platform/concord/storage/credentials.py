@@ -7,7 +7,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _PLACE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "STORAGE_EMULATOR_HOST")
 
 
-def access() -> dict[str, str]:
+def storage_credentials() -> dict[str, str]:
     """The environment variables by which this process reaches storages: keys, endpoint, region.
 
     What is in files, or what a machine's role gives, stays there: every node finds its own.
@@ -15,7 +15,7 @@ def access() -> dict[str, str]:
     return {name: os.environ[name] for name in (*_KEYS, *_PLACE) if os.environ.get(name)}
 
 
-def granted(given: Mapping[str, str]) -> None:
+def apply_credentials(given: Mapping[str, str]) -> None:
     """Use the access of another process in this one; keys replace this one's as a whole."""
     if any(name in given for name in _KEYS):
         for name in _KEYS:

@@ -21,14 +21,14 @@ from concord.space import (
     Uniform,
     Value,
     contains,
+    format_point,
     frozen,
     literal,
     parse_entry,
-    shown,
 )
+from concord.studies.options import StudyOptions
 from concord.training import Study, TrainConfig
-from concord.training.config import PLACEMENT_OPTIONS
-from concord.tuning.options import StudyOptions
+from concord.training.options import RUNTIME_OPTIONS
 
 _VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
 
@@ -157,7 +157,9 @@ class OwnPoint:
         return OwnPoint(*({name: frozen(value) for name, value in record[part].items()} for part in ("point", "moved")))
 
     def __str__(self) -> str:
-        return shown(self.point) + (f" (the nearest in the space to {shown(self.moved)})" if self.moved else "")
+        return format_point(self.point) + (
+            f" (the nearest in the space to {format_point(self.moved)})" if self.moved else ""
+        )
 
 
 def own_point(space: Space, base: TrainConfig) -> OwnPoint | None:
@@ -291,7 +293,7 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
     fixed = space.fixed(point)
     for name in given:
         if name not in used and (name not in fixed or fixed[name] != given[name]):
-            raise InputError(f"{source}: {name} is not varied here; a point is {shown(point)}")
+            raise InputError(f"{source}: {name} is not varied here; a point is {format_point(point)}")
     return point
 
 
@@ -311,7 +313,7 @@ def _check_against(space: Space, base: TrainConfig) -> None:
                 continue  # a switch
             known = ", ".join(sorted(field.name for field in dataclasses.fields(base)))
             raise InputError(f"space: {name}: the job has no such option; it has {known}")
-        if name in PLACEMENT_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
+        if name in RUNTIME_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
             raise InputError(f"space: {name}: says how or by what a trial is judged; it cannot be varied")
         values = _extremes(entry)
         for value in values:

@@ -20,21 +20,21 @@ from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError, as_option
 from concord.gradients import NonFiniteGradientError
 from concord.redaction import redact
+from concord.runs.ray_train import distributed_evaluations
 from concord.source_file import reason
-from concord.storage import Folder, access, granted
-from concord.training import Evaluation, Place, TrainConfig
-from concord.training.distributed import distributed_evaluations
+from concord.storage import Folder, apply_credentials, storage_credentials
+from concord.studies.selection import Criterion, worst_environments
+from concord.studies.shared_data import SharedData, without
+from concord.studies.stopping import PROGRESS, SCORE, StopRule
+from concord.training import Evaluation, ProcessContext, TrainConfig
 from concord.training.evaluation import Mode, worst
 from concord.training.job import JobFile, job_from_source
-from concord.training.loop import Prepared, Silent, prepare, training
+from concord.training.loop import Silent, WorkerData, prepare, training
 from concord.training.process import tune_process
-from concord.tuning.selection import Criterion, worst_environments
-from concord.tuning.shared_data import SharedData, without
-from concord.tuning.stopping import PROGRESS, SCORE, StopRule
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TrialSpecCommon:
     """What every trial of a study has in common.
 
     Attributes:
@@ -48,7 +48,7 @@ class Assignment:
         threads: of a trial.
         folder: for what a distributed trial leaves while it runs.
         log_context: how trials log.
-        access: to the storages of the output and the data, see :func:`concord.storage.access`.
+        access: to the storages of the output and the data, see :func:`concord.storage.credentials`.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Assignment:
     threads: int
     folder: Folder
     log_context: logs.Context = field(default_factory=logs.context)
-    access: dict[str, str] = field(default_factory=access, repr=False)
+    storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Report:
 class TrialProcess(Trainable):
     """Ray Tune's side of a trial: ``step`` gives the next report."""
 
-    def setup(self, config: dict[str, Any], assignment: Assignment) -> None:  # type: ignore[override]
+    def setup(self, config: dict[str, Any], assignment: TrialSpecCommon) -> None:  # type: ignore[override]
         """Once in the life of the process."""
         self._assignment = assignment
-        granted(assignment.access)
-        self._prepared: Prepared | None = None
+        apply_credentials(assignment.storage_credentials)
+        self._prepared: WorkerData | None = None
         tune_process(assignment.threads)
         here = ray.get_runtime_context()
-        logs.take_over(assignment.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
+        logs.inherit_context(assignment.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
         self._job: JobFile | None = None
         self._reports: Generator[Report, None, None] = self._training(config)
 
@@ -182,11 +182,11 @@ class TrialProcess(Trainable):
                 folder.delete()
             return
         device = torch.device("cuda" if config.use_gpu else "cpu")
-        place = Place(device=device)
+        place = ProcessContext(device=device)
         load = functools.partial(self._data, config, place, left_out)
         yield from training(self._job.job, config, place, Silent(), load=load)
 
-    def _data(self, config: TrainConfig, place: Place, left_out: str | None) -> Prepared:
+    def _data(self, config: TrainConfig, place: ProcessContext, left_out: str | None) -> WorkerData:
         assert self._job is not None
         shared = self._assignment.shared
         if shared is None or not shared.fits(config):

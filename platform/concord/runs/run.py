@@ -19,14 +19,18 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError, RunFailedError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
+from concord.runs.cluster_address import check_cluster
+from concord.runs.dashboard import described
+from concord.runs.folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
+from concord.runs.progress import RunProgress
+from concord.runs.ray_train import Trained, train_on_ray
+from concord.runs.session import check_resources, ray_session
+from concord.runs.tracked_data import tracked_data
+from concord.runs.worker import METRICS
 from concord.source_file import reason
-from concord.storage import Folder, full_disk_in_one_line, require_reachable, settled
+from concord.storage import Folder, full_disk_in_one_line, require_reachable, resolve
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
-from concord.training.cluster_address import check_cluster
-from concord.training.config import PLACEMENT_OPTIONS, RunConfig, TrainConfig
-from concord.training.dashboard import described
-from concord.training.distributed import METRICS, Trained, check_resources, ray_session, train_on_ray
 from concord.training.evaluation import (
     Measure,
     Mode,
@@ -39,9 +43,7 @@ from concord.training.evaluation import (
 from concord.training.job import Job, JobFile
 from concord.training.loop import build_model, check_environments
 from concord.training.metric_names import check_metric_names
-from concord.training.progress import RunProgress
-from concord.training.run_folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
-from concord.training.tracked_data import tracked_data
+from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.underfitting import underfitting
 
 # How long a run that is finished tries to send what was left of its metrics.
@@ -52,7 +54,7 @@ _NOT_A_MODEL = (
     "the model is not registered: MLflow's PyTorch models take one tensor, and this job's batches have another form; "
     f"its weights are the run's artifact {_WEIGHTS}/{MODEL}"
 )
-Say = Callable[[str], None]
+Info = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,18 @@ class FinishedRun:
             "model": self.model,
             "champion": self.registered.champion if self.registered else False,
             "registration": self.registered.reason if self.registered else None,
-            "artifacts": self.kept.shown,
+            "artifacts": self.kept.display_path,
             "metrics": self.metrics,
         }
 
 
-def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = None) -> FinishedRun:
+def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None = None) -> FinishedRun:
     """Train a job from nothing, or resume it, and keep everything.
 
     Args:
         job: the job with its file.
         config: the options, an instance of the job's own configuration class.
-        say: takes a line of progress.
+        info: takes a line of progress.
         lineage: where the configuration came from, if a study chose it.
 
     Raises:
@@ -120,30 +122,30 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
     started = time.perf_counter()
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    config = dataclasses.replace(config.resolved(), **settled_paths(config))
+    config = dataclasses.replace(config.resolved(), **resolved_paths(config))
     check_cluster(config)
     checked = preflight(job, config)
     environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
     tags |= lineage.tags if lineage else {}
     # Which environments meet at a step depends on the processes, if a step takes some of them.
-    placement = PLACEMENT_OPTIONS - ({"workers"} if config.environments_per_step else set())
+    placement = RUNTIME_OPTIONS - ({"workers"} if config.environments_per_step else set())
     experiment = lineage.experiment if lineage else None
     with (
         reserved_run(job.name, config, config.method, placement=placement) as reserved,
-        RunProgress(say) as progress,
+        RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
         if reserved.report is not None:
-            return already_finished(reserved, reserved.report, say)
+            return already_finished(reserved, reserved.report, info)
         name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
         progress.waiting("starting Ray")
         dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
         with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
-            say(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
+            info(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
             if dashboard:
-                say(f"Ray dashboard {described(dashboard)}")
+                info(f"Ray dashboard {described(dashboard)}")
             if not opened.resumed:
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
             with progress.training(store, run_id, config.epochs):
@@ -151,50 +153,50 @@ def run(job: JobFile, config: TrainConfig, say: Say, lineage: Lineage | None = N
             session.close()  # Ray's processes are not needed for the rest
             end = trained.outcome.metrics
             if end.get("spread_reached") == 0:
-                say(
+                info(
                     f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
                     f"kept, with the least spread, {end['held_out_spread']:.4g}"
                 )
             progress.waiting("drawing figures, registering the model")
-            report = _finished(job, config, store, run_id, name, kept, trained, checked, say, lineage)
+            report = _finished(job, config, store, run_id, name, kept, trained, checked, info, lineage)
             # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
             unsent = trained.unsent
             complete = report.model is not None or checked.example is None
             if unsent and complete:
                 unsent = send_unsent(kept, store.uri, run_id)
             if unsent:
-                say(
-                    f"tracking did not answer: {unsent} metrics are kept in {kept.shown}/{METRICS} "
+                info(
+                    f"tracking did not answer: {unsent} metrics are kept in {kept.display_path}/{METRICS} "
                     f"and sent by --name {name} --resume"
                 )
-            with _said_if_failing(say, "status"):
+            with _said_if_failing(info, "status"):
                 store.finish_run(run_id, "FINISHED")
             if advice := underfitting(trained.outcome.history, config):
-                say(advice)
+                info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
             if complete:
                 opened.record(report=report.as_json())
     return report
 
 
-def settled_paths(config: RunConfig) -> dict[str, Any]:
+def resolved_paths(config: RunConfig) -> dict[str, Any]:
     """The options that are paths, as they are the same for all processes; storages that do not answer are refused.
 
     Raises:
         InputError: the storage of --output or --data-dir cannot be reached.
     """
-    paths = {key: settled(value) for key, value in vars(config).items() if isinstance(value, Path)}
+    paths = {key: resolve(value) for key, value in vars(config).items() if isinstance(value, Path)}
     for option in ("output", "data_dir"):
         if option in paths:
             require_reachable(option.replace("_", "-"), paths[option])
     return paths
 
 
-def already_finished(run: ReservedRun, said: Mapping[str, Any], say: Say) -> FinishedRun:
+def already_finished(run: ReservedRun, said: Mapping[str, Any], info: Info) -> FinishedRun:
     """The report of a run that is done, after sending what the store had not taken then."""
     kept = run.folder
     unsent = send_unsent(kept, run.store.uri, said["run_id"])
-    say(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
+    info(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
     return FinishedRun(
         job=run.job,
         name=run.name,
@@ -419,7 +421,7 @@ def _finished(
     kept: Folder,
     trained: Trained,
     checked: Checked,
-    say: Say,
+    info: Info,
     lineage: Lineage | None,
 ) -> FinishedRun:
     metrics = {key: value for key, value in trained.outcome.metrics.items() if "/" not in key}
@@ -427,11 +429,11 @@ def _finished(
     read_weights(trained.checkpoint, model)
     model.eval()
     (kept.path / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
-    figures = _draw(job, config, trained, model, kept.path, say)
+    figures = _draw(job, config, trained, model, kept.path, info)
     kept.keep("metrics.json", "figures")
     registered: Registered | None = None
     uri: str | None = None
-    with _said_if_failing(say, "model"):
+    with _said_if_failing(info, "model"):
         criterion, mode = criterion_of(job.job, metrics, checked.reported)
         unfit = shortfall(job.job, config, metrics)
         for figure in figures:
@@ -440,7 +442,7 @@ def _finished(
         if checked.example is None:
             store.log_files(run_id, trained.checkpoint / MODEL, _WEIGHTS)
             store.note(run_id, _NOT_A_MODEL)
-            say(_NOT_A_MODEL)
+            info(_NOT_A_MODEL)
         else:
             uri = log_model(store, run_id, model, checked.example)
         if config.register and uri is not None:
@@ -495,16 +497,16 @@ def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) 
 
 
 @contextlib.contextmanager
-def _said_if_failing(say: Say, what: str) -> Iterator[None]:
+def _said_if_failing(info: Info, what: str) -> Iterator[None]:
     """A store that fails, or a model that cannot be exported, does not undo a finished training."""
     try:
         yield
     except (RunFailedError, InputError) as error:
-        say(f"the {what} could not be kept in MLflow, --resume tries again: {error}")
+        info(f"the {what} could not be kept in MLflow, --resume tries again: {error}")
 
 
 def _draw(
-    job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, say: Say
+    job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, info: Info
 ) -> tuple[Path, ...]:
     from concord.analysis.figures import save
     from concord.analysis.training_curves import training_curves
@@ -515,5 +517,5 @@ def _draw(
         try:
             drawn |= job.job.figures(job.job, config, trained.outcome, model)
         except Exception as error:  # the user's; the training it came after is not lost by it
-            say(f"the job's figures could not be drawn ({reason(error, job.path)})")
+            info(f"the job's figures could not be drawn ({reason(error, job.path)})")
     return tuple(save(figure, folder / "figures" / f"{name}.png") for name, figure in drawn.items())

@@ -363,7 +363,7 @@ class TrainConfig(RunConfig):
 
 
 # What may differ when a run is resumed: where and how it runs, not what it computes.
-PLACEMENT_OPTIONS = frozenset(
+RUNTIME_OPTIONS = frozenset(
     {
         "name",
         "workers",

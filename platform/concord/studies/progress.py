@@ -4,10 +4,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from concord.training.live_metrics import Metric, Sample
-from concord.training.progress import Display, duration, on_terminal
-from concord.tuning.journal import Ended, Task
-from concord.tuning.selection import Criterion
+from concord.runs.live_metrics import Metric, Sample
+from concord.runs.progress import Display, duration, on_terminal
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.selection import Criterion
 
 _SAY_EVERY_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 0.5
@@ -26,14 +26,14 @@ class StudyProgress:
         what: trials or runs, for the reader.
         total: to be done, if there is a known end.
         criterion: what the best is judged by; None where there is no best.
-        say: takes a line.
+        info: takes a line.
     """
 
-    def __init__(self, what: str, total: int, criterion: Criterion | None, say: Callable[[str], None]) -> None:
+    def __init__(self, what: str, total: int, criterion: Criterion | None, info: Callable[[str], None]) -> None:
         self._what = what
         self._total = total
         self._criterion = criterion
-        self._say = say
+        self._say = info
         self._running: dict[str, float] = {}
         self._done = self._failed = self._here = 0
         self._seconds = 0.0
@@ -43,21 +43,21 @@ class StudyProgress:
         self._started = time.monotonic()
         self._reasons: set[str] = set()
 
-    def earlier(self, task: Task, ended: Ended) -> None:
+    def earlier(self, task: TrialSpec, ended: TrialResult) -> None:
         """A task that ended before this process began."""
         self._count(task, ended)
 
-    def began(self, task: Task) -> None:
+    def began(self, task: TrialSpec) -> None:
         """A task runs."""
         with self._lock:
             self._running[task.key] = 0.0
 
-    def evaluated(self, task: Task, percent: float) -> None:
+    def evaluated(self, task: TrialSpec, percent: float) -> None:
         """A task goes on."""
         with self._lock:
             self._running[task.key] = percent
 
-    def ended(self, task: Task, ended: Ended) -> None:
+    def ended(self, task: TrialSpec, ended: TrialResult) -> None:
         """A task is over."""
         with self._lock:
             self._running.pop(task.key, None)
@@ -67,7 +67,7 @@ class StudyProgress:
             self._reasons.add(ended.failure)
             self._say(f"{task.key} failed: {ended.failure.splitlines()[0]}")
 
-    def _count(self, task: Task, ended: Ended) -> None:
+    def _count(self, task: TrialSpec, ended: TrialResult) -> None:
         with self._lock:
             self._done += 1
             self._failed += ended.failure is not None

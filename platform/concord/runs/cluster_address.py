@@ -7,7 +7,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
-from concord.training.config import RunConfig
+from concord.training.options import RunConfig
 
 LOCAL = "local"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0

@@ -21,11 +21,11 @@ from concord.analysis.study_figures import (
 from concord.errors import RunFailedError
 from concord.space import Choice, LogUniform, Space
 from concord.storage import Folder
+from concord.studies import journal as journals
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.options import SELECTIONS
+from concord.studies.selection import Criterion, metric_on
 from concord.tracking import Store
-from concord.tuning import journal as journals
-from concord.tuning.journal import Ended, Task
-from concord.tuning.options import SELECTIONS
-from concord.tuning.selection import Criterion, metric_on
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -53,7 +53,7 @@ class StudyResult:
 
     Attributes:
         kept: where the study is kept.
-        record: what the study is, see :meth:`concord.tuning.plan.Plan.record`.
+        record: what the study is, see :meth:`concord.studies.plan.Plan.record`.
         finished: the trials that did, best first.
         failed: those that failed.
         ended: the finished trials in the order of their ends.
@@ -64,9 +64,9 @@ class StudyResult:
 
     kept: Folder
     record: Mapping[str, Any]
-    finished: Sequence[tuple[Task, Ended]]
-    failed: Sequence[tuple[Task, Ended]]
-    ended: Sequence[tuple[Task, Ended]]
+    finished: Sequence[tuple[TrialSpec, TrialResult]]
+    failed: Sequence[tuple[TrialSpec, TrialResult]]
+    ended: Sequence[tuple[TrialSpec, TrialResult]]
     left_out: Mapping[int, Mapping[str, float]]
     reruns: Mapping[int, Mapping[str, float]]
     seconds: float = 0.0
@@ -83,7 +83,7 @@ class StudyResult:
         return self.kept.path
 
     @property
-    def best(self) -> tuple[Task, Ended]:
+    def best(self) -> tuple[TrialSpec, TrialResult]:
         """The trial that the study's selection chooses."""
         return self.finished[0]
 
@@ -97,7 +97,7 @@ class StudyResult:
         """The selection, marked where it looks at the test."""
         return _label(self.criterion)
 
-    def metrics(self, task: Task, ended: Ended) -> dict[str, float]:
+    def metrics(self, task: TrialSpec, ended: TrialResult) -> dict[str, float]:
         """All metrics of a trial, with those of environments left out afterwards."""
         return {**ended.metrics, **self.left_out.get(task.trial, {})}
 
@@ -181,7 +181,7 @@ class StudyResult:
             "run_id": self.record.get("run_id"),
             "model": self.record.get("model"),
             "champion": self.record.get("champion"),
-            "artifacts": self.kept.shown,
+            "artifacts": self.kept.display_path,
         }
 
 
@@ -214,9 +214,9 @@ def judged(record: Mapping[str, Any], journal: journals.Journal, kept: Folder) -
     )
 
 
-def write_results(result: StudyResult, store: Store, run_id: str, say: Callable[[str], None]) -> None:
+def write_results(result: StudyResult, store: Store, run_id: str, info: Callable[[str], None]) -> None:
     """Draw the figures, write table and summary, and keep them with the study's run."""
-    figures = draw(result, say)
+    figures = draw(result, info)
     header, rows = result.table(int(result.record["options"]["top"]))
     lines = [",".join(header), *(",".join(row) for row in rows)]
     (result.folder / TABLE).write_text("\n".join(lines) + "\n")
@@ -230,10 +230,10 @@ def write_results(result: StudyResult, store: Store, run_id: str, say: Callable[
         best = {f"best_{name}": value for name, value in result.metrics(task, ended).items()}
         store.log_metrics(run_id, best | {"finished": len(result.finished), "failed": len(result.failed)})
     except RunFailedError as error:
-        say(f"the study's figures could not be kept in MLflow: {error}")
+        info(f"the study's figures could not be kept in MLflow: {error}")
 
 
-def draw(result: StudyResult, say: Callable[[str], None]) -> list[Path]:
+def draw(result: StudyResult, info: Callable[[str], None]) -> list[Path]:
     """The figures of a study, in its folder; for one that cannot be drawn, what it needs is said."""
     criterion = result.criterion
     points = [
@@ -248,10 +248,10 @@ def draw(result: StudyResult, say: Callable[[str], None]) -> list[Path]:
         drawn["slices"] = slices_figure(points, axes, metric)
         drawn["parallel"] = parallel_figure(points, axes, metric, criterion.mode)
     else:
-        say(f"no figures of slices and parallel coordinates: they need 2 finished trials, and there are {len(points)}")
+        info(f"no figures of slices and parallel coordinates: they need 2 finished trials, and there are {len(points)}")
     chosen, scores = [p.point for p in points], [p.value for p in points]
     if (missing := missing_for_importance(chosen, scores)) is not None:
-        say(f"no figure of importances: {missing}")
+        info(f"no figure of importances: {missing}")
     else:
         drawn["importance"] = importance_figure(parameter_importance(chosen, scores), metric)
     return [save(figure, result.folder / FIGURES / f"{name}.png") for name, figure in drawn.items()]
@@ -279,8 +279,8 @@ def _label(criterion: Criterion) -> str:
     return "o.o.d. test (oracle)" if criterion.oracle else criterion.selection
 
 
-def _with(ended: Ended, metrics: dict[str, float]) -> Ended:
-    return Ended(metrics, ended.history, ended.seconds, ended.ended, ended.stopped, ended.failure)
+def _with(ended: TrialResult, metrics: dict[str, float]) -> TrialResult:
+    return TrialResult(metrics, ended.history, ended.seconds, ended.ended, ended.stopped, ended.failure)
 
 
 def _shown(value: Any) -> str:

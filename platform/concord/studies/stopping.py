@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from concord.errors import InputError
-from concord.tuning.journal import Ended, Task
+from concord.studies.journal import TrialResult, TrialSpec
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
@@ -88,7 +88,7 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
     return FIFOScheduler()
 
 
-def replay(scheduler: Any, results: Sequence[tuple[Task, Ended]], score: Any, epochs: Any) -> None:
+def replay(scheduler: Any, results: Sequence[tuple[TrialSpec, TrialResult]], score: Any, epochs: Any) -> None:
     """Tell a new scheduler of earlier trials, so that a study that continues compares with them too.
 
     Args:

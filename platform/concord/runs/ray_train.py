@@ -1,0 +1,262 @@
+"""The training loop on Ray Train: workers that own their environments, replaced when they die."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from concord.aggregation.rule_file import RuleFile
+from concord.environments.summary import DataSummary
+from concord.errors import InputError, RunFailedError, to_be_sent
+from concord.process_environment import environment_variables
+from concord.runs.worker import (
+    CHECKPOINTS,
+    ERROR,
+    METRICS,
+    SNAPSHOT,
+    WorkerSpec,
+    fetched_checkpoint,
+    recorded_error,
+    work,
+)
+from concord.storage import (
+    Folder,
+    apply_credentials,
+    full_disk,
+    storage_credentials,
+)
+from concord.tracking.journal import entries
+from concord.training.job import JobFile, job_from_source
+from concord.training.options import TrainConfig
+from concord.training.outcome import Evaluation, Outcome
+
+# Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
+# was done since the last checkpoint.
+_RESIZE_SECONDS = 30.0
+# How long workers that are interrupted may take to end.
+_INTERRUPTED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came back.
+
+    Attributes:
+        outcome: of the loop.
+        checkpoint: folder of the last checkpoint.
+        unsent: metrics that the store had not taken by the end; they are in the journal.
+        data: what it was trained and evaluated on, part by part; nothing of what is not tracked.
+    """
+
+    outcome: Outcome
+    checkpoint: Path
+    unsent: int
+    data: tuple[DataSummary, ...] = ()
+
+
+def train_on_ray(
+    job: JobFile,
+    config: TrainConfig,
+    run_folder: Folder,
+    tracking_uri: str | None,
+    run_id: str | None,
+    left_out: str | None = None,
+) -> Trained:
+    """Train in ``config.workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
+
+    With ``config.min_workers`` the group may shrink to that and grow again. Each new group begins at the last
+    checkpoint and divides the environments anew, so none is missed or counted twice: as rules only sum over
+    environments, the result is the undisturbed run's, but for the order in which numbers are added.
+
+    Raises:
+        InputError: the data, or the checkpoint, do not fit; said by a worker.
+        RunFailedError: training failed, also after ``max_failures`` replacements.
+    """
+    import ray.train
+    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, TrainingFailedError
+    from ray.train.torch import TorchTrainer
+
+    # Annotated by Ray as the classes of its first training library, which lack options of the present one.
+    run_config: Any = ray.train.RunConfig
+    scaling_config: Any = ray.train.ScalingConfig
+    cpus = ray.cluster_resources().get("CPU", 1.0)
+    elastic = config.min_workers is not None
+    trainer: Any = TorchTrainer(
+        cast(Any, work),
+        train_loop_config={
+            "assignment": WorkerSpec(
+                job.path, job.source, job.rule, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
+            )
+        },
+        scaling_config=scaling_config(
+            num_workers=(config.min_workers, config.workers) if config.min_workers is not None else config.workers,
+            elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
+            use_gpu=config.use_gpu,
+            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
+            # their number may change: Ray finds out by whole CPUs how many there is room for.
+            resources_per_worker={
+                "CPU": 1.0 if elastic else min(1.0, cpus / config.workers),
+                **({"GPU": 1} if config.use_gpu else {}),
+            },
+        ),
+        run_config=run_config(
+            name=CHECKPOINTS,
+            **run_folder.place_for_ray(),
+            failure_config=FailureConfig(max_failures=config.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            # What failed is said once, by what is raised here; Ray says it with a traceback of its own for every try.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
+        ),
+    )
+    run_folder.remove(ERROR)
+    _remove_partial_checkpoints(run_folder)
+    try:
+        with _interruptible(), _this_cluster():
+            result = trainer.fit()
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
+        why = run_folder.problem() or recorded_error(run_folder) or full_disk(error, run_folder.path) or _cause(error)
+        raise RunFailedError(f"training failed: {why}") from error
+    said: dict[str, Any] = result.return_value
+    if "input_error" in said:
+        raise said["input_error"]
+    if "error" in said:
+        raise RunFailedError(said["error"])
+    assert result.checkpoint is not None
+    history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
+    checkpoint = fetched_checkpoint(run_folder, result.checkpoint)
+    return Trained(
+        Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"], tuple(said.get("data", ()))
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C be what it is elsewhere: Ray Train takes it for its own, here and ever after, and ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _this_cluster() -> Iterator[None]:
+    """Tell Ray Train's actors which cluster is theirs: one looks for it, and fails where several Rays run on a machine.
+
+    By the list of what Ray Train passes on, which is not public; without it the run is the same, but for a traceback.
+    """
+    import ray
+
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+        ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
+    with environment_variables({"RAY_ADDRESS": ray.get_runtime_context().gcs_address}):
+        yield
+
+
+def distributed_evaluations(
+    job: JobFile, config: TrainConfig, folder: Folder, left_out: str | None = None
+) -> Iterator[Evaluation]:
+    """Train as :func:`train_on_ray` does, and give every evaluation as it comes; to be called inside a Ray cluster.
+
+    Closing the iterator ends the training. Nothing is tracked; ``folder`` is used until the end.
+
+    Raises:
+        InputError, RunFailedError: as :func:`train_on_ray`.
+    """
+    import ray
+
+    folder.path.mkdir(parents=True)
+    # The first worker may be on another node, or write to the very file on this one.
+    lines, journal = folder.lines(METRICS), folder.path / (f"{METRICS}.seen" if folder.remote else METRICS)
+    config = dataclasses.replace(config, checkpoints=1)
+    # In a process of its own, so that it can be interrupted. Should it be killed instead, Ray Train looks for its
+    # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
+    cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
+    task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
+    trained = task.remote(job.path, job.source, job.rule, dict(vars(config)), folder, left_out, storage_credentials())
+    try:
+        seen, file, given, finished = 0, 0, 0, False
+        while not finished:
+            finished = bool(ray.wait([trained], timeout=0.5)[0])
+            lines.fetch(into=journal)
+            if not journal.exists():
+                continue
+            if (now := journal.stat().st_ino) != file:  # workers that begin anew put another in its place
+                seen, file = 0, now
+            for entry in entries(journal, seen):
+                seen = entry.end
+                if "train_loss" not in entry.metrics:
+                    continue
+                evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
+                if given < evaluation.epoch < config.epochs and not evaluation.ended_early:
+                    given = evaluation.epoch
+                    yield evaluation
+        result = ray.get(trained)
+        if isinstance(result, Exception):
+            raise result
+        yield result
+    finally:
+        # What Ctrl-C is to Ray Train: it ends the workers, and gives their CPUs back.
+        ray.cancel(trained, recursive=False)
+        if not ray.wait([trained], timeout=_INTERRUPTED_SECONDS)[0]:
+            ray.cancel(trained, force=True)
+
+
+def _last_evaluation(
+    path: str,
+    source: str,
+    rule: RuleFile | None,
+    options: dict[str, Any],
+    folder: Folder,
+    left_out: str | None,
+    given: dict[str, str],
+) -> Evaluation | Exception:
+    """Train; gives the last evaluation, or what went wrong."""
+    apply_credentials(given)
+    logging.getLogger("ray.train").setLevel(logging.ERROR)
+    job = job_from_source(path, source, rule)
+    try:
+        trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
+    except InputError as error:
+        return to_be_sent(error)
+    except RunFailedError as error:
+        return type(error)(str(error))
+    return trained.outcome.history[-1]
+
+
+def _remove_partial_checkpoints(folder: Folder) -> None:
+    """Remove what Ray Train does not know as a checkpoint: a process was killed as it was written.
+
+    For when none is being written, and Ray Train has not begun.
+    """
+    snapshot = f"{CHECKPOINTS}/{SNAPSHOT}"
+    if folder.remote:
+        folder.fetch(snapshot)
+    try:
+        text = (folder.path / snapshot).read_text()
+        json.loads(text)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError):
+        return  # nobody knows
+    for name in folder.names(CHECKPOINTS):
+        if name.startswith("checkpoint_") and name != SNAPSHOT and f'"{name}"' not in text:
+            folder.remove(f"{CHECKPOINTS}/{name}")
+
+
+def _cause(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,127 @@
+"""Ray: the cluster that is connected to, or started on this machine, and whether it has what a run wants."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from concord import logs
+from concord.errors import InputError
+from concord.process_environment import environment_variables
+from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
+from concord.runs.ray_agents import ended_with_driver
+from concord.tracking import redact
+from concord.training.options import RunConfig
+
+# Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
+_HEALTH_CHECK_SECONDS = "0.5"
+# Of such a run too: how long a group of workers is waited for. Ray may ask for as many as before the loss while it
+# still counts the node that died, and then goes by the new count; its own 60 s were most of what a killed node cost.
+_GROUP_SECONDS = "10"
+# How long Ray tries to reach a cluster, in seconds; a variable of its environment.
+_CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
+
+
+@contextlib.contextmanager
+def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[str | None]:
+    """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
+
+    A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
+    What SIGTERM does in this process stays as it was: Ray would end the process without a word.
+
+    Args:
+        config: says where, and what is wanted there.
+        tracked_by_workers: whether workers, which may be on other nodes, write to the tracking store.
+
+    Raises:
+        InputError: no cluster at the address, or too few resources there for the workers.
+    """
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows what a job prints twice
+    if getattr(config, "min_workers", None) is not None:
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
+    import ray
+
+    if ray.is_initialized():
+        check_resources(config)
+        yield None
+        return
+    check_cluster(config)
+    address, option = cluster_address(config)
+    connecting: dict[str, str] = {}
+    if address == LOCAL:  # nothing preempts this machine, and the watcher warns of itself
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        check_min_workers(config, float(os.cpu_count() or 1))
+    else:  # something answers there: what is no Ray cluster after one try, which takes up to a minute, is none
+        connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    structured: dict[str, Any] = (
+        {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
+    )
+    try:
+        with _sigterm_as_it_is(), environment_variables(connecting):
+            context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{option} {address}: no Ray cluster answers there ({reason})") from error
+    if structured:
+        logs.use_json()  # what Ray has set up for this process would write each line once more
+        logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
+        logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        check_resources(config)
+        if tracked_by_workers:
+            _check_shared_storage(config)
+        with ended_with_driver() if address == LOCAL else contextlib.nullcontext():
+            yield f"http://{context.dashboard_url}" if context.dashboard_url else None
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _sigterm_as_it_is() -> Iterator[None]:
+    """Undo what the body does to SIGTERM's handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_resources(config: RunConfig) -> None:
+    """Refuse more GPUs or CPUs than the cluster has (InputError): Ray would wait for them for ever."""
+    import ray
+
+    resources = ray.cluster_resources()
+    gpus, cpus = resources.get("GPU", 0.0), resources.get("CPU", 0.0)
+    wanted, said = config.gpu_request()
+    if wanted > gpus:
+        raise InputError(f"{said}; the Ray cluster has {gpus:g}")
+    check_min_workers(config, cpus)
+
+
+def check_min_workers(config: RunConfig, cpus: float) -> None:
+    """Refuse more than there are CPUs (InputError)."""
+    least = getattr(config, "min_workers", None)
+    if least is not None and least > cpus:
+        raise InputError(f"--min-workers {least}: each takes a CPU; the Ray cluster has {cpus:g}")
+
+
+def _check_shared_storage(config: RunConfig) -> None:
+    """Refuse a store in a file where workers may be on other nodes than the file (InputError)."""
+    import ray
+
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    uri = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
+    if nodes > 1 and uri.startswith("sqlite"):
+        raise InputError(
+            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "
+            "give the address of an MLflow server"
+        )
