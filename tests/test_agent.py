@@ -96,7 +96,7 @@ def build(**changed: Any) -> Any:
 
     options: dict[str, Any] = {
         "environments": 8, "steps": 8, "epochs": 1, "minibatches": 1, "lr": 1e-3, "discount": 0.99, "decay": 0.9,
-        "clip": 0.2, "entropy": 0.01, "value": 0.5, "largest_norm": 0.5, "precision": "float32", "compiled": False,
+        "clip": 0.2, "entropy": 0.01, "value": 0.5, "max_grad_norm": 0.5, "precision": "float32", "compiled": False,
         "overlap": False, "seed": 0, "game": {"game": "coinrun"}, "placement": Placement(),
     }  # fmt: skip
     return algorithm_config(**{**options, **changed}).build_algo()

@@ -176,12 +176,12 @@ def test_a_full_disk_ends_the_study_and_leaves_no_torn_line(tmp_path: Path) -> N
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from concord.studies.journal import Ended, Task, opened
+from concord.studies.journal import TrialResult, TrialSpec, opened
 with opened(Path(sys.argv[1])) as journal:
     for number in itertools.count():
-        task = Task("trial", number, {"lr": 0.1})
+        task = TrialSpec("trial", number, {"lr": 0.1})
         journal.begin(task)
-        journal.end(task, Ended({"ood_accuracy": 0.5}, [(1, 1, {"ood_accuracy": 0.5})] * 20, 1.0, 2.0))
+        journal.end(task, TrialResult({"ood_accuracy": 0.5}, [(1, 1, {"ood_accuracy": 0.5})] * 20, 1.0, 2.0))
 """
 
 

@@ -153,9 +153,9 @@ class AgentConfig(RunConfig):
         rows = self.batch // max(1, self.learners)
         self.require("minibatches", self.minibatches <= rows, f"more than the {rows} steps of a batch")
         self.require("steps", self.steps >= self.batch, f"less than one batch, {self.batch} steps")
-        for option in ("discount", "advantage_decay"):
+        for option in ("discount", "gae_lambda"):
             self.require(option, 0 <= getattr(self, option) <= 1, "must lie in [0, 1]")
-        for option in ("lr", "largest_norm"):
+        for option in ("lr", "max_grad_norm"):
             self.require(option, 0 < getattr(self, option) < math.inf, "must be a finite number above 0")
         self.require("final_lr", self.final_lr is None or self.final_lr >= 0, "must not be negative")
         self.require("threads", self.threads is None or self.threads >= 1, "must be at least 1")

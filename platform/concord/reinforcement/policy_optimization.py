@@ -396,7 +396,7 @@ def algorithm_config(
         discount, decay: γ and λ.
         clip: of the policy's ratio.
         entropy, value: coefficients of entropy and value loss.
-        largest_norm: of the gradient.
+        max_grad_norm: of the gradient.
         precision: what the network computes in.
         compiled: compile the network.
         overlap: sample the next batch while learning from this one; needs runners of their own.
