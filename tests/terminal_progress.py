@@ -4,12 +4,12 @@ import sys
 import termios
 from pathlib import Path
 
+from concord.runs import progress
 from concord.runs.progress import RunProgress
 from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.progress import StudyProgress
 from concord.studies.selection import Criterion
 from concord.tracking import Store
-from concord.training import progress
 
 progress._LOOK_EVERY_SECONDS = 0.05
 
