@@ -15,22 +15,21 @@ trains one clone, ``concord tune coinrun-clone --method temporal-and-mask`` is a
 coinrun-clone`` does what is missing of a comparison of the methods, and draws it and the studies.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from concord.aggregation import AggregatorName
 from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.figures import save
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
+from concord.options import option_values
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, cloning_folder, make_cloning_data
 from concord.reinforcement.episodes import play
 from concord.reinforcement.extra import require_coinrun
@@ -38,7 +37,6 @@ from concord.reinforcement.procgen_environment import ACTIONS, Difficulty, Procg
 from concord.space import Choice, Entry, LogUniform, Space, Uniform
 from concord.studies.report import comparable_trials, load_trials
 from concord.training import Data, Job, Measure, ProcessContext, Report, Study, TrainConfig
-from concord.training.options import OptimizerName
 from concord.training.sweep import sweep
 
 
@@ -57,42 +55,13 @@ class CloneConfig(TrainConfig):
     """Train on the first so many states of each level; 0 takes all there are."""
     play_episodes: int = 100
     """Episodes that the trained clone plays on unseen levels; 0 plays none."""
-
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
-    environments_per_step: int = 1
-    """Levels of a step, in a new random order through all of them each time; 0 takes all at every step."""
-    aggregator: AggregatorName = "mean"
-    """How the gradients of a step's levels become one."""
-    threshold: float = 0.5
-    """Agreement threshold τ of the masks between the levels of a step, in [0, 1]."""
-    optimizer: OptimizerName = "temporal-and-mask"
-    """Adam, SGD with momentum .9, or Adam that moves a weight only while its gradients agree over time."""
-    beta1: float = 0.21
-    """β₁ of Adam, with and without mask; this and the next are the best of the paper's Table 3."""
-    beta3: float = 0.79
-    """β₃, the decay of the average of signs, with --optimizer temporal-and-mask."""
-    temporal_threshold: float = 0.36
-    """Agreement threshold τ over time, with --optimizer temporal-and-mask."""
-    lr: float = 0.0078
-    """Learning rate."""
-    l2: float = 0.057
-    """Weight decay."""
-    batch_size: int = 64
-    """Examples of each level at a step."""
-    epochs: int = 20
-    """Passes over the training data."""
-    held_out: float = 0.0
-    """Fraction of every training level that training never sees; [0, 1)."""
-    data_dir: Path | None = None
-    """Folder with the data; data/GAME-DIFFICULTY under --output if not given."""
     # fmt: on
 
     def check(self) -> None:
         """Also refuse what makes no data."""
         super().check()
         for option in ("levels", "states", "play_episodes"):
-            self.require(option, getattr(self, option) >= 0, "must not be negative")
+            self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
 
 def data_of(config: CloneConfig) -> CloningData:
@@ -101,10 +70,10 @@ def data_of(config: CloneConfig) -> CloningData:
     Raises:
         InputError: there are none, or they are of something else.
     """
-    data = CloningData(cloning_folder(config.data_dir, config.output, config.game, config.difficulty))
+    data = CloningData(cloning_folder(config.data.data_dir, config.run.output, config.game, config.difficulty))
     for option in ("game", "difficulty"):
         found = data.manifest.get(option)
-        config.require(option, found == getattr(config, option), f"the data in {data.folder} are of {found}")
+        config.require(option, found == option_values(config)[option], f"the data in {data.folder} are of {found}")
     config.require("levels", config.levels <= len(data.levels), f"the data have {len(data.levels)} training levels")
     there = data.manifest["states"]
     config.require("states", config.states <= there, f"the data have {there} states of each level")
@@ -207,7 +176,7 @@ def methods(levels: int) -> dict[str, dict[str, Any]]:
     """
     together = max(count for count in range(1, LEVELS_TOGETHER + 1) if levels % count == 0)
     plain = {"beta1": 0.9, "lr": 1e-3, "l2": 0.057, "optimizer": "adam"}
-    size = max(1, CloneConfig.batch_size // together)
+    size = max(1, job.config.data.batch_size // together)
     mixed = {**plain, "environments_per_step": together, "batch_size": size}
     spatial = {"adam, levels together": mixed, "spatial-and-mask": {**mixed, "aggregator": "and-mask"}}
     return {"adam": plain, "temporal-and-mask": {}, **(spatial if together > 1 else {})}
@@ -261,7 +230,7 @@ def _compared(options: CloneReport, info: Callable[[str], None]) -> dict[str, An
     wanted = CloningOptions(data_dir=options.data_dir, output=options.output)
     if not (wanted.folder / "manifest.json").exists():
         make_cloning_data(wanted, info)
-    base = CloneConfig(
+    base = job.config.with_options(
         epochs=options.epochs,
         levels=options.levels,
         states=options.states,
@@ -271,7 +240,7 @@ def _compared(options: CloneReport, info: Callable[[str], None]) -> dict[str, An
         evaluations=1,
     )
     configurations = {
-        method: [dataclasses.replace(base, seed=seed, **changed) for seed in range(options.seeds)]
+        method: [base.with_options(seed=seed, **changed) for seed in range(options.seeds)]
         for method, changed in methods(len(environments(base).train)).items()
     }
     record = options.output / "reports" / "coinrun-clone" / "clones.jsonl"
@@ -287,14 +256,14 @@ def _compared(options: CloneReport, info: Callable[[str], None]) -> dict[str, An
 
 def _studied(options: CloneReport, figures: dict[str, str]) -> dict[str, Any]:
     """The best trials of each method's studies: minimum test KL, curves, and their options."""
-    trials = load_trials("coinrun-clone", CloneConfig, options.output)
+    trials = load_trials("coinrun-clone", job.config, options.output)
     varied = ("lr", "beta1", "beta3", "temporal_threshold", "l2", "regularization", "optimizer")
     trials = comparable_trials(trials, varied) if trials else []
     if not trials:
         return {}
     best: dict[str, list[Any]] = {}
     for method in STUDIES:
-        of_method = [trial for trial in trials if trial.config.optimizer == method]
+        of_method = [trial for trial in trials if trial.config.optimizer.optimizer == method]
         smallest = sorted(of_method, key=lambda trial: min(at.metrics["ood_loss"] for at in trial.history))
         if smallest:
             best[method] = smallest[: options.best]
@@ -302,7 +271,7 @@ def _studied(options: CloneReport, figures: dict[str, str]) -> dict[str, Any]:
     minima = {method: [min(at.metrics["ood_loss"] for at in t.history) for t in each] for method, each in best.items()}
     curves = {
         title: {
-            method: [[(at.epoch / t.config.epochs, at.metrics[metric]) for at in t.history] for t in each]
+            method: [[(at.epoch / t.config.schedule.epochs, at.metrics[metric]) for at in t.history] for t in each]
             for method, each in best.items()
         }
         for title, metric in (("training levels", "train_loss"), ("unseen levels", "ood_loss"))
@@ -313,19 +282,38 @@ def _studied(options: CloneReport, figures: dict[str, str]) -> dict[str, Any]:
     rows = {
         f"{method} {rank}": {
             "test KL": round(minimum, 5),
-            **{option: getattr(trial.config, option) for option in varied[:-1]},
+            **{option: option_values(trial.config)[option] for option in varied[:-1]},
         }
         for method, each in best.items()
         for rank, (trial, minimum) in enumerate(zip(each[:5], minima[method], strict=False), 1)
     }
-    return {"table_3": rows, "trials": {method: sum(t.config.optimizer == method for t in trials) for method in best}}
+    return {
+        "table_3": rows,
+        "trials": {method: sum(t.config.optimizer.optimizer == method for t in trials) for method in best},
+    }
 
 
 job = Job(
     environments=environments,
     model=model,
     loss=divergence,
-    config=CloneConfig,
+    # A step has one level's states. Of the optimizer, the best settings of the paper's Table 3.
+    config=CloneConfig().with_options(
+        precision="bfloat16",
+        environments_per_step=1,
+        aggregator="mean",
+        threshold=0.5,
+        optimizer="temporal-and-mask",
+        beta1=0.21,
+        beta3=0.79,
+        temporal_threshold=0.36,
+        lr=0.0078,
+        l2=0.057,
+        batch_size=64,
+        epochs=20,
+        held_out=0.0,
+        data_dir=None,
+    ),
     measures={"agreement": Measure(agreement, mode="max")},
     reproduces="AND-mask paper §3.3 (cloning a CoinRun expert, algorithm 1): its panel of best runs, Fig. 18 and "
     "Table 3 by smaller searches on fewer states, where Adam is ahead",

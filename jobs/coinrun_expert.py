@@ -9,7 +9,7 @@ from concord.training import CustomJob
 
 job = CustomJob(
     run=train_agent,
-    config=AgentConfig,
+    config=AgentConfig(),
     reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the one that "
     "comes along had 4 million steps of easy levels, the paper's 400 million",
 )

@@ -12,7 +12,7 @@ environment at least half as much better than chance as the label noise lets any
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ from concord.environments import ColoredMNIST, Environments, image_dataset
 from concord.environments.images import ImageDataset
 from concord.errors import InputError
 from concord.models import MLP, Pixels
-from concord.objectives import MetaIRM, ObjectiveName
+from concord.objectives import MetaIRM
+from concord.options import option_values
 from concord.training import Job, Report, TrainConfig
 from concord.training.evaluation import correct
 from concord.training.options import DEFAULT_OUTPUT
@@ -67,30 +68,13 @@ class ColoredMNISTConfig(TrainConfig):
     """Width of the hidden layers."""
     hidden_layers: int = 1
     """Number of hidden layers."""
-
-    held_out: float = 1 / 6
-    """Fraction of every training environment that training never sees; [0, 1)."""
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
-    objective: ObjectiveName = "irm"
-    """What is minimized."""
-    penalty_warmup: float = 0.4
-    """Fraction of the run before the penalty has its weight; irm and vrex have a weight of 1 until then."""
-    epochs: int = 80
-    """Passes over the training data."""
-    batch_size: int = 5000
-    """Examples of each environment at each step."""
-    lr: float = 2e-3
-    """Learning rate."""
-    milestones: tuple[float, ...] = ()
-    """When the learning rate is multiplied by --decay, as fractions of the run."""
     # fmt: on
 
     def check(self) -> None:
         """Also refuse what makes no data and no network."""
         super().check()
         for option in ("examples", "hidden_units", "hidden_layers"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+            self.require(option, option_values(self)[option] >= 1, "must be at least 1")
 
 
 @functools.lru_cache(maxsize=1)
@@ -101,9 +85,11 @@ def digits(data_dir: Path | None) -> ImageDataset:
 
 def environments(config: ColoredMNISTConfig) -> Environments:
     """The coloured digits."""
-    data = digits(config.data_dir)
-    examples, most = round(config.examples / (1 - config.held_out)), len(data.train) // max(len(config.flips), 1)
-    expected = f"with --held-out {config.held_out:g} that is {examples} for each training environment; there are {most}"
+    data = digits(config.data.data_dir)
+    examples, most = round(config.examples / (1 - config.data.held_out)), len(data.train) // max(len(config.flips), 1)
+    expected = (
+        f"with --held-out {config.data.held_out:g} that is {examples} for each training environment; there are {most}"
+    )
     config.require("examples", examples <= most, expected)
     return ColoredMNIST(
         data.train,
@@ -118,7 +104,7 @@ def environments(config: ColoredMNISTConfig) -> Environments:
         patch_flips=config.patch_flips,
         grey=config.grey,
         side=config.side,
-        seed=config.seed,
+        seed=config.run.seed,
     ).as_environments()
 
 
@@ -156,7 +142,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
     representations = {}
     for flip, name in tests.items():
         *_, hidden, outputs = layer_outputs(trained, data[name].inputs).values()
-        representations[flip] = outputs if config.objective == "irm" else hidden.relu()
+        representations[flip] = outputs if config.objective.objective == "irm" else hidden.relu()
     first = representations[config.observed_flips[0]]
     measured = {f"pwcca_{flip:g}": pwcca(first, each) for flip, each in representations.items()}
     objective = config.objective_of(nn.functional.cross_entropy, 1)
@@ -294,12 +280,12 @@ class _Reporting:
         options = {"examples": self.options.examples, **METHODS[method], **changes}
         options |= {} if self.options.data_dir is None else {"data_dir": self.options.data_dir}
         options |= {"epochs": self.options.epochs} if self.options.epochs else {}
-        return ColoredMNISTConfig(**options)
+        return job.config.with_options(**options)
 
     def train(self, configs: Mapping[str, ColoredMNISTConfig]) -> dict[str, list[list[dict[str, float]]]]:
         """The metrics of all evaluations of each seed's run, by the name of the configuration."""
         seeds = {
-            name: [replace(config, seed=self.options.first_seed + seed) for seed in range(self.options.seeds)]
+            name: [config.with_options(seed=self.options.first_seed + seed) for seed in range(self.options.seeds)]
             for name, config in configs.items()
         }
         return histories(
@@ -406,8 +392,8 @@ def gap(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
 def similarity(reporting: _Reporting) -> tuple[dict[str, Any], dict[str, str]]:
     """Figures 9 (without the spread of meta-losses, as in the paper) and 10."""
     configs = {method: reporting.config(method, similarity=True) for method in ("irm", "meta-irm")}
-    runs = reporting.train({**configs, "adapted": replace(configs["meta-irm"], penalty_weight=0.0)})
-    flips = (*ColoredMNISTConfig().observed_flips, ColoredMNISTConfig().test_flip)
+    runs = reporting.train({**configs, "adapted": configs["meta-irm"].with_options(penalty_weight=0.0)})
+    flips = (*job.config.observed_flips, job.config.test_flip)
     lines = {
         method: {flip: [run[-1][f"pwcca_{flip:g}"] for run in runs[method]] for flip in flips} for method in configs
     }
@@ -480,7 +466,16 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
-    config=ColoredMNISTConfig,
+    config=ColoredMNISTConfig().with_options(
+        held_out=1 / 6,
+        precision="bfloat16",
+        objective="irm",
+        penalty_warmup=0.4,
+        epochs=80,
+        batch_size=5000,
+        lr=2e-3,
+        milestones=(),
+    ),
     measures={"accuracy": correct, "scale_slope": scale_slope},
     criterion="held_out_spread",
     mode="min",

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from concord.analysis.regression_figures import histograms
 from concord.analysis.spread import with_spread
 from concord.environments import Environments, linear_example
 from concord.errors import InputError
-from concord.objectives import Estimator, ObjectiveName
 from concord.training import Job, Report, TrainConfig
-from concord.training.options import DEFAULT_OUTPUT, OptimizerName
+from concord.training.options import DEFAULT_OUTPUT
 from concord.training.sweep import histories
 
 
@@ -36,33 +35,12 @@ class RegressionConfig(TrainConfig):
     """Examples of each environment."""
     dimensions: int = 2
     """Dimensions of the cause, and of the effect."""
-
-    objective: ObjectiveName = "irm"
-    """What is minimized."""
-    penalty_weight: float | None = 1e5
-    """λ of irm: the tutorial weighs the error with 1e-5 instead."""
-    penalty_estimator: Estimator = "halves"
-    """How irm estimates its penalty: the squared gradient of a batch, or the product of its two halves' gradients."""
-    epochs: int = 50_000
-    """Steps: every batch is the whole data, in another order."""
-    batch_size: int = 10_000
-    """Examples of each environment at each step."""
-    held_out: float = 0.0
-    """Fraction of every training environment that training never sees; [0, 1)."""
-    optimizer: OptimizerName = "sgd"
-    """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
-    momentum: float = 0.0
-    """Momentum of SGD."""
-    lr: float = 2e-3
-    """Learning rate; the tutorial adds up its two environments, with 1e-3."""
-    milestones: tuple[float, ...] = ()
-    """When the learning rate is multiplied by --decay, as fractions of the run."""
     # fmt: on
 
 
 def environments(config: RegressionConfig) -> Environments:
     """The training environments; the tests, and the training data again, are observed."""
-    return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.seed)
+    return linear_example(config.train_sigmas, config.test_sigmas, config.examples, config.dimensions, config.run.seed)
 
 
 def model(config: RegressionConfig) -> nn.Module:
@@ -107,15 +85,17 @@ def report(options: RegressionReport, info: Callable[[str], None]) -> Mapping[st
         if getattr(options, option) < 1:
             raise InputError(f"--{option} {getattr(options, option)}: must be at least 1")
     folder = options.output / "reports" / "irm-regression"
-    base = RegressionConfig(epochs=options.epochs, evaluations=1, checkpoints=1)
+    base = job.config.with_options(epochs=options.epochs, evaluations=1, checkpoints=1)
     columns = {f"weight_{place}": f"weight {place}" for place in range(2 * base.dimensions)}
     columns |= {f"seen-{sigma:g}_loss": f"train {sigma:g}" for sigma in base.train_sigmas}
     columns |= {f"test-{sigma:g}_loss": f"test {sigma:g}" for sigma in base.test_sigmas}
     methods = {
         "irm": base,
-        "erm": replace(base, objective="erm", aggregator="mean"),
+        "erm": base.with_options(objective="erm", aggregator="mean"),
     }
-    configs = {name: [replace(config, seed=seed) for seed in range(options.seeds)] for name, config in methods.items()}
+    configs = {
+        name: [config.with_options(seed=seed) for seed in range(options.seeds)] for name, config in methods.items()
+    }
     runs = histories(
         job,
         configs,
@@ -156,7 +136,20 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.mse_loss,
-    config=RegressionConfig,
+    # The tutorial weighs the error with 1e-5 instead, and adds up its two environments, with a learning rate of 1e-3.
+    # An epoch is one step: every batch is the whole data, in another order.
+    config=RegressionConfig().with_options(
+        objective="irm",
+        penalty_weight=1e5,
+        penalty_estimator="halves",
+        epochs=50_000,
+        batch_size=10_000,
+        held_out=0.0,
+        optimizer="sgd",
+        momentum=0.0,
+        lr=2e-3,
+        milestones=(),
+    ),
     criterion="train_loss",
     mode="min",
     final_measures=weights,

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from concord.environments import SST2, Environments, PunctuatedSST2
 from concord.environments.punctuated_sst2 import read_glove, vocabulary
 from concord.errors import InputError
 from concord.models import WordAverage
-from concord.objectives import ObjectiveName
+from concord.options import option_values
 from concord.training import Job, Report, TrainConfig
 from concord.training.options import DEFAULT_OUTPUT
 from concord.training.sweep import histories
@@ -49,11 +49,6 @@ class PunctuatedSST2Config(TrainConfig):
     """Number of hidden layers."""
     dropout: float = 0.0
     """Dropout probability of the hidden layers."""
-
-    objective: ObjectiveName = "irm"
-    """What is minimized."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
     # fmt: on
 
     def check(self) -> None:
@@ -61,7 +56,7 @@ class PunctuatedSST2Config(TrainConfig):
         super().check()
         self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
         for option in ("hidden_units", "hidden_layers", "embedding_size"):
-            value = getattr(self, option)
+            value = option_values(self)[option]
             self.require(option, value is None or value >= 1, "must be at least 1")
 
 
@@ -85,7 +80,7 @@ def vectors(glove: Path, data_dir: Path | None, size: int | None) -> torch.Tenso
 
 def environments(config: PunctuatedSST2Config) -> Environments:
     """The punctuated sentences."""
-    data, numbers = sentences(config.data_dir)
+    data, numbers = sentences(config.data.data_dir)
     return PunctuatedSST2(
         data,
         numbers,
@@ -93,14 +88,14 @@ def environments(config: PunctuatedSST2Config) -> Environments:
         test_flip=config.test_flip,
         noise=config.noise,
         punctuate=config.punctuate,
-        seed=config.seed,
+        seed=config.run.seed,
     ).as_environments()
 
 
 def model(config: PunctuatedSST2Config) -> nn.Module:
     """The average of the words' vectors, and an MLP with ReLU."""
-    _, numbers = sentences(config.data_dir)
-    table = None if config.glove is None else vectors(config.glove, config.data_dir, config.embedding_size)
+    _, numbers = sentences(config.data.data_dir)
+    table = None if config.glove is None else vectors(config.glove, config.data.data_dir, config.embedding_size)
     size = table.shape[1] if table is not None else config.embedding_size or 100
     words, layers = 2 + len(numbers), (config.hidden_units, config.hidden_layers)
     return WordAverage(words, size, 2, *layers, config.dropout, table)
@@ -165,7 +160,7 @@ def report(options: PunctuatedSST2Report, info: Callable[[str], None]) -> Mappin
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     configs = {
         f"{method}, η = {noise:g}": [
-            PunctuatedSST2Config(**{**settings, **common}, noise=noise, seed=seed) for seed in seeds
+            job.config.with_options(**{**settings, **common}, noise=noise, seed=seed) for seed in seeds
         ]
         for method, settings in METHODS.items()
         for noise in PAPER_6[method]
@@ -194,7 +189,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
-    config=PunctuatedSST2Config,
+    config=PunctuatedSST2Config().with_options(objective="irm"),
     reproduces="meta-IRM paper, appendix B (PunctuatedSST-2): Table 6 for ERM, not for IRMv1 and meta-IRM",
     report=Report(PunctuatedSST2Report, report),
 )

@@ -7,7 +7,7 @@ AND-mask, ``--aggregator mean`` gives the baseline, ``concord report synthetic``
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,6 +32,7 @@ from concord.environments import BatchStream, Environments, Spirals
 from concord.environments.spirals import MECHANISM_DIMENSIONS
 from concord.errors import InputError
 from concord.models import MLP
+from concord.options import option_values
 from concord.runs.tracked import finished_histories
 from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
@@ -75,35 +76,26 @@ class SyntheticConfig(TrainConfig):
     """Batch normalization of the hidden layers, by each environment's own batch."""
     initialization: Literal["kaiming", "default"] = "kaiming"
     """How the first weights are drawn."""
-
-    epochs: int = 0
-    """Passes over the training data; 0 stands for the paper's 3000 / environments."""
-    lr: float = 1e-2
-    """Learning rate."""
-    l1: float = 1e-5
-    """Coefficient of the L1 penalty."""
-    regularization: Literal["decoupled", "coupled"] = "coupled"
-    """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
     # fmt: on
 
     def resolved(self) -> Self:
         """With the paper's number of epochs where it is 0."""
         paper = max(1, round(3000 / max(self.environments, 1)))
-        return replace(super().resolved(), epochs=self.epochs or paper)
+        return super().resolved().with_options(epochs=self.schedule.epochs or paper)
 
     def check(self) -> None:
         """Also refuse what makes no network."""
         super().check()
         self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
         for option in ("hidden_units", "hidden_layers"):
-            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+            self.require(option, option_values(self)[option] >= 1, "must be at least 1")
 
 
 def spirals(config: SyntheticConfig) -> Spirals:
     """The data of this configuration."""
     return Spirals(
         environments=config.environments,
-        examples=round(config.examples / (1 - config.held_out)),
+        examples=round(config.examples / (1 - config.data.held_out)),
         test_examples=config.test_examples,
         validation_environments=config.validation_environments,
         shortcut_dimensions=config.shortcut_dimensions,
@@ -112,7 +104,7 @@ def spirals(config: SyntheticConfig) -> Spirals:
         smallest_radius=config.smallest_radius,
         largest_radius=config.largest_radius,
         radius_noise=config.radius_noise,
-        seed=config.seed,
+        seed=config.run.seed,
     )
 
 
@@ -274,7 +266,7 @@ def report(options: SyntheticReport, info: Callable[[str], None]) -> Mapping[str
                 job,
                 {
                     count: [
-                        SyntheticConfig(
+                        job.config.with_options(
                             environments=count,
                             # 4096 examples a step for any number of environments: then the paper's 3000 / D
                             # epochs are about 940 steps for all of them.
@@ -338,7 +330,8 @@ job = Job(
     environments=environments,
     model=model,
     loss=nn.functional.cross_entropy,
-    config=SyntheticConfig,
+    # 0 epochs stand for the paper's 3000 / environments.
+    config=SyntheticConfig().with_options(epochs=0, lr=1e-2, l1=1e-5, regularization="coupled"),
     reproduces="AND-mask paper §3.1 (synthetic memorization): Fig. 5, 7, 13; Fig. 6 by smaller searches of Table 1; "
     "Fig. 14 of two methods",
     criterion="validation_accuracy",

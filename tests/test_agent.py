@@ -221,7 +221,7 @@ def expert_options(output: Path) -> dict[str, Any]:
 def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
     lines: list[str] = []
-    config = AgentConfig(**expert_options(tmp_path))
+    config = AgentConfig().with_options(**expert_options(tmp_path))
     in_the_way = tmp_path / "artifacts" / "models"
     in_the_way.parent.mkdir()
     in_the_way.write_text("no model can be logged")
@@ -247,7 +247,7 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:1000])  # torn as the machine died
     checkpoints[-1].with_suffix(".new").write_bytes(b"torn, too")
     (finished.folder / EXPERT).unlink()
-    again = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
+    again = job.job.run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
     assert "going on from 192 steps, with new episodes" in lines
     assert not list(again.folder.glob("checkpoints/*.new"))
     assert again.metrics["steps"] == 256
@@ -258,7 +258,7 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     assert [step for step, loss in before.items() if after[step] != loss] == [256]
     journal = [entry for entry in entries(again.folder / "metrics.jsonl") if "policy_loss" in entry.metrics]
     assert [(entry.step, entry.metrics["policy_loss"]) for entry in journal] == list(after.items())
-    done = job.job.run(job, AgentConfig(**expert_options(tmp_path), resume=True), lines.append)
+    done = job.job.run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
     assert done.model == again.model
 
 
@@ -276,7 +276,7 @@ def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
 ) -> None:
     job = load_job("coinrun-expert")
     with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
-        job.job.run(job, AgentConfig(output=tmp_path, runners=500, name="many"), print)
+        job.job.run(job, AgentConfig().with_options(output=tmp_path, runners=500, name="many"), print)
     assert not (tmp_path / "runs" / "many").exists()
 
     uri = "postgresql://me:secret@host/db"
@@ -378,6 +378,6 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
         pytest.skip("there is a GPU here")
     job = load_job("coinrun-expert")
     with pytest.raises(InputError) as error:
-        job.job.run(job, AgentConfig(output=tmp_path / "out", **options), print)
+        job.job.run(job, AgentConfig().with_options(output=tmp_path / "out", **options), print)
     assert said in str(error.value)
     assert not (tmp_path / "out").exists()

@@ -244,7 +244,7 @@ def recorded(output: Path) -> Path:
     """What a run of shared-rule called ``old`` has left, as far as the command line looks at it."""
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    config = vars(load_job(SHARED_RULE).job.config())
+    config = vars(load_job(SHARED_RULE).job.config)
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
     (folder / "run.json").write_text(
         json.dumps({"job": "shared-rule", "run_id": "0" * 32, "config": kept | {"name": "old"}})
@@ -416,7 +416,7 @@ FROM_FOLDER = (
     GOOD
     + """
 from concord.environments import from_folder
-environments = lambda config: from_folder(config.data_dir, test=["d"])
+environments = lambda config: from_folder(config.data.data_dir, test=["d"])
 """
 )
 

@@ -210,11 +210,11 @@ def test_numbers_of_environments_that_do_not_divide_are_refused() -> None:
         BatchStream(levels(6), 4, seed=0, together=4)
     data = CloneData(6)
     with pytest.raises(InputError, match="--environments-per-step 4: must divide the 6 training environments"):
-        check_environments(TrainConfig(environments_per_step=4), data.environments)
+        check_environments(TrainConfig().with_options(environments_per_step=4), data.environments)
     with pytest.raises(InputError, match="--workers 3: must divide the 2 environments of a step, and all 6"):
-        check_environments(TrainConfig(environments_per_step=2, workers=3), data.environments)
+        check_environments(TrainConfig().with_options(environments_per_step=2, workers=3), data.environments)
     with pytest.raises(InputError, match="--environments-per-step 1: with --per-example"):
-        TrainConfig(environments_per_step=1, per_example=True).check()
+        TrainConfig().with_options(environments_per_step=1, per_example=True).check()
 
 
 class CloneData:
@@ -232,7 +232,7 @@ class CloneData:
 def config(folder: Path, **options: Any) -> Any:
     job = load_job("coinrun-clone").job
     small = {"data_dir": folder, "epochs": 2, "batch_size": 12, "play_episodes": 0, "evaluations": 2, "output": folder}
-    return job.config(**{**small, **options})
+    return job.config.with_options(**{**small, **options})
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) ->
             "data_dir": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
             "name": method, "search": "random",
         }  # fmt: skip
-        plan = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+        plan = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
         result = run_study(plan, quiet)
         assert len(result.finished) == 2
         points = [task.point for task, _ in result.finished]
@@ -350,12 +350,12 @@ def test_configurations_of_both_methods_differ_in_the_optimizer_alone() -> None:
 def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
     job = load_job("coinrun-clone")
     options = {"method": "adam", "data_dir": data, "output": tmp_path}
-    plan = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+    plan = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
     assert plan.looks_at_test is None
     assert plan.identity()["data"] == CloningData(data).version
     options["selection"] = "oracle"
-    oracle = make_plan(job, options_for(job.job.config)(**options), given=set(options))
+    oracle = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert oracle.looks_at_test == "selection"
 
 

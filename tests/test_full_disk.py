@@ -1,7 +1,6 @@
 """Runs on a disk that is really full: a small file system of its own, which only root can make."""
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import threading
@@ -47,7 +46,7 @@ def fill(disk: Path) -> None:
 
 def write_with_torch(folder: Path) -> None:
     model = torch.nn.Linear(1000, 1000)
-    config = load_job(JOB_FILE).job.config()
+    config = load_job(JOB_FILE).job.config
     from concord.training.checkpoint import Progress
 
     write_checkpoint(folder, model, Optimization(list(model.parameters()), config, 1), Progress())
@@ -116,7 +115,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
             (fillers / str(number)).touch()
 
     job = load_job(JOB_FILE)
-    config = job.job.config(**OPTIONS, output=disk, name="full", pause=0.1)
+    config = job.job.config.with_options(**OPTIONS, output=disk, name="full", pause=0.1)
     watcher = threading.Thread(target=fill_after_the_first_checkpoint)
     watcher.start()
     with pytest.raises(RunFailedError) as error:
@@ -132,7 +131,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
     for filler in fillers.iterdir():
         filler.unlink()
     # No bytes: so it is not begun.
-    config = dataclasses.replace(config, resume=True)
+    config = config.with_options(resume=True)
     fill(disk)
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - (256 << 10))
     with pytest.raises(

@@ -1,6 +1,5 @@
 """Memorization and label noise: whole runs and studies on small files of MNIST's format; on MNIST under -m slow."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +33,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mappi
 
 def test_random_labels_are_learned_by_averaging_and_evaluated_beside_the_test(mnist: Path) -> None:
     job = load_job("memorization").job
-    config = job.config(
+    config = job.config.with_options(
         data="mnist", data_dir=mnist, model="mlp", batch_size=10, threshold=0.0, lr=5e-3, epochs=60, evaluations=1
     )
     metrics = train(job, config, ProcessContext(), Silent()).metrics
@@ -45,10 +44,10 @@ def test_random_labels_are_learned_by_averaging_and_evaluated_beside_the_test(mn
 
 def test_labels_of_a_seed_are_the_same_everywhere_and_differ_between_seeds(mnist: Path) -> None:
     job = load_job("memorization").job
-    config = job.config(data="mnist", data_dir=mnist, model="mlp")
+    config = job.config.with_options(data="mnist", data_dir=mnist, model="mlp")
     first, again = (job.environments(config)["train"].targets for _ in range(2))
-    other = job.environments(dataclasses.replace(config, seed=1))["train"].targets
-    true = job.environments(dataclasses.replace(config, labels="true"))["train"].targets
+    other = job.environments(config.with_options(seed=1))["train"].targets
+    true = job.environments(config.with_options(labels="true"))["train"].targets
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(true, torch.arange(60) % 10)
@@ -57,7 +56,7 @@ def test_labels_of_a_seed_are_the_same_everywhere_and_differ_between_seeds(mnist
 
 def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -> None:
     job = load_job("label-noise").job
-    config = job.config(data="mnist", data_dir=mnist, model="mlp", batch_size=10, epochs=2, evaluations=1)
+    config = job.config.with_options(data="mnist", data_dir=mnist, model="mlp", batch_size=10, epochs=2, evaluations=1)
     environments = job.environments(config)
     wrong, right = environments["wrong_labels"], environments["right_labels"]
     assert len(wrong) + len(right) == 60
@@ -65,7 +64,7 @@ def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     expected = (metrics["wrong_labels_accuracy"] * len(wrong) + metrics["right_labels_accuracy"] * len(right)) / 60
     assert metrics["train_accuracy"] == pytest.approx(expected, abs=1e-6)
-    silent = dataclasses.replace(config, label_noise=0.0)
+    silent = config.with_options(label_noise=0.0)
     assert job.environments(silent).observed == ("right_labels",)
 
 
@@ -73,7 +72,7 @@ def test_label_noise_reports_wrong_and_right_labels_by_themselves(mnist: Path) -
 def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_path: Path, definition: str) -> None:
     write_folder(tmp_path / "pets")
     job = load_job("memorization").job
-    config = job.config(
+    config = job.config.with_options(
         data=str(tmp_path / "pets"), labels="true", batch_size=2, epochs=2, example_gradient=definition, evaluations=1
     )
     assert 0 <= train(job, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
@@ -160,7 +159,7 @@ def test_on_mnist_the_average_memorizes_random_labels_and_the_and_mask_does_not(
     job = load_job("memorization").job
     configurations: dict[str, list[TrainConfig]] = {
         f"{labels} {threshold}": [
-            job.config(
+            job.config.with_options(
                 data="mnist", model="mlp", data_dir=SHARED, labels=labels, threshold=threshold, evaluations=1, **LAPTOP
             )
         ]

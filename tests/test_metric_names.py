@@ -135,18 +135,18 @@ def odd_layers(_: TrainConfig) -> nn.Module:
 def test_names_that_meet_are_refused_before_a_run(changes: dict[str, object], line: str, tmp_path: Path) -> None:
     job = JobFile(dataclasses.replace(JOB, **changes), str(tmp_path / "names.py"), "")
     with pytest.raises(InputError) as refused:
-        preflight(job, TrainConfig(output=tmp_path))
+        preflight(job, TrainConfig().with_options(output=tmp_path))
     assert str(refused.value).endswith(line)
     assert "\n" not in str(refused.value)
 
 
 def test_a_final_measure_replaces_no_other_metric() -> None:
-    plain = train(JOB, TrainConfig(epochs=1), ProcessContext(), Silent())
+    plain = train(JOB, TrainConfig().with_options(epochs=1), ProcessContext(), Silent())
     job = dataclasses.replace(
         JOB, final_measures=lambda _, model: {"train_loss": -1.0, "depth°": 1.0, "depth%": 2.0, "step/loss": 3.0}
     )
     with pytest.warns(UserWarning, match="final measures 'train_loss', 'depth%', 'step/loss': left out"):
-        measured = train(job, TrainConfig(epochs=1), ProcessContext(), Silent())
+        measured = train(job, TrainConfig().with_options(epochs=1), ProcessContext(), Silent())
     assert measured.metrics["depth°"] == 1.0
     assert measured.metrics["train_loss"] == plain.metrics["train_loss"]
     assert measured.metrics.keys() - plain.metrics.keys() == {"depth°"}

@@ -1,6 +1,5 @@
 """The jobs on objectives, small: they train from the command line, their reports are whole, wrong input is one line."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -34,11 +33,11 @@ def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
     job = load_job("irm-regression").job
     # A tenth of the steps, at a rate that makes up for most of it.
     quick = {"epochs": 3000, "lr": 1e-2, "evaluations": 1, "examples": 2000, "batch_size": 2000}
-    metrics = train(job, job.config(**quick), ProcessContext(), Silent()).metrics
+    metrics = train(job, job.config.with_options(**quick), ProcessContext(), Silent()).metrics
     weights = [metrics[f"weight_{place}"] for place in range(4)]
     assert weights == pytest.approx([1, 1, 0, 0], abs=0.05)
     assert metrics["test-0.01_loss"] < 0.01
-    averaged = job.config(**quick, objective="erm", aggregator="mean")
+    averaged = job.config.with_options(**quick, objective="erm", aggregator="mean")
     metrics = train(job, averaged, ProcessContext(), Silent()).metrics
     assert metrics["weight_2"] > 0.25
     assert metrics["test-0.01_loss"] > 0.1
@@ -57,7 +56,7 @@ def test_the_report_of_example_1_has_the_tutorials_tables(tmp_path: Path, capsys
 @pytest.mark.parametrize("objective", ["irm", "meta-irm"])
 def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path) -> None:
     job = load_job("colored-mnist").job
-    config = job.config(
+    config = job.config.with_options(
         objective=objective, data_dir=data, examples=50, batch_size=25, epochs=2, hidden_units=8, similarity=True,
         evaluations=1,
     )  # fmt: skip
@@ -99,11 +98,13 @@ def test_several_processes_train_what_one_does(data: Path, tmp_path: Path, capsy
 def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_path: Path) -> None:
     job = load_job("punctuated-sst2").job
     options = {"data_dir": data, "epochs": 20, "batch_size": 50, "evaluations": 1, "noise": 0.0, "lr": 1e-2}
-    learned = train(job, job.config(objective="erm", aggregator="mean", **options), ProcessContext(), Silent())
+    learned = train(
+        job, job.config.with_options(objective="erm", aggregator="mean", **options), ProcessContext(), Silent()
+    )
     assert learned.metrics["train_accuracy"] > 0.9
     glove = tmp_path / "glove.txt"
     glove.write_text("fine 1 0 1\ndull -1 1 0\n! 0 1 0\n. 0 0 1\n")
-    given = job.config(objective="vrex", penalty_weight=1.0, glove=glove, **options)
+    given = job.config.with_options(objective="vrex", penalty_weight=1.0, glove=glove, **options)
     given.check()
     assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9
 
@@ -168,7 +169,9 @@ def test_a_run_that_never_becomes_alike_says_so(
 def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Path) -> None:
     file = load_job("colored-mnist")
     job = file.job
-    config = job.config(data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1)
+    config = job.config.with_options(
+        data_dir=data, examples=50, batch_size=25, epochs=1, hidden_units=8, lr=1e-9, evaluations=1
+    )
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     criterion, mode = criterion_of(job, metrics, preflight(file, config).reported)
     assert (criterion, mode) == ("held_out_spread", "min")
@@ -177,5 +180,5 @@ def test_a_network_that_learned_nothing_is_no_champion_of_colored_mnist(data: Pa
     assert short.endswith("is below 0.625, which the job requires of a champion")
     invariant = {"held_out_spread": 1.0, "worst_held_out_accuracy": 0.67}  # what meta-IRM reaches
     assert shortfall(job, config, invariant) is None
-    assert shortfall(job, dataclasses.replace(config, classes=10), invariant) is None
+    assert shortfall(job, config.with_options(classes=10), invariant) is None
     assert shortfall(job, config, {"held_out_spread": 0.0, "worst_held_out_accuracy": math.nan}) is not None

@@ -1,6 +1,5 @@
 """Objectives: each is the few lines of its paper, in value and gradient, however its environments are placed."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -589,7 +588,7 @@ def job(train_on: tuple[str, ...] = ("a", "b", "c", "d")) -> Job[TrainConfig]:
 
 def config(**changes: Any) -> TrainConfig:
     defaults: dict[str, Any] = {"epochs": 6, "batch_size": 16, "lr": 1e-2, "evaluations": 3, "penalty_weight": 1.0}
-    return TrainConfig(**{**defaults, **changes})
+    return TrainConfig().with_options(**{**defaults, **changes})
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -602,13 +601,13 @@ def test_every_objective_trains(name: Any) -> None:
 
 
 def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
-    assert TrainConfig().resolved().aggregator == "and-mask"
-    assert TrainConfig(objective="irm").resolved().aggregator == "mean"
-    assert dataclasses.replace(TrainConfig(), objective="irm").resolved().aggregator == "mean"
-    assert dataclasses.replace(TrainConfig(), objective="irm").resolved().penalty_weight == 1e4
-    assert TrainConfig().resolved().penalty_weight is None
-    assert TrainConfig(objective="irm", aggregator="and-mask").method == "irm-and-mask"
-    assert TrainConfig(objective="vrex").method == "vrex"
+    assert TrainConfig().resolved().aggregation.aggregator == "and-mask"
+    assert TrainConfig().with_options(objective="irm").resolved().aggregation.aggregator == "mean"
+    assert TrainConfig().with_options(objective="irm").resolved().aggregation.aggregator == "mean"
+    assert TrainConfig().with_options(objective="irm").resolved().objective.penalty.penalty_weight == 1e4
+    assert TrainConfig().resolved().objective.penalty.penalty_weight is None
+    assert TrainConfig().with_options(objective="irm", aggregator="and-mask").method == "irm-and-mask"
+    assert TrainConfig().with_options(objective="vrex").method == "vrex"
     assert TrainConfig().method == "and-mask"
 
 
@@ -732,7 +731,7 @@ def test_masks_work_with_irm_in_the_loop() -> None:
     settings = config(objective="irm", aggregator="and-mask", threshold=1.0)
     settings.check()
     assert train(job(), settings, ProcessContext(), Silent()).metrics["kept_fraction"] < 0.9
-    averaged = dataclasses.replace(settings, aggregator="mean")
+    averaged = settings.with_options(aggregator="mean")
     assert train(job(), averaged, ProcessContext(), Silent()).metrics["kept_fraction"] == 1.0
 
 

@@ -16,7 +16,7 @@ STEPS = 8
 
 
 def config(**options: Any) -> TrainConfig:
-    return TrainConfig(**{"lr": 0.1, "milestones": (), **options})
+    return TrainConfig().with_options(**{"lr": 0.1, "milestones": (), **options})
 
 
 def weights() -> list[Tensor]:
@@ -149,7 +149,7 @@ def test_clip_bounds_the_norm_over_all_parameters_before_the_penalty() -> None:
 
 def test_learning_rate_falls_at_the_milestones() -> None:
     """B.3: by a factor of 10 halfway through, and again at three quarters."""
-    options = TrainConfig(lr=0.01)
+    options = TrainConfig().with_options(lr=0.01)
     _, rates = run(options, [torch.zeros(2)], [[torch.ones(2)]] * 20)
     assert rates == pytest.approx([1e-2] * 10 + [1e-3] * 5 + [1e-4] * 5)
     _, rates = run(config(milestones=(0.5, 0.52)), [torch.zeros(2)], [[torch.ones(2)]] * 4)  # the same step twice
@@ -180,4 +180,4 @@ def test_learning_rate_falls_at_the_milestones() -> None:
 def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
     TrainConfig().check()
     with pytest.raises(InputError, match=message):
-        TrainConfig(**options).check()
+        TrainConfig().with_options(**options).check()

@@ -94,11 +94,11 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
     job, rest = with_own_rule(*job_and_words(words, "train"))
     config = configured(job, *rest)
     config.check()
-    assert (config.lr, config.dead_zone, config.threshold, config.pause) == (0.5, 0.1, 0.7, 0.0)
+    assert (config.optimizer.lr, config.dead_zone, config.aggregation.threshold, config.pause) == (0.5, 0.1, 0.7, 0.0)
     assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
     assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
     assert config.method == "TrimmedSign"
-    assert dataclasses.replace(config, objective="irm").method == "irm-TrimmedSign"
+    assert config.with_options(objective="irm").method == "irm-TrimmedSign"
 
 
 def test_help_has_the_fields_with_what_the_file_says_of_them(
@@ -127,14 +127,14 @@ def test_records_name_the_rule_and_its_fields_but_not_the_machine_s_folder(rule_
     recorded = recorded_config(configured(job_with(rule_file), "--dead-zone", "0.1"))
     assert (recorded["aggregator"], recorded["dead_zone"]) == ("my_rule.py:TrimmedSign", 0.1)
     assert configured(job_with(rule_file)).sources() == {"my_rule.py": rule_file.read_text()}
-    assert load_job(JOB).job.config().sources() == {}
+    assert load_job(JOB).job.config.sources() == {}
 
 
 def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
     job, words = with_own_rule(*job_and_words([JOB, "--aggregator", "mean"], "train"))
     assert job.rule is None
     assert configured(job, *words).rule() == Mean()
-    assert load_job(JOB).job.config(threshold=0.5).rule() == AndMask(0.5)
+    assert load_job(JOB).job.config.with_options(threshold=0.5).rule() == AndMask(0.5)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_rule_works_where_its_file_is_not(rule_file: Path) -> None:
     options = vars(configured(job, "--dead-zone", "0.5", "--threshold", "1"))
     path, source, rule = pickle.loads(pickle.dumps((job.path, job.source, job.rule)))
     rule_file.unlink()
-    there = job_from_source(path, source, rule).job.config(**options)
+    there = job_from_source(path, source, rule).job.config.with_options(**options)
     gradients = torch.tensor([[1.0, 1.0], [1.0, 0.1]])
     assert aggregate(there.rule(), gradients).value.tolist() == [1.0, 0.0]
 
@@ -238,7 +238,7 @@ def test_a_submission_takes_the_rule_s_file_along(
 def planned(rule_file: Path, output: Path, **options: Any) -> Any:
     job = job_with(rule_file, job=STUDY)
     given = {"output": output, "name": "s", "trials": 2} | options
-    return make_plan(job, options_for(job.job.config)(**given), given={*given, "aggregator"})
+    return make_plan(job, options_for(job.job.config).with_options(**given), given={*given, "aggregator"})
 
 
 def test_a_study_varies_the_fields_of_the_rule_that_it_is_given(rule_file: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_fo
     text, output = rule_file.read_text(), tmp_path / "runs"
     job = job_with(rule_file)
     rule_file.unlink()
-    finished = run(job, job.job.config(**SHORT, dead_zone=1e9, output=output, name="a"), lambda _: None)
+    finished = run(job, job.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a"), lambda _: None)
     assert finished.metrics["kept_fraction"] == 0.0  # nothing is above such a dead zone
     store = Store.open(output, None)
     (tracked,) = store.runs("shared-rule")
@@ -290,7 +290,7 @@ def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_fo
     # Another text is another rule.
     (tmp_path / "there" / "my_rule.py").write_text(text + "\n# changed\n")
     changed = job_with(tmp_path / "there" / "my_rule.py")
-    config = changed.job.config(**SHORT, dead_zone=1e9, output=output, name="a", resume=True)
+    config = changed.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a", resume=True)
     with pytest.raises(InputError, match=r"my_rule\.py: the run a was started with another text of this file"):
         run(changed, config, lambda _: None)
 

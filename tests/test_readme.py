@@ -1,6 +1,5 @@
 """The README's code does what the README says."""
 
-import dataclasses
 import os
 import re
 import shlex
@@ -82,7 +81,9 @@ def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
 
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
     job = load_job(str(tmp_path / "reviews.py"))
-    config = job.job.config(epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1, output=tmp_path)
+    config = job.job.config.with_options(
+        epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1, output=tmp_path
+    )
     assert "ood_accuracy" in preflight(job, config).reported
     metrics = train(job.job, config, ProcessContext(), Silent()).metrics
     assert metrics["ood_accuracy"] > 0.9
@@ -108,13 +109,15 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
     assert len(text.splitlines()) < 30
     (tmp_path / "my_job.py").write_text(text)
     job = load_job("my_job.py")
-    config = job.job.config(data_dir=Path("hospitals"), output=Path("runs"), threshold=0.6, epochs=10, lr=1e-2)
+    config = job.job.config.with_options(
+        data_dir=Path("hospitals"), output=Path("runs"), threshold=0.6, epochs=10, lr=1e-2
+    )
     report = run(job, config, lambda _: None)
     assert (tmp_path / "runs" / "runs" / report.name / "metrics.jsonl").exists()
     assert report.model == "models:/my-job/1"
     assert report.metrics["ood_accuracy"] > 0.8
     # A run without a name of its own is resumed by the name it was given.
-    again = run(job, dataclasses.replace(config, name=report.name, resume=True), lambda _: None)
+    again = run(job, config.with_options(name=report.name, resume=True), lambda _: None)
     assert again.run_id == report.run_id
 
 
@@ -133,7 +136,7 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     (tmp_path / "space.toml").write_text(found[1])
     job = load_job("my_job.py")
     assert Space.read(tmp_path / "space.toml").as_json() == job.job.studies["and-mask"].space.as_json()
-    options = options_for(job.job.config)(
+    options = options_for(job.job.config).with_options(
         data_dir=Path("hospitals"),
         output=Path("runs"),
         name="s",

@@ -68,7 +68,7 @@ def test_words_that_run_together_are_known_too(name: str) -> None:
 
 def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
     for name in ("synthetic", "coinrun-expert", "memorization", "punctuated-sst2"):
-        config = load_job(name).job.config()
+        config = load_job(name).job.config
         assert not [option for option in vars(config) if is_secret(option)]
 
 
@@ -154,7 +154,7 @@ def test_a_run_leaves_no_secret_behind_and_needs_it_again(
     ray_cluster: None, output: Path, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = load_job(job_file)
-    report = run(job, job.job.config(**GIVEN, output=output, name="secret"), lambda _: None)
+    report = run(job, job.job.config.with_options(**GIVEN, output=output, name="secret"), lambda _: None)
     assert files_with_the_secret(output) == []
     recorded = json.loads((report.folder / "run.json").read_text())["config"]
     assert (recorded["hub_token"], recorded["teacher"]) == ("***", "https://ann:***@host/t?sig=***")
@@ -178,7 +178,7 @@ def test_a_study_leaves_no_secret_behind_and_needs_it_again(
 ) -> None:
     job = load_job(job_file)
     options = GIVEN | {"trials": 1, "name": "s", "reruns": 0, "shortlist": 0, "register": False, "output": output}
-    run_study(make_plan(job, options_for(job.job.config)(**options), given=set(options)), lambda _: None)
+    run_study(make_plan(job, options_for(job.job.config).with_options(**options), given=set(options)), lambda _: None)
     assert files_with_the_secret(output) == []
     words = ["tune", job_file, "--name", "s", "--output", str(output)]
     assert main(words) == 2
@@ -190,7 +190,7 @@ def test_a_secret_is_not_varied(output: Path, job_file: str) -> None:
     job = load_job(job_file)
     options: dict[str, Any] = {"vary": (f"hub_token={SECRET},b",), "output": output}
     with pytest.raises(InputError, match="--vary hub_token: is named like a secret") as refused:
-        make_plan(job, options_for(job.job.config)(**options), given=set(options))
+        make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert SECRET not in str(refused.value)
 
 

@@ -1,6 +1,6 @@
 """What is found again of a run that goes on: its options, and the metrics that the store has not taken."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,18 @@ class Config(TrainConfig):
 
 
 def test_a_run_of_a_version_without_an_option_was_one_with_its_default(output: Path) -> None:
-    before = TrainConfig(output=output, name="a")
+    before = TrainConfig().with_options(output=output, name="a")
     store = Store.open(output)
     run_id = store.start_run("job", "a", {}, {})
     run_folder(output, "a").path.mkdir(parents=True)
     write_record(run_folder(output, "a").path, {"job": "job", "run_id": run_id, "config": recorded_config(before)})
     now = Path("table.csv").absolute()  # as paths are when a run begins
-    goes_on = Config(output=output, name="a", resume=True, table=now).resolved()
+    goes_on = Config().with_options(output=output, name="a", resume=True, table=now).resolved()
     with reserved_run("job", goes_on) as reserved, run_lifecycle(reserved, {}) as opened:
         assert (opened.resumed, opened.run_id) == (True, run_id)
     with (
         pytest.raises(InputError, match=r"--widths \(4,\): the run a was started with \(8, 8\)"),
-        reserved_run("job", replace(goes_on, widths=(4,))),
+        reserved_run("job", goes_on.with_options(widths=(4,))),
     ):
         pass
 

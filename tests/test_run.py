@@ -1,6 +1,5 @@
 """Whole runs on real Ray workers and a real MLflow store: kept, found again, and the same after a kill."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -36,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 def start(output: Path, **changes: Any) -> FinishedRun:
     job = load_job(JOB_FILE)
-    return run(job, job.job.config(**(OPTIONS | {"output": output} | changes)), lambda _: None)
+    return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
@@ -95,7 +94,7 @@ def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
         for each in entry.inputs.dataset_inputs
     }
     job = load_job(JOB_FILE).job
-    environments = job.environments(job.config(**OPTIONS))
+    environments = job.environments(job.config.with_options(**OPTIONS))
     sizes = {name: len(environments[name]) for name in "abcd"}
     held_out = {name: max(round(0.1 * sizes[name]), 1) for name in "abc"}
     context = "mlflow.data.context"
@@ -163,7 +162,7 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
     job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py"))
     options = OPTIONS | {"name": "words", "output": output, "epochs": 12} | changes
     said: list[str] = []
-    done = run(job, job.job.config(**options), said.append)
+    done = run(job, job.job.config.with_options(**options), said.append)
     assert done.metrics["ood_accuracy"] > 0.9
     assert done.metrics["worst_train_accuracy"] > 0.9
     # Its model takes keywords, so that it is no version in the registry, which is said where one looks.
@@ -180,7 +179,9 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
         "mask",
         "labels",
     ]
-    assert run(job, job.job.config(**options, resume=True), said.append).metrics == done.metrics  # it is finished
+    assert (
+        run(job, job.job.config.with_options(**options, resume=True), said.append).metrics == done.metrics
+    )  # it is finished
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: st
     path.write_text(text.replace("\njob = ", f"\n{line}\njob = "))
     job = load_job(str(path))
     with pytest.raises(InputError, match=problem) as caught:
-        preflight(job, job.job.config(output=tmp_path))
+        preflight(job, job.job.config.with_options(output=tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -271,14 +272,14 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers
     watcher.start()
     lines: list[str] = []
     job = load_job(JOB_FILE)
-    config = job.job.config(**OPTIONS, output=output, name="outage", pause=0.1, tracking_uri=server.uri)
+    config = job.job.config.with_options(**OPTIONS, output=output, name="outage", pause=0.1, tracking_uri=server.uri)
     report = run(job, config, lines.append)
     watcher.join()
     assert report.model is None
     assert report.metrics["ood_accuracy"] > 0.9
     assert any("metrics are kept in" in line for line in lines), lines
     server.start()
-    again = run(job, dataclasses.replace(config, resume=True), lines.append)
+    again = run(job, config.with_options(resume=True), lines.append)
     assert again.model == "models:/shared-rule/1"
     assert comparable(again.metrics) == comparable(report.metrics)
     store = Store.open(output, server.uri)

@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from concord.training.options import TrainConfig
 from concord.runs.folder import reserved_run
-config = TrainConfig(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
+config = TrainConfig().with_options(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
     sys.stdin.read()
@@ -46,7 +46,7 @@ with reserved_run("shared-rule", config):
 
 def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> RunFolder:
     """A run, new or resumed, whose training is these steps."""
-    config = TrainConfig(output=output, name=name, **options)
+    config = TrainConfig().with_options(output=output, name=name, **options)
     with reserved_run(JOB, config) as reserved, run_lifecycle(reserved, {}) as run:
         for step in steps:
             step()
@@ -105,7 +105,7 @@ def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch
     Store.open(output)
 
     def reserve(_: int) -> str:
-        with reserved_run(JOB, TrainConfig(output=output)) as reserved:
+        with reserved_run(JOB, TrainConfig().with_options(output=output)) as reserved:
             everybody.wait(60)
             return reserved.name
 
@@ -257,7 +257,7 @@ def test_a_run_at_an_address_that_another_machine_has_is_that_machine_s_to_end(
 
 def failed_run_of_the_job(output: Path) -> None:
     job = load_job(JOB_FILE)
-    config = job.job.config(**OPTIONS | {"output": output, "name": "a"})
+    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"})
     with pytest.raises(RunFailedError), reserved_run(JOB, config) as reserved, run_lifecycle(reserved, {}):
         fails(RunFailedError)()
 
@@ -346,7 +346,7 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: it has no port"):
         check_cluster(RunConfig())
-    check_cluster(RunConfig(address="local"))
+    check_cluster(RunConfig().with_options(address="local"))
 
 
 # --- a whole run

@@ -92,7 +92,7 @@ class Logged:
 def trained_here(file: str, **options: Any) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
     """The last metrics of the same training in this process, and all that it logs."""
     job, logged = load_job(str(JOBS / file)).job, Logged()
-    outcome = train(job, job.config(**options), ProcessContext(), logged)
+    outcome = train(job, job.config.with_options(**options), ProcessContext(), logged)
     return comparable(outcome.metrics), logged.metrics
 
 
@@ -550,7 +550,7 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
     import ray
 
     job = load_job(str(JOBS / "shared_rule.py"))
-    config = job.job.config(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
+    config = job.job.config.with_options(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
     there: FinishedRun = run(job, config, lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
     assert comparable(there.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
@@ -679,7 +679,7 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
     ray_cluster: None, storage: s3_server.Server, server: Server, tmp_path: Path
 ) -> None:
     job = load_job(str(JOBS / "shared_rule.py"))
-    config = job.job.config(
+    config = job.job.config.with_options(
         **OPTIONS, output=ADDRESS / "outage", name="cut", tracking_uri=server.uri, pause=0.3, max_failures=1
     )
     done = threading.Event()
@@ -697,7 +697,7 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
     watcher.join()
     assert f"training failed: s3://{BUCKET}/outage/runs/cut: no storage answers at {storage.url}" in str(error.value)
     storage.start()
-    report = run(job, job.job.config(**vars(config) | {"resume": True}), lambda _: None)
+    report = run(job, job.job.config.with_options(**vars(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
     assert comparable(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged
@@ -713,7 +713,7 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
         "steps": 256, "evaluations": 1, "final_episodes": 2, "checkpoints": 4, "levels": 50, "game": "bigfish",
         "tracking_uri": server.uri,
     }  # fmt: skip
-    finished = job.job.run(job, job.job.config(**options), lines.append)
+    finished = job.job.run(job, job.job.config.with_options(**options), lines.append)
     assert finished.as_json()["artifacts"] == f"s3://{BUCKET}/experts/runs/agent"
     folder = Folder(ADDRESS / "experts" / "runs" / "agent")
     assert folder.names("checkpoints") == [f"checkpoint_{steps:012d}.safetensors" for steps in (192, 256)]
@@ -726,9 +726,9 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
     (folder.path / "run.json").write_text(json.dumps(record))
     folder.keep("run.json")
     elsewhere()
-    again = job.job.run(job, job.job.config(**options, resume=True), lines.append)
+    again = job.job.run(job, job.job.config.with_options(**options, resume=True), lines.append)
     assert "going on from 192 steps, with new episodes" in lines
     assert again.metrics["steps"] == 256
     elsewhere()
-    done = job.job.run(job, job.job.config(**options, resume=True), lines.append)
+    done = job.job.run(job, job.job.config.with_options(**options, resume=True), lines.append)
     assert done.model == again.model

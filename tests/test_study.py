@@ -54,7 +54,7 @@ MANY = 24
 def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> Plan:
     job = load_job(job_file)
     given = SEARCH | {"output": output} | options
-    return make_plan(job, options_for(job.job.config)(**given), given=set(given))
+    return make_plan(job, options_for(job.job.config).with_options(**given), given=set(given))
 
 
 def study(output: Path, info: Callable[[str], None] = lambda _: None, **options: Any) -> StudyResult:
@@ -148,9 +148,9 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
     job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py")).job
-    prepared = prepare(job, job.config(), ProcessContext())
+    prepared = prepare(job, job.config, ProcessContext())
     (name, whole), *_ = without(prepared, "b").elsewhere
-    expected = job.environments(job.config())["b"].data
+    expected = job.environments(job.config)["b"].data
     assert name == "b"
     assert len(whole) == 60
     for leaf, values in expected.items():
@@ -184,7 +184,7 @@ def test_the_best_is_run_again_over_new_seeds_and_the_shortlist_with_environment
     best = config_at(plan.base, plan.space, calm.best[0].point)
     assert set(calm.reruns) == {1, 2}
     for seed, metrics in calm.reruns.items():
-        assert comparable(metrics) == trained_here(dataclasses.replace(best, seed=seed))
+        assert comparable(metrics) == trained_here(best.with_options(seed=seed))
     shortlist = [task for task, _ in calm.finished[:2]]
     assert set(calm.left_out) == {task.trial for task in shortlist}
     for task in shortlist:
@@ -251,7 +251,7 @@ def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_smal
     first, *others = points(result)
     assert first == {"lr": 0.1}
     assert all(point != first for point in others)
-    own = trained_here(load_job(MEASURED).job.config(), job_file=MEASURED)
+    own = trained_here(load_job(MEASURED).job.config, job_file=MEASURED)
     assert comparable(in_order(result)[0][1].metrics).items() >= own.items()
     with pytest.raises(InputError, match=r"judged by worst_held_out_off, the smaller the better; here the larger the"):
         planned(output, MEASURED, **options | {"mode": "max"})

@@ -33,7 +33,7 @@ THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 1.0)
 
 
 def config(**changes: Any) -> Any:
-    return JOB.config(**changes)
+    return JOB.config.with_options(**changes)
 
 
 def accuracies(tmp_path: Path, aggregator: str, seeds: range, **changes: Any) -> dict[str, list[float]]:
@@ -132,11 +132,11 @@ def test_the_readmes_correlations_are_those_of_the_raw_results(tmp_path: Path) -
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:
-    assert config().resolved().epochs == 94
-    assert config(environments=1024).resolved().epochs == 3
-    assert config(epochs=5).resolved().epochs == 5
+    assert config().resolved().schedule.epochs == 94
+    assert config(environments=1024).resolved().schedule.epochs == 3
+    assert config(epochs=5).resolved().schedule.epochs == 5
     # What was asked for stays, so that a study may vary what the number follows from.
-    assert dataclasses.replace(config(), environments=1024).resolved().epochs == 3
+    assert config().with_options(environments=1024).resolved().epochs == 3
     with pytest.raises(InputError, match="--epochs -1: must be at least 1"):
         config(epochs=-1).check()
 

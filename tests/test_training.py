@@ -55,7 +55,9 @@ def environments(_: TrainConfig) -> Environments:
 
 
 JOB: Job[TrainConfig] = Job(environments=environments, model=network, loss=cross_entropy, name="blobs")
-CONFIG = TrainConfig(epochs=6, batch_size=16, lr=1e-2, threshold=0.5, checkpoints=3, evaluations=3, l1=1e-4)
+CONFIG = TrainConfig().with_options(
+    epochs=6, batch_size=16, lr=1e-2, threshold=0.5, checkpoints=3, evaluations=3, l1=1e-4
+)
 
 
 class Kept:
@@ -82,7 +84,7 @@ def without_time(metrics: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, optimizer: Any) -> None:
-    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    config = CONFIG.with_options(optimizer=optimizer)
     whole = Kept(tmp_path / "whole")
     outcome = train(JOB, config, ProcessContext(), whole)
     assert len(whole.checkpoints) == 3
@@ -136,7 +138,7 @@ def test_a_regression_reports_losses_and_the_measures_of_the_job() -> None:
         measures={"absolute_error": absolute},
         name="line",
     )
-    config = dataclasses.replace(CONFIG, epochs=60, lr=5e-2, aggregator="mean")
+    config = CONFIG.with_options(epochs=60, lr=5e-2, aggregator="mean")
     metrics = train(job, config, ProcessContext(), Kept()).metrics
     assert "train_accuracy" not in metrics
     assert metrics["ood_loss"] < 0.1
@@ -173,7 +175,7 @@ def _train_in_group(rank: int, world_size: int, port: int, folder: str, config: 
     dist.destroy_process_group()
 
 
-EXAMPLES_CONFIG = dataclasses.replace(CONFIG, per_example=True, threshold=0.2)
+EXAMPLES_CONFIG = CONFIG.with_options(per_example=True, threshold=0.2)
 
 
 @pytest.mark.parametrize(
@@ -218,17 +220,17 @@ def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted()
         return Cube()
 
     job = dataclasses.replace(JOB, environments=lambda _: Environments(exploding, train=["a", "b"]), model=cubed)
-    config = dataclasses.replace(CONFIG, held_out=0.0, lr=1e-4)
+    config = CONFIG.with_options(held_out=0.0, lr=1e-4)
     with pytest.raises(NonFiniteGradientError, match=r"environment b .* step 0"):
         train(job, config, ProcessContext(), Kept())
-    outcome = train(job, dataclasses.replace(config, nonfinite="skip"), ProcessContext(), Kept())
+    outcome = train(job, config.with_options(nonfinite="skip"), ProcessContext(), Kept())
     assert outcome.metrics["skipped_environments"] == outcome.steps
     assert math.isfinite(outcome.metrics["loss/train/a"])
 
 
 def test_propagate_lets_the_update_be_what_the_gradients_are() -> None:
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 3), loss=lambda outputs, _: (outputs * math.inf).sum())
-    config = dataclasses.replace(CONFIG, epochs=1, nonfinite="propagate", aggregator="mean")
+    config = CONFIG.with_options(epochs=1, nonfinite="propagate", aggregator="mean")
     config.check()
     outcome = train(job, config, ProcessContext(), Kept())
     assert outcome.metrics["skipped_environments"] == 0
@@ -262,7 +264,7 @@ RISK_JOB: Job[TrainConfig] = Job(
 
 @pytest.mark.parametrize("changes", [{}, {"environments_per_step": 2}, {"per_example": True, "threshold": 0.2}])
 def test_a_risk_that_is_the_mean_loss_trains_what_the_loss_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
-    config = dataclasses.replace(CONFIG, **changes)
+    config = CONFIG.with_options(**changes)
     by_loss, by_risk = (train(job, config, ProcessContext(), Kept()).metrics for job in (JOB, RISK_JOB))
     assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-6)
 
@@ -332,11 +334,9 @@ def test_a_risk_is_told_the_step_in_training_and_in_evaluation() -> None:
 
 
 def test_the_warm_up_of_a_penalty_takes_its_steps_from_the_run() -> None:
-    config = dataclasses.replace(CONFIG, objective="irm", penalty_weight=100.0, aggregator="mean", l1=0.0)
+    config = CONFIG.with_options(objective="irm", penalty_weight=100.0, aggregator="mean", l1=0.0)
     ends = {
-        warmup: train(JOB, dataclasses.replace(config, penalty_warmup=warmup), ProcessContext(), Kept()).metrics[
-            "train_loss"
-        ]
+        warmup: train(JOB, config.with_options(penalty_warmup=warmup), ProcessContext(), Kept()).metrics["train_loss"]
         for warmup in (0.0, 0.5, 0.99)
     }
     assert len(set(ends.values())) == 3
@@ -362,7 +362,7 @@ def test_a_job_has_a_loss_or_a_risk(parts: dict[str, Any], problem: str) -> None
 @pytest.mark.parametrize("objective", ["irm", "vrex", "mm-rex", "meta-irm"])
 def test_an_objective_of_a_risk_that_is_the_mean_loss_is_that_of_the_loss(objective: Any) -> None:
     changes: dict[str, Any] = {"objective": objective, "aggregator": "mean", "penalty_weight": 0.5, "epochs": 2}
-    config = dataclasses.replace(CONFIG, penalty_warmup=0.5, **changes)
+    config = CONFIG.with_options(penalty_warmup=0.5, **changes)
     # Without dropout, which a loss draws for all environments at once.
     jobs = [dataclasses.replace(job, model=plain_network) for job in (JOB, RISK_JOB)]
     by_loss, by_risk = (train(job, config, ProcessContext(), Kept()).metrics for job in jobs)
@@ -426,7 +426,7 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 def test_the_source_of_gradients_is_what_the_table_says(
     group: dist.ProcessGroup, changes: dict[str, Any], environments: int, grouped: bool, expected: type
 ) -> None:
-    config = dataclasses.replace(CONFIG, **changes).resolved()
+    config = CONFIG.with_options(**changes).resolved()
     batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
     source = gradient_source(
         nn.Linear(5, 3),
@@ -435,7 +435,7 @@ def test_the_source_of_gradients_is_what_the_table_says(
         list("ab"[:environments]),
         group if grouped else None,
         first_batch=lambda: batch,
-        example_gradient=config.example_gradient if config.per_example else None,
+        example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
         clock=StepClock(),
     )
     assert type(source) is expected
@@ -449,7 +449,7 @@ def test_the_source_of_gradients_is_what_the_table_says(
 @pytest.mark.parametrize("vectorize", [False, True, "pooled"])
 def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path: Path, vectorize: bool | str) -> None:
     """Timing chooses, and might choose otherwise; what the checkpoint says is gone by."""
-    job, config = dataclasses.replace(JOB, model=plain_network), dataclasses.replace(CONFIG, checkpoints=6)
+    job, config = dataclasses.replace(JOB, model=plain_network), CONFIG.with_options(checkpoints=6)
     kept = Kept(tmp_path / "first")
     train(job, config, ProcessContext(), kept)
     said = [json.loads((folder / PROGRESS).read_text())["vectorize"] for folder in kept.checkpoints]
@@ -468,7 +468,7 @@ def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = Kept(tmp_path_factory.mktemp("checkpoint"))
-    train(JOB, dataclasses.replace(CONFIG, epochs=1), ProcessContext(), kept)
+    train(JOB, CONFIG.with_options(epochs=1), ProcessContext(), kept)
     return kept.checkpoints[-1]
 
 
@@ -528,7 +528,7 @@ def test_one_logit_for_two_classes_trains_with_a_measure_of_the_jobs_own() -> No
         return ((outputs[:, 0] > 0) == (targets > 1)).float()
 
     job = dataclasses.replace(JOB, model=lambda _: nn.Linear(5, 1), loss=loss, measures={"accuracy": right})
-    config = dataclasses.replace(CONFIG, aggregator="mean", epochs=40, lr=5e-2)
+    config = CONFIG.with_options(aggregator="mean", epochs=40, lr=5e-2)
     assert train(job, config, ProcessContext(), Kept()).metrics["train_accuracy"] > 0.75
 
 
@@ -554,9 +554,7 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
     torch.randn(10)
     one, other = build_model(JOB, CONFIG), build_model(JOB, CONFIG)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert not torch.equal(
-        next(build_model(JOB, dataclasses.replace(CONFIG, seed=1)).parameters()), next(one.parameters())
-    )
+    assert not torch.equal(next(build_model(JOB, CONFIG.with_options(seed=1)).parameters()), next(one.parameters()))
 
 
 # --- wrong input
@@ -583,13 +581,13 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
 )
 def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: str) -> None:
     with pytest.raises(InputError) as caught:
-        dataclasses.replace(CONFIG, **{option: value}).check()
+        CONFIG.with_options(**{option: value}).check()
     assert str(caught.value).startswith(named)
 
 
 def test_more_workers_than_environments_are_refused() -> None:
     with pytest.raises(InputError, match="--workers 5: more than the 4 training environments"):
-        train(JOB, dataclasses.replace(CONFIG, workers=5), ProcessContext(), Kept())
+        train(JOB, CONFIG.with_options(workers=5), ProcessContext(), Kept())
 
 
 def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
@@ -638,7 +636,7 @@ def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    configurations = {1: [dataclasses.replace(CONFIG, epochs=1, seed=seed) for seed in range(2)]}
+    configurations = {1: [CONFIG.with_options(epochs=1, seed=seed) for seed in range(2)]}
     lines: list[str] = []
     first = sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append)
     recorded = (tmp_path / "sweep.jsonl").read_text()

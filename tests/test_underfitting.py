@@ -71,7 +71,7 @@ def test_noise_is_seldom_taken_for_learning(count: int, noise: float) -> None:
 
 
 def test_a_run_is_told_by_what_came_before_the_learning_rate_was_lowered() -> None:
-    config = TrainConfig(epochs=20, lr=1e-3)
+    config = TrainConfig().with_options(epochs=20, lr=1e-3)
     falling, flat = learned(10, 1.5), learned(10, 40)
     frozen = [falling[-1] - 0.001 * at / 10 for at in range(10)]
     said = underfitting(history([*falling, *frozen], 20), config)
@@ -82,7 +82,7 @@ def test_a_run_is_told_by_what_came_before_the_learning_rate_was_lowered() -> No
     higher = [1.1 * loss for loss in falling]
     assert underfitting(history([*falling, *higher], 20), config) is None  # more of it would make it worse
 
-    constant = TrainConfig(epochs=20, milestones=(), lr=0.01)
+    constant = TrainConfig().with_options(epochs=20, milestones=(), lr=0.01)
     assert "at the end of the run" in str(underfitting(history(learned(20, 1.5), 20), constant))
     assert underfitting(history([*falling, *frozen], 20), constant) is None
     assert underfitting([Evaluation(20, 1, {"train_loss": 0.1})], config) is None

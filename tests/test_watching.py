@@ -82,7 +82,7 @@ class Rates:
 def timed(way: str, place: ProcessContext) -> dict[str, float]:
     """The seconds of the parts, and of the whole steps (by the first process's clock)."""
     options, _ = WAYS[way]
-    config = TrainConfig(epochs=EPOCHS, evaluations=EPOCHS, checkpoints=1, **options)
+    config = TrainConfig().with_options(epochs=EPOCHS, evaluations=EPOCHS, checkpoints=1, **options)
     so_far, rates = StepsSoFar(), Rates()
     steps = train(JOB, config, place, rates, so_far=so_far).steps
     assert so_far.steps == steps

@@ -231,16 +231,17 @@ def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
     """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
+    from concord.options import options_of
     from concord.runs.folder import new_name
-    from concord.studies.options import config_part, options_for, study_part
+    from concord.studies.options import options_for
     from concord.training.job import CustomJob
 
-    kind = job.job.config
+    defaults = job.job.config
     if command == "tune":
         if isinstance(job.job, CustomJob):
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
-        kind = options_for(job.job.config, list(job.job.studies))
-    fields = {field.name for field in dataclasses.fields(kind)}
+        defaults = options_for(job.job.config, list(job.job.studies))
+    fields = set(options_of(type(defaults)))
     clash = fields & {field.name for field in dataclasses.fields(_Submit)} - {"address", "tracking_uri"}
     if clash:
         option = sorted(clash)[0].replace("_", "-")
@@ -252,21 +253,21 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
             )
         if redact(word) != word:
             raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    options = parse(kind, words, f"concord submit {command} {reference}")
+    options = parse(type(defaults), words, f"concord submit {command} {reference}", defaults)
     if command == "train":
         config, method = options, getattr(options, "method", None)
     else:
-        study_part(options).check_study()
-        config, method = config_part(options, job.job.config), options.method or "study"
-        if config.resume:
+        options.study.check()
+        config, method = options.config, options.study.method or "study"
+        if config.run.resume:
             raise InputError("--resume: the same --name continues a study; leave --resume out")
         from concord.studies.spaces import chosen_study
 
-        chosen_study(job.job.studies, study_part(options), config)
+        chosen_study(job.job.studies, options.study, config)
     config.check()
     # Many may be submitted in a second, and none of them sees the others' folders.
     made_up = f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
-    return config.name or made_up, fields
+    return config.run.name or made_up, fields
 
 
 def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:

@@ -1,15 +1,15 @@
 """A command's options from its words; what is wrong with them becomes one line."""
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import tyro
 from tyro import _errors as tyro_errors
 
 from concord.errors import InputError
+from concord.options import NEEDED, option_values, options_of
 
 Options = TypeVar("Options")
 
@@ -18,14 +18,22 @@ def parse(options: type[Options], words: Sequence[str], program: str, default: O
     """The options in these words; what is wrong with them becomes one line."""
 
     def refuse(event: Any) -> None:
-        raise InputError(
-            _one_line(event, [f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cast(Any, options))])
-        )
+        raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
 
-    given: dict[str, Any] = {} if default is None else {"default": default}
+    given: dict[str, Any] = {}
+    if default is not None:
+        given["default"] = _with_missing(default)
     with tyro_errors.on_parse_error(refuse):
-        parsed: Options = tyro.cli(options, prog=program, args=list(words), **given)
+        parsed: Options = tyro.cli(
+            options, prog=program, args=list(words), config=(tyro.conf.OmitArgPrefixes,), **given
+        )
     return parsed
+
+
+def _with_missing(default: Any) -> Any:
+    """With what tyro calls a value that has to be given."""
+    needed = [name for name, value in option_values(default).items() if value is NEEDED]
+    return default.with_options(**dict.fromkeys(needed, tyro.MISSING)) if needed else default
 
 
 # What tyro calls the values of an option, in words.

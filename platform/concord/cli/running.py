@@ -1,7 +1,6 @@
 """Commands that run jobs on this machine, or on the cluster it belongs to: jobs, train, tune, demo, data, report."""
 
 import contextlib
-import dataclasses
 import math
 import statistics
 import sys
@@ -10,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from concord.cli.config_file import FileOptions, as_yaml, file_options, with_file_options
 from concord.cli.output import info, nested_table, table, without_passwords
 from concord.cli.parsing import job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.options import option_values, options_of
 from concord.storage import check_address, display_path, is_remote, resolve
 
 
@@ -39,10 +40,12 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.training.job import CustomJob
 
     job, rest = job_and_words(words, "train")
-    program = f"concord train {words[0]}"
+    file, rest = file_options(rest)
     record = _resumed_run(rest)
-    job, rest = with_own_rule(job, rest, record)
-    config = parse(job.job.config, rest, program, default=_options_of(job.job.config, record, rest))
+    job, rest = with_own_rule(job, rest, record or _as_record(file))
+    config, print_config = _parsed(job.job.config, rest, f"concord train {words[0]}", record, file)
+    if print_config:
+        return _print_config(job, config.resolved(), as_json)
     report = job.job.run(job, config, info) if isinstance(job.job, CustomJob) else run(job, config, info)
     if not as_json:
         _print_report(report)
@@ -59,18 +62,38 @@ def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     return kept_record(run_folder(_output(words), words[words.index("--name") + 1]))
 
 
-def _options_of(kind: type[Any], record: Mapping[str, Any] | None, words: Sequence[str]) -> Any:
-    """The options that a run or study was started with: they need not be given again."""
-    if record is None:
+def _parsed(
+    defaults: Any, words: Sequence[str], program: str, record: Mapping[str, Any] | None, file: FileOptions | None
+) -> tuple[Any, bool]:
+    """The options in these words, over those of the file, over those that a run or study was started with, which need
+    not be given again; and whether they are to be printed."""
+    if record is not None:
+        from concord.runs.folder import restored_config
+
+        recorded = dict(record["config"])
+        if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
+            recorded.pop("aggregator", None)
+        defaults = restored_config(defaults, recorded)
+    defaults = file.over(defaults) if file is not None else defaults
+    command = with_file_options(defaults)
+    parsed = parse(type(command), words, program, command)
+    return parsed.options, parsed.file.print_config
+
+
+def _as_record(file: FileOptions | None) -> Mapping[str, Any] | None:
+    """What a file that is a run's record says of a rule of the user's own."""
+    if file is None or file.rule is None:
         return None
-    import tyro
+    return {"config": {"aggregator": file.rule}, "sources": file.sources}
 
-    from concord.runs.folder import restored_config
 
-    recorded = dict(record["config"])
-    if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
-        recorded.pop("aggregator", None)
-    return restored_config(kind, recorded, missing=tyro.MISSING)
+def _print_config(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
+    from concord.runs.folder import recorded_config
+
+    recorded = recorded_config(options)
+    if not as_json:
+        print(as_yaml(options, recorded), end="")
+    return {"job": job.name, "config": recorded}
 
 
 def _output(words: Sequence[str]) -> Path:
@@ -99,11 +122,18 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "tune")
     if isinstance(job.job, CustomJob):
         raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
+    file, rest = file_options(rest)
     record = _earlier_study(job, rest)
-    job, rest = with_own_rule(job, rest, record)
-    kind = options_for(job.job.config, list(job.job.studies))
-    options = parse(kind, rest, f"concord tune {words[0]}", default=_options_of(kind, record, rest))
-    plan = make_plan(job, options, _given(kind, rest).union(record["given"] if record else ()))
+    job, rest = with_own_rule(job, rest, record or _as_record(file))
+    defaults = options_for(job.job.config, list(job.job.studies))
+    options, print_config = _parsed(defaults, rest, f"concord tune {words[0]}", record, file)
+    if print_config:
+        return _print_config(job, options, as_json)
+    given = _given(type(options), rest).union(record["given"] if record else ())
+    if file is not None:  # what is as it was anyway may be varied
+        there = option_values(defaults)
+        given |= {name for name, value in option_values(file.over(defaults)).items() if value != there[name]}
+    plan = make_plan(job, options, given)
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, info)
@@ -114,7 +144,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _given(options: type[Any], words: Sequence[str]) -> set[str]:
     """The options that these words name."""
-    names = {field.name for field in dataclasses.fields(options)}
+    names = options_of(options).keys()
     named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     return (named | {name.removeprefix("no_") for name in named}) & names
 
@@ -193,14 +223,14 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     options = parse(_Demo, words, "concord demo")
     job = load_job("synthetic")
-    config = job.job.config(seed=options.seed, workers=options.workers, output=options.output)
+    config = job.job.config.with_options(**vars(options))
     config.check()
     preflight(job, config)  # this and the store, before Ray takes its seconds to start
-    Store.open(config.output)
+    Store.open(config.run.output)
     reports = {}
     with ray_session(config):
         for aggregator in ("and-mask", "mean"):
-            reports[aggregator] = run(job, dataclasses.replace(config, aggregator=aggregator), info)
+            reports[aggregator] = run(job, config.with_options(aggregator=aggregator), info)
     if not as_json:
         columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
         rows = [

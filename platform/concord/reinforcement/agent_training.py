@@ -214,14 +214,14 @@ def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
     """
     started = time.perf_counter()
     config.check()
-    config = dataclasses.replace(config, **resolved_paths(config))
+    config = config.with_options(**resolved_paths(config))
     check_cluster(config)
     initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
     require_coinrun(f"job {job.name}")
-    with reserved_run(job.name, config, config.game, placement=PLACEMENT) as reserved:
+    with reserved_run(job.name, config, config.game, placement=PLACEMENT, defaults=job.job.config) as reserved:
         if reserved.report is not None:
             return already_finished(reserved, reserved.report, info)
-        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
+        name, config = reserved.name, config.with_options(name=reserved.name)
         with ray_session(config, tracked_by_workers=False) as dashboard:
             _check_cpus(config)
             with (
@@ -315,7 +315,7 @@ class _Agent:
             precision=config.precision,
             compiled=config.compile,
             overlap=config.overlap,
-            seed=config.seed,
+            seed=config.run.seed,
             game={"game": config.game, "difficulty": config.difficulty, "levels": config.levels},
             placement=Placement(
                 runners=config.runners,
@@ -538,7 +538,7 @@ def _keep(
         example = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
         uri = log_model(store, run_id, _PolicyAlone(network), example)
         name = f"{job.name}-{config.game}-{config.difficulty}"
-        if config.register:
+        if config.run.register:
             registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
         model = f"models:/{registered.name}/{registered.version}" if registered else uri
     except (RunFailedError, InputError) as error:

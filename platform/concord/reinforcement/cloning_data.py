@@ -191,7 +191,7 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
     missing = [shard for shard in shards if shard.file not in whole]
     if missing:
         info(f"{len(missing)} of {len(shards)} files to make in {folder}")
-        with ray_session(RunConfig(address=options.address), tracked_by_workers=False):
+        with ray_session(RunConfig().with_options(address=options.address), tracked_by_workers=False):
             for done, (shard, content) in enumerate(_made(path, missing, options), 1):
                 _write(folder / shard.file, content)
                 append_line(folder / _MADE, {"file": shard.file, "sha256": _checksum(content)})

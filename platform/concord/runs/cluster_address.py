@@ -20,8 +20,8 @@ _SETTINGS = 4  # the fourth byte of such a frame
 
 def cluster_address(config: RunConfig) -> tuple[str, str]:
     """The cluster that a run is for, as Ray takes it, and the option that says so; ``local`` starts one here."""
-    if config.address:
-        return config.address, "--address"
+    if config.run.address:
+        return config.run.address, "--address"
     if address := os.environ.get("RAY_ADDRESS"):
         return address, "--address (from RAY_ADDRESS)"
     return LOCAL, "--address"

@@ -1,7 +1,6 @@
 """A run's folder and its entry in MLflow: reserved, begun or found again, and closed so that both say how it ended."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -14,19 +13,22 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar
 
 import torch
 
 import concord
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.options import NEEDED, OptionGroup, defaults_of, flag_of, from_plain, option_values, options_of
 from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, display_path, is_remote, resolve
 from concord.tracking import Store, redact
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
+
+Config = TypeVar("Config", bound=OptionGroup)
 
 RECORD = "run.json"
 # What the folder of a run may have before there is a record of it.
@@ -118,14 +120,19 @@ def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
     # An address may be out of this machine's reach, and not of the one that will run it.
-    return f"{name}-{secrets.token_hex(3)}" if is_remote(config.output) else name
+    return f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
 
 
 @contextlib.contextmanager
 def reserved_run(
-    job: str, config: RunConfig, kind: str | None = None, *, placement: Collection[str] = RUNTIME_OPTIONS
+    job: str,
+    config: RunConfig,
+    kind: str | None = None,
+    *,
+    placement: Collection[str] = RUNTIME_OPTIONS,
+    defaults: RunConfig | None = None,
 ) -> Iterator[ReservedRun]:
-    """Have a new run, or with ``config.resume`` an earlier one, to this process alone while the body runs.
+    """Have a new run, or with ``--resume`` an earlier one, to this process alone while the body runs.
 
     A name that a new run is given is taken from here on. If the body does not begin the run, nothing is left of that.
     SIGTERM is as Ctrl-C in the body.
@@ -135,22 +142,24 @@ def reserved_run(
         config: the options, resolved; without a name one is made up.
         kind: what kind of run it is, for a name that is made up.
         placement: options that may differ when the run is resumed.
+        defaults: the job's, for options that are newer than the run; those of the class if not given.
 
     Raises:
         InputError: the name is taken, there is nothing to resume, it was begun with other options, or another process
             is at work on it.
     """
-    given = run_folder(config.output, config.name) if config.name is not None else None
+    defaults = defaults_of(type(config)) if defaults is None else defaults
+    given = run_folder(config.run.output, config.run.name) if config.run.name is not None else None
     if given is not None:  # before the store is opened, which makes one
-        _resumed(job, config, given, placement) if config.resume else _require_new(given, config)
-    store = Store.open(config.output, config.tracking_uri)
+        _resumed(job, config, given, placement, defaults) if config.run.resume else _require_new(given, config)
+    store = Store.open(config.run.output, config.run.tracking_uri)
     with contextlib.ExitStack() as held:
         termination = held.enter_context(sigterm_as_interrupt())
         record = None
-        if given is not None and config.resume:
+        if given is not None and config.run.resume:
             folder = given
             held.enter_context(folder.locked("run"))
-            record = _resumed(job, config, folder, placement)  # who had it may have gone on with it until now
+            record = _resumed(job, config, folder, placement, defaults)  # who had it may have gone on with it until now
             if "report" not in record and record.get("store", redact(store.uri)) != redact(store.uri):
                 raise InputError(
                     f"--tracking-uri {redact(store.uri)}: the run {folder.place.name} was started with "
@@ -164,7 +173,7 @@ def reserved_run(
             folder.empty()  # at an address: of a run of this name that was removed from the storage
         name = folder.place.name
         logs.bind_context(run=name, job=job)
-        reserved = ReservedRun(job, dataclasses.replace(config, name=name), folder, store, record, termination)
+        reserved = ReservedRun(job, config.with_options(name=name), folder, store, record, termination)
         try:
             yield reserved
         finally:
@@ -176,7 +185,7 @@ def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
     """A folder of its own for a new run, made in the moment in which its name is chosen."""
     name = new_name(job, config, kind)
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(folder for each in names if (folder := run_folder(config.output, each)).make())
+    return next(folder for each in names if (folder := run_folder(config.run.output, each)).make())
 
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
@@ -185,7 +194,7 @@ def _require_new(folder: Folder, config: RunConfig) -> None:
         names = set(folder.names())
     except StorageError as error:
         raise InputError(f"--output {error}") from error
-    output = display_path(config.output)
+    output = display_path(config.run.output)
     if RECORD in names:
         name = folder.place.name
         raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
@@ -252,7 +261,7 @@ def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | Non
             store.delete_run(run_id)
         if isinstance(error, OSError) and not isinstance(error, StorageError):
             raise InputError(
-                f"--output {display_path(config.output)}: cannot be written to ({error.strerror})"
+                f"--output {display_path(config.run.output)}: cannot be written to ({error.strerror})"
             ) from error
         raise
     return run
@@ -289,40 +298,37 @@ def _close(run: RunFolder, status: Status) -> None:
         run.store.finish_run(run.run_id, status)
 
 
-def _resumed(job: str, config: RunConfig, kept: Folder, placement: Collection[str]) -> dict[str, Any]:
+def _resumed(
+    job: str, config: RunConfig, kept: Folder, placement: Collection[str], defaults: RunConfig
+) -> dict[str, Any]:
     record = kept_record(kept)
     if record["job"] != job:
-        raise InputError(f"--name {config.name}: is a run of job {record['job']}, not of {job}")
+        raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
     ours = recorded_config(config.resolved())
     # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
     # recorded what was asked for instead of what it stood for.
-    recorded = recorded_config(_defaults(config)) | without_secrets(record["config"])
-    theirs = recorded_config(restored_config(type(config), recorded).resolved())
+    recorded = recorded_config(_at_defaults(config, defaults)) | without_secrets(record["config"])
+    theirs = recorded_config(restored_config(config, recorded).resolved())
     theirs |= {option: value for option, value in recorded.items() if option in theirs and is_hidden(value)}
-    require_secrets(f"the run {config.name}", ours, recorded)
+    require_secrets(f"the run {config.run.name}", ours, recorded)
     for option in ours:
         if is_secret(option):  # what is recorded of it is only that it was given
             continue
         if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
             raise InputError(
-                f"--{option.replace('_', '-')} {ours[option]}: the run {config.name} was started with "
+                f"{flag_of(option)} {ours[option]}: the run {config.run.name} was started with "
                 f"{theirs[option]}; a resumed run keeps its options"
                 + (f", and {HIDDEN} is not recorded" if is_hidden(theirs[option]) else "")
             )
-    require_same_sources(f"the run {config.name}", config.sources(), record.get("sources", {}))
+    require_same_sources(f"the run {config.run.name}", config.sources(), record.get("sources", {}))
     return record
 
 
-def _defaults(config: RunConfig) -> RunConfig:
+def _at_defaults(config: RunConfig, defaults: RunConfig) -> RunConfig:
     """The configuration with every option at its default; one that has none stays."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        if field.default is not dataclasses.MISSING:
-            values[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            values[field.name] = field.default_factory()
+    values = {name: value for name, value in option_values(defaults).items() if value is not NEEDED}
     paths = {name: resolve(value) for name, value in values.items() if isinstance(value, Path)}
-    return dataclasses.replace(config, **(values | paths))
+    return config.with_options(**(values | paths))
 
 
 def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -334,7 +340,7 @@ def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
     """
     for option, value in theirs.items():
         if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
-            named = f"--{option.replace('_', '-')}"
+            named = flag_of(option)
             raise InputError(f"{named}: {what} was started with one, and secrets are not recorded; give it again")
 
 
@@ -398,29 +404,19 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def recorded_config(config: RunConfig) -> dict[str, Any]:
     """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
-    values = {key: value for key, value in vars(config).items() if key not in {"tracking_uri", "address"}}
+    values = {key: value for key, value in option_values(config).items() if key not in {"tracking_uri", "address"}}
     return without_secrets(
         {key: display_path(value) if isinstance(value, Path) else value for key, value in values.items()}
     )
 
 
-def restored_config(kind: type[Any], recorded: Mapping[str, Any], missing: Any = HIDDEN) -> Any:
-    """An instance of a dataclass of options from its form in a record; what it has no option for is left out.
+def restored_config(defaults: Config, recorded: Mapping[str, Any]) -> Config:
+    """The options from their form in a record, over these; what there is no option for is left out.
 
-    A secret, which is not recorded, is the option's default; ``missing`` where it has none, as for an option that is
-    not in the record.
+    A secret, which is not recorded, stays as it is.
     """
-    hints = get_type_hints(kind)
-    values = {
-        name: Path(value) if hints[name] in (Path, Path | None) and value is not None else value
-        for name, value in recorded.items()
-        if name in hints and not is_hidden(value)
-    }
-    for field in dataclasses.fields(kind):
-        defaults = (field.default, field.default_factory)
-        if field.name not in values and all(default is dataclasses.MISSING for default in defaults):
-            values[field.name] = missing
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    known = {name: value for name, value in recorded.items() if not is_hidden(value)}
+    return defaults.with_options(**from_plain(options_of(type(defaults)), known))
 
 
 def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:

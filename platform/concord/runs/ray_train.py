@@ -1,7 +1,6 @@
 """The training loop on Ray Train: workers that own their environments, replaced when they die."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 import signal
@@ -14,6 +13,7 @@ from typing import Any, cast
 from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, to_be_sent
+from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.worker import (
     CHECKPOINTS,
@@ -68,9 +68,9 @@ def train_on_ray(
     run_id: str | None,
     left_out: str | None = None,
 ) -> Trained:
-    """Train in ``config.workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
+    """Train in ``--workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
 
-    With ``config.min_workers`` the group may shrink to that and grow again. Each new group begins at the last
+    With ``--min-workers`` the group may shrink to that and grow again. Each new group begins at the last
     checkpoint and divides the environments anew, so none is missed or counted twice: as rules only sum over
     environments, the result is the undisturbed run's, but for the order in which numbers are added.
 
@@ -86,29 +86,31 @@ def train_on_ray(
     run_config: Any = ray.train.RunConfig
     scaling_config: Any = ray.train.ScalingConfig
     cpus = ray.cluster_resources().get("CPU", 1.0)
-    elastic = config.min_workers is not None
+    workers, least = config.parallel.workers, config.parallel.min_workers
     trainer: Any = TorchTrainer(
         cast(Any, work),
         train_loop_config={
             "assignment": WorkerSpec(
-                job.path, job.source, job.rule, dict(vars(config)), run_folder, tracking_uri, run_id, left_out
+                job.path, job.source, job.rule, option_values(config), run_folder, tracking_uri, run_id, left_out
             )
         },
         scaling_config=scaling_config(
-            num_workers=(config.min_workers, config.workers) if config.min_workers is not None else config.workers,
+            num_workers=(config.parallel.min_workers, config.parallel.workers)
+            if config.parallel.min_workers is not None
+            else config.parallel.workers,
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
-            use_gpu=config.use_gpu,
+            use_gpu=config.parallel.use_gpu,
             # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
             # their number may change: Ray finds out by whole CPUs how many there is room for.
             resources_per_worker={
-                "CPU": 1.0 if elastic else min(1.0, cpus / config.workers),
-                **({"GPU": 1} if config.use_gpu else {}),
+                "CPU": min(1.0, cpus / workers) if least is None else 1.0,
+                **({"GPU": 1} if config.parallel.use_gpu else {}),
             },
         ),
         run_config=run_config(
             name=CHECKPOINTS,
             **run_folder.place_for_ray(),
-            failure_config=FailureConfig(max_failures=config.max_failures),
+            failure_config=FailureConfig(max_failures=config.parallel.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             # What failed is said once, by what is raised here; Ray says it with a traceback of its own for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
@@ -181,12 +183,14 @@ def distributed_evaluations(
     folder.path.mkdir(parents=True)
     # The first worker may be on another node, or write to the very file on this one.
     lines, journal = folder.lines(METRICS), folder.path / (f"{METRICS}.seen" if folder.remote else METRICS)
-    config = dataclasses.replace(config, checkpoints=1)
+    config = config.with_options(checkpoints=1)
     # In a process of its own, so that it can be interrupted. Should it be killed instead, Ray Train looks for its
     # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
     cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
-    trained = task.remote(job.path, job.source, job.rule, dict(vars(config)), folder, left_out, storage_credentials())
+    trained = task.remote(
+        job.path, job.source, job.rule, option_values(config), folder, left_out, storage_credentials()
+    )
     try:
         seen, file, given, finished = 0, 0, 0, False
         while not finished:
@@ -201,7 +205,7 @@ def distributed_evaluations(
                 if "train_loss" not in entry.metrics:
                     continue
                 evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
-                if given < evaluation.epoch < config.epochs and not evaluation.ended_early:
+                if given < evaluation.epoch < config.schedule.epochs and not evaluation.ended_early:
                     given = evaluation.epoch
                     yield evaluation
         result = ray.get(trained)
@@ -229,7 +233,7 @@ def _last_evaluation(
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     job = job_from_source(path, source, rule)
     try:
-        trained = train_on_ray(job, job.job.config(**options), folder, None, None, left_out)
+        trained = train_on_ray(job, job.job.config.with_options(**options), folder, None, None, left_out)
     except InputError as error:
         return to_be_sent(error)
     except RunFailedError as error:

@@ -19,6 +19,7 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError, RunFailedError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
+from concord.options import option_values
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
@@ -122,40 +123,41 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
     started = time.perf_counter()
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    config = dataclasses.replace(config.resolved(), **resolved_paths(config))
+    config = config.resolved().with_options(**resolved_paths(config))
     check_cluster(config)
     checked = preflight(job, config)
     environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
     tags |= lineage.tags if lineage else {}
     # Which environments meet at a step depends on the processes, if a step takes some of them.
-    placement = RUNTIME_OPTIONS - ({"workers"} if config.environments_per_step else set())
+    placement = RUNTIME_OPTIONS - ({"workers"} if config.data.environments_per_step else set())
     experiment = lineage.experiment if lineage else None
     with (
-        reserved_run(job.name, config, config.method, placement=placement) as reserved,
+        reserved_run(job.name, config, config.method, placement=placement, defaults=job.job.config) as reserved,
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
         if reserved.report is not None:
             return already_finished(reserved, reserved.report, info)
-        name, config = reserved.name, dataclasses.replace(config, name=reserved.name)
+        name, config = reserved.name, config.with_options(name=reserved.name)
         progress.waiting("starting Ray")
         dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
         with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
-            info(f"run {name}: {len(environments.train)} environments, {config.workers} workers, {config.method}")
+            workers = config.parallel.workers
+            info(f"run {name}: {len(environments.train)} environments, {workers} workers, {config.method}")
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             if not opened.resumed:
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
-            with progress.training(store, run_id, config.epochs):
+            with progress.training(store, run_id, config.schedule.epochs):
                 trained = train_on_ray(job, config, kept, store.uri, run_id)
             session.close()  # Ray's processes are not needed for the rest
             end = trained.outcome.metrics
             if end.get("spread_reached") == 0:
                 info(
-                    f"--stop-spread {config.stop_spread}: never reached; the model of epoch {end['kept_epoch']:.0f} is "
-                    f"kept, with the least spread, {end['held_out_spread']:.4g}"
+                    f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
+                    f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
                 )
             progress.waiting("drawing figures, registering the model")
             report = _finished(job, config, store, run_id, name, kept, trained, checked, info, lineage)
@@ -185,7 +187,7 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     Raises:
         InputError: the storage of --output or --data-dir cannot be reached.
     """
-    paths = {key: resolve(value) for key, value in vars(config).items() if isinstance(value, Path)}
+    paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
     for option in ("output", "data_dir"):
         if option in paths:
             require_reachable(option.replace("_", "-"), paths[option])
@@ -274,7 +276,7 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
     name = environments.train[0]
     with _blamed(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    split_held_out(first, config.held_out, config.seed)
+    split_held_out(first, config.data.held_out, config.run.seed)
     with _blamed(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
@@ -379,26 +381,29 @@ def _reported(
     config: TrainConfig, environments: Environments, measures: Mapping[str, Mode | None]
 ) -> dict[str, Mode | None]:
     """What training will report, and whether large or small is good."""
-    held_out = ["held_out", "validation"] if config.held_out > 0 else []
+    held_out = ["held_out", "validation"] if config.data.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
     reported = {f"{split}_{measure}": mode for split in splits for measure, mode in measures.items()}
-    spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.held_out > 0 else {}
+    spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.data.held_out > 0 else {}
     worst = {f"worst_{name}": mode for name, mode in reported.items() if mode is not None}
     return {**reported, **worst, **spread, "kept_fraction": None}
 
 
 def _check_gpus(config: TrainConfig) -> None:
     """Refuse GPUs that this machine does not have, if Ray is to start here, before it takes its seconds to start."""
-    if not config.use_gpu:
+    if not config.parallel.use_gpu:
         return
     import ray
 
     if ray.is_initialized():
         check_resources(config)
-    elif not (config.address or os.environ.get("RAY_ADDRESS")) and config.workers > torch.cuda.device_count():
+    elif (
+        not (config.run.address or os.environ.get("RAY_ADDRESS"))
+        and config.parallel.workers > torch.cuda.device_count()
+    ):
         found = torch.cuda.device_count()
-        raise InputError(f"--use-gpu: {config.workers} workers want a GPU each; this machine has {found}")
+        raise InputError(f"--use-gpu: {config.parallel.workers} workers want a GPU each; this machine has {found}")
 
 
 @contextlib.contextmanager
@@ -445,7 +450,7 @@ def _finished(
             info(_NOT_A_MODEL)
         else:
             uri = log_model(store, run_id, model, checked.example)
-        if config.register and uri is not None:
+        if config.run.register and uri is not None:
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, job.name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"
@@ -454,7 +459,7 @@ def _finished(
         name=name,
         run_id=run_id,
         seconds=0.0,
-        model=uri if registered or not config.register else None,
+        model=uri if registered or not config.run.register else None,
         registered=registered,
         kept=kept,
         figures=figures,

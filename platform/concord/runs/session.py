@@ -10,6 +10,7 @@ from typing import Any
 
 from concord import logs
 from concord.errors import InputError
+from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
 from concord.runs.ray_agents import ended_with_driver
@@ -42,7 +43,7 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows what a job prints twice
-    if getattr(config, "min_workers", None) is not None:
+    if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
     import ray
 
@@ -109,7 +110,7 @@ def check_resources(config: RunConfig) -> None:
 
 def check_min_workers(config: RunConfig, cpus: float) -> None:
     """Refuse more than there are CPUs (InputError)."""
-    least = getattr(config, "min_workers", None)
+    least = option_values(config).get("min_workers")
     if least is not None and least > cpus:
         raise InputError(f"--min-workers {least}: each takes a CPU; the Ray cluster has {cpus:g}")
 
@@ -119,7 +120,7 @@ def _check_shared_storage(config: RunConfig) -> None:
     import ray
 
     nodes = sum(node["Alive"] for node in ray.nodes())
-    uri = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
+    uri = config.run.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
     if nodes > 1 and uri.startswith("sqlite"):
         raise InputError(
             f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "

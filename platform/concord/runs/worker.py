@@ -106,7 +106,7 @@ def work(loop_config: dict[str, Any]) -> dict[str, Any]:
         file = job_from_source(assignment.path, assignment.source, assignment.rule)
         job, name = file.job, file.name
         folder = fetched_checkpoint(assignment.folder, checkpoint) if checkpoint else None
-        config = job.config(**assignment.options)
+        config = job.config.with_options(**assignment.options)
 
         def load() -> WorkerData:
             prepared = prepare(job, config, place, assignment.left_out)
@@ -173,7 +173,7 @@ def _watched(assignment: WorkerSpec, job: str, config: TrainConfig, place: Proce
     if assignment.run_id is None:  # one of a study's many trials
         yield so_far
         return
-    labels = {"run": str(config.name), "concord_job": job, "method": config.method, "rank": str(place.rank)}
+    labels = {"run": str(config.run.name), "concord_job": job, "method": config.method, "rank": str(place.rank)}
     with Published(RUN_METRICS, labels, RunSamples(so_far, first=place.rank == 0)):
         yield so_far
 

@@ -1,6 +1,5 @@
 """Tasks on Ray Tune: as many at a time as there is room for, in processes that go from one to the next."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneCo
 from ray.tune.search import Searcher
 
 from concord.errors import InputError
+from concord.options import option_values
 from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.options import StudyOptions
@@ -71,7 +71,7 @@ def nodes_to_be(config: TrainConfig) -> list[Node]:
     """What the cluster that a study would use has, by node; if Ray would be started here, this machine."""
     if ray.is_initialized():
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if config.address or os.environ.get("RAY_ADDRESS"):
+    if config.run.address or os.environ.get("RAY_ADDRESS"):
         return []  # not known before it is connected to
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
@@ -84,12 +84,12 @@ def room(options: StudyOptions, config: TrainConfig, nodes: Sequence[Node]) -> R
     """
     cores = [node.get("CPU", 0.0) for node in nodes]
     cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
-    if config.use_gpu and gpus == 0:
+    if config.parallel.use_gpu and gpus == 0:
         raise InputError("--use-gpu: the Ray cluster has no GPU")
-    if config.workers > 1:  # the process of the trial only looks on, while its workers train
-        most = int((gpus if config.use_gpu else max(cpus, config.workers)) // config.workers)
-        what = f"{config.workers} workers each"
-    elif config.use_gpu:
+    if config.parallel.workers > 1:  # the process of the trial only looks on, while its workers train
+        most = int((gpus if config.parallel.use_gpu else max(cpus, config.parallel.workers)) // config.parallel.workers)
+        what = f"{config.parallel.workers} workers each"
+    elif config.parallel.use_gpu:
         whole = options.gpus_per_trial
         most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
         most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
@@ -102,13 +102,13 @@ def room(options: StudyOptions, config: TrainConfig, nodes: Sequence[Node]) -> R
             f"{gpus:g} GPUs, enough for {most}"
         )
     concurrent = options.concurrent or most
-    if config.workers > 1:
+    if config.parallel.workers > 1:
         return Room(concurrent, 0.0, 0.0)
     # A trial's process fits on one node.
     share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
     while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
-    return Room(concurrent, share, options.gpus_per_trial if config.use_gpu else 0.0)
+    return Room(concurrent, share, options.gpus_per_trial if config.parallel.use_gpu else 0.0)
 
 
 def _fitting(gpus: float, each: float) -> int:
@@ -331,8 +331,5 @@ def _nothing() -> None:
 
 def overrides(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
     """The options in which a trial's configuration differs from the one that all start from."""
-    return {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(base, field.name)
-    }
+    there = option_values(base)
+    return {name: value for name, value in option_values(config).items() if value != there[name]}

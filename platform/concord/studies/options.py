@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from concord.errors import InputError
+from concord.options import OptionGroup, flag_of, options_of
 from concord.training import TrainConfig
 from concord.training.evaluation import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
-# What a study has of its own and passes on to the run of its winner.
-_OF_RUNS_TOO = frozenset({"register"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class StudyOptions(OptionGroup):
     """One study; the same --name continues it. Options of the job given here are fixed: they leave the space."""
 
     # fmt: off
@@ -66,11 +65,9 @@ class StudyOptions:
     """Runs of the best configuration with new seeds; 0 does none."""
     top: int = 5
     """Rows of the table of the best trials."""
-    register: bool = True
-    """Train the winner once more, with a checkpointed and tracked run, and register its model."""
     # fmt: on
 
-    def check_study(self) -> None:
+    def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
         for option, least in (
             ("trials", 1),
@@ -84,7 +81,7 @@ class StudyOptions:
         ):
             if getattr(self, option) < least:
                 said = "must not be negative" if least == 0 else f"must be at least {least}"
-                raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: {said}")
+                raise InputError(f"{flag_of(option)} {getattr(self, option)}: {said}")
         if self.gpus_per_trial <= 0:
             raise InputError(f"--gpus-per-trial {self.gpus_per_trial}: must be above 0")
         if self.selection == "leave-one-out" and self.scheduler != "none":
@@ -96,33 +93,33 @@ class StudyOptions:
             raise InputError("--folds 1: leave out at least two environments in turn, or 0 for every one")
 
 
-def options_for(config: type[TrainConfig], methods: Sequence[str] = ()) -> type[Any]:
-    """The study's options and a job's in one dataclass, whose docstring names the job's own methods.
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(OptionGroup):
+    """The options of ``concord tune``: the study's, and those that every trial starts from."""
+
+    study: StudyOptions
+    config: TrainConfig
+
+
+def options_for(config: TrainConfig, methods: Sequence[str] = ()) -> TuneOptions:
+    """The study's options and a job's, at their defaults; the class's docstring names the job's own methods.
 
     Raises:
         InputError: the job has an option that means something else here.
     """
-    study = {field.name for field in dataclasses.fields(StudyOptions)}
-    for field in dataclasses.fields(config):
-        if field.name in study and field.name not in _OF_RUNS_TOO:
-            raise InputError(f"job option --{field.name.replace('_', '-')}: also an option of concord tune; rename it")
-    options = combined(StudyOptions, config)
-    if methods:
-        options.__doc__ = f"{StudyOptions.__doc__} Methods of this job: {', '.join(methods)}."
-    return options
+    for name in options_of(StudyOptions).keys() & options_of(type(config)).keys():
+        raise InputError(f"job option {flag_of(name)}: also an option of concord tune; rename it")
+    named = f" Methods of this job: {', '.join(methods)}." if methods else ""
+    fields = [("study", StudyOptions), ("config", type(config))]
+    namespace = {"__doc__": f"{StudyOptions.__doc__}{named}"}
+    kind = dataclasses.make_dataclass(
+        "TuneOptions", fields, bases=(TuneOptions,), namespace=namespace, frozen=True, kw_only=True
+    )
+    made: TuneOptions = kind(study=StudyOptions(), config=config)
+    return made
 
 
 def combined(first: type[Any], second: type[Any]) -> type[Any]:
     """A dataclass with the options of both; what it says of itself, and a default of both, is the first's."""
     both = type(f"{first.__name__}And{second.__name__}", (first, second), {"__doc__": first.__doc__})
     return dataclass(frozen=True, kw_only=True)(both)
-
-
-def study_part(options: Any) -> StudyOptions:
-    """The study's options alone."""
-    return StudyOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(StudyOptions)})
-
-
-def config_part(options: Any, config: type[TrainConfig]) -> TrainConfig:
-    """The job's configuration alone."""
-    return config(**{field.name: getattr(options, field.name) for field in dataclasses.fields(config) if field.init})

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from concord.errors import InputError
+from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
 from concord.runs.folder import recorded_config, require_same_sources, require_secrets
 from concord.runs.run import Checked, preflight, resolved_paths
 from concord.space import Point, Space
 from concord.storage import Folder, StorageError
 from concord.studies.journal import STUDY, read_study
-from concord.studies.options import StudyOptions, config_part, study_part
+from concord.studies.options import StudyOptions
 from concord.studies.search import Search
 from concord.studies.selection import Criterion, check_metric, chosen_mode
 from concord.studies.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
@@ -79,7 +80,7 @@ class Plan:
     @property
     def kept(self) -> Folder:
         """Where it is kept."""
-        return study_folder(self.base.output, self.name)
+        return study_folder(self.base.run.output, self.name)
 
     @property
     def folder(self) -> Path:
@@ -100,7 +101,7 @@ class Plan:
     def search(self) -> Search:
         """A search that has observed nothing yet."""
         options = self.options
-        return Search(self.space, options.search, self.base.seed, self.first, options.startup)
+        return Search(self.space, options.search, self.base.run.seed, self.first, options.startup)
 
     def identity(self) -> dict[str, Any]:
         """What must not change when the study continues, as JSON."""
@@ -171,22 +172,23 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     Raises:
         InputError: something cannot be used, or does not fit the study of this name.
     """
-    study_options, base = study_part(options), config_part(options, job.job.config)
-    study_options.check_study()
+    study_options, base = options.study, options.config
+    study_options.check()
     base.check()
-    if base.resume:
+    if base.run.resume:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
-    if base.min_workers is not None:
-        raise InputError(f"--min-workers {base.min_workers}: a trial that lost its workers runs again; leave it out")
-    base = dataclasses.replace(base, **resolved_paths(base))
+    if base.parallel.min_workers is not None:
+        raise InputError(
+            f"--min-workers {base.parallel.min_workers}: a trial that lost its workers runs again; leave it out"
+        )
+    base = base.with_options(**resolved_paths(base))
     method, study = chosen_study(job.job.studies, study_options, base)
     if "selection" not in given:
         study_options = dataclasses.replace(study_options, selection=study.selection)
-        study_options.check_study()
-    name = base.name or _new_name(job, method, base.output)
-    base = dataclasses.replace(base, name=None)
-    fields = {field.name for field in dataclasses.fields(base)}
-    space = study_space(study.space, study_options, given & fields, base)
+        study_options.check()
+    name = base.run.name or _new_name(job, method, base.run.output)
+    base = base.with_options(name=None)
+    space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
     checked = preflight(job, base)
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
@@ -224,8 +226,10 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         stop_rule=stop_rule,
         suggested=suggested,
         own=None if alone else own_point(space, base),
-        folds=_drawn(train, study_options.folds or len(train), base.seed) if leave_out else (),
-        shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.seed) if len(train) > 1 else (),
+        folds=_drawn(train, study_options.folds or len(train), base.run.seed) if leave_out else (),
+        shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.run.seed)
+        if len(train) > 1
+        else (),
         trials=study_options.trials,
         checked=checked,
     )

@@ -12,6 +12,7 @@ from concord.analysis.figures import save
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.options import option_values
 from concord.runs.folder import restored_config
 from concord.studies.journal import STUDY, read_study
 from concord.studies.plan import studies_folder
@@ -108,12 +109,12 @@ class FinishedTrial(Generic[Config]):
     data: str | None = None
 
 
-def load_trials(job: str, config: type[Config], output: Path) -> list[FinishedTrial[Config]]:
+def load_trials(job: str, config: Config, output: Path) -> list[FinishedTrial[Config]]:
     """The finished trials of all studies of a job, those of the oldest study first.
 
     Args:
         job: its name.
-        config: the class of its options.
+        config: its options, at their defaults.
         output: the folder with the studies.
     """
     found: list[FinishedTrial[Config]] = []
@@ -139,11 +140,11 @@ def comparable_trials(
         wanted: options that the newest has to have; None is any value.
     """
     wanted = {name: value for name, value in wanted.items() if value is not None}
-    possible = [trial for trial in trials if all(getattr(trial.config, name) == wanted[name] for name in wanted)]
+    possible = [trial for trial in trials if wanted.items() <= option_values(trial.config).items()]
     ignored = {*differing, "seed", *RUNTIME_OPTIONS}
 
     def settings(trial: FinishedTrial[Config]) -> dict[str, object]:
-        of_config = {name: value for name, value in vars(trial.config).items() if name not in ignored}
+        of_config = {name: value for name, value in option_values(trial.config).items() if name not in ignored}
         return {**of_config, "": trial.data}
 
     return [trial for trial in possible if settings(trial) == settings(possible[-1])]

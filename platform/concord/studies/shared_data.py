@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.tree import merged
+from concord.options import OptionGroup, option_values, options_of
 from concord.training import Job, ProcessContext, TrainConfig
 from concord.training.loop import WorkerData, prepare
 
@@ -46,7 +47,7 @@ class SharedData:
 
     def fits(self, config: TrainConfig) -> bool:
         """Whether these are the data of this configuration, too."""
-        return all(getattr(config, name) == value for name, value in self.options.items())
+        return self.options.items() <= option_values(config).items()
 
     def prepared(self) -> WorkerData:
         """The data, without copying them; to be called on the node that uses them."""
@@ -85,7 +86,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     names = prepared.environments
     return SharedData(
-        options={name: getattr(config, name) for name in depends if name != "workers"},
+        options={name: value for name, value in option_values(config).items() if name in depends - {"workers"}},
         train=names.train,
         validation=names.validation,
         test=names.test,
@@ -110,24 +111,30 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
 
 def recording(config: Config) -> tuple[Config, set[str]]:
     """The same configuration, and the set of the options that were read from it so far."""
-    kind = type(config)
-    options = {field.name for field in dataclasses.fields(config)}
-    # What the configuration made of its options, of any of them.
-    derived = [name for name in getattr(config, "__dict__", ()) if name not in options]
     reads: set[str] = set()
+    return _recording(config, reads), reads
+
+
+def _recording(group: Any, reads: set[str]) -> Any:
+    kind = type(group)
+    fields = {field.name for field in dataclasses.fields(group)}
+    groups = {name for name in fields if isinstance(getattr(group, name), OptionGroup)}
+    # What the group made of its options, of any of them.
+    derived = [name for name in getattr(group, "__dict__", ()) if name not in fields]
 
     def read(self: Any, name: str) -> Any:
-        if name in options:
+        if name in fields - groups:
             reads.add(name)
         elif name == "__dict__" or name in derived:
-            reads.update(options)
+            reads.update(options_of(kind))
         return super(recorder, self).__getattribute__(name)
 
     recorder: Any = type(kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__})
-    copy: Config = object.__new__(recorder)
-    for name in [*(field.name for field in dataclasses.fields(config)), *derived]:
-        object.__setattr__(copy, name, getattr(config, name))
-    return copy, reads
+    copy = object.__new__(recorder)
+    for name in [*fields, *derived]:
+        value = getattr(group, name)
+        object.__setattr__(copy, name, _recording(value, reads) if name in groups else value)
+    return copy
 
 
 def _put(environments: Sequence[Environment]) -> _Part:

@@ -1,13 +1,12 @@
 """Which space a study searches: the job's, one for every job, a file's, with what the command line says over it."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from concord.errors import InputError, as_option
+from concord.options import did_you_mean, fits, kind_of, option_values, options_of
 from concord.redaction import is_secret
 from concord.space import (
     Choice,
@@ -54,8 +53,10 @@ def wide(config: TrainConfig) -> Space:  # noqa: ARG001
 def derived(config: TrainConfig) -> Space:
     """A space around a configuration: learning rate, batch size, penalty, and the mask's options where it masks."""
     entries: dict[str, Entry] = {
-        "lr": LogUniform(config.lr / 30, config.lr * 30),
-        "batch_size": Choice(*sorted({max(1, config.batch_size // 2), config.batch_size, config.batch_size * 2})),
+        "lr": LogUniform(config.optimizer.lr / 30, config.optimizer.lr * 30),
+        "batch_size": Choice(
+            *sorted({max(1, config.data.batch_size // 2), config.data.batch_size, config.data.batch_size * 2})
+        ),
         "penalty": OneOf(
             {
                 "none": {"l1": 0.0, "l2": 0.0},
@@ -100,7 +101,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
     """
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
-    hints = get_type_hints(type(base))
+    hints = {name: option.hint for name, option in options_of(type(base)).items()}
     for text in options.vary:
         name, equals, domain = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
@@ -123,16 +124,15 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: T
 
 def config_at(base: Config, space: Space, point: Point) -> Config:
     """The configuration of a trial."""
-    known = {field.name for field in dataclasses.fields(base)}
-    values: dict[str, Any] = {**space.fixed(point), **point}
-    return dataclasses.replace(base, **{name: value for name, value in values.items() if name in known})
+    known, values = options_of(type(base)), {**space.fixed(point), **point}
+    return base.with_options(**{name: value for name, value in values.items() if name in known})
 
 
 def resolved_at(base: TrainConfig, space: Space, point: Point) -> Point:
     """What the options that a trial uses stand for, where they leave it to others, as ``auto`` does."""
     asked = config_at(base, space, point)
-    resolved = asked.resolved()
-    changed = {name: value for name, value in vars(resolved).items() if value != vars(asked)[name]}
+    resolved, values = asked.resolved(), option_values(asked)
+    changed = {name: value for name, value in option_values(resolved).items() if value != values[name]}
     left_out = resolved.unused()
     return {name: _plainly(value) for name, value in changed.items() if name not in left_out and not is_secret(name)}
 
@@ -184,7 +184,7 @@ def own_point(space: Space, base: TrainConfig) -> OwnPoint | None:
 
 
 def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: OwnPoint) -> OwnPoint:
-    options = {field.name for field in dataclasses.fields(base)}
+    options = options_of(type(base))
     for name, entry in entries.items():
         point, moved = so_far.point, so_far.moved
         config = config_at(base, space, point)
@@ -201,9 +201,9 @@ def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: 
         if not isinstance(entry, _VARIED):
             continue
         domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
-        wanted = getattr(config, name)
+        wanted = option_values(config)[name]
         if not contains(domain, wanted):
-            wanted = getattr(config.resolved(), name)
+            wanted = option_values(config.resolved())[name]
         value = _nearest(domain, wanted)
         missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
         so_far = OwnPoint({**point, name: value}, {**moved, **missing})
@@ -214,10 +214,11 @@ def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: 
 
 def _with_fixed(branch: Mapping[str, Entry], config: TrainConfig, own: OwnPoint) -> OwnPoint:
     """The point in this branch, with the settings noted that it fixes to something else."""
+    values = option_values(config)
     other = {
-        name: _plainly(getattr(config, name))
+        name: _plainly(values[name])
         for name, entry in branch.items()
-        if not isinstance(entry, _VARIED) and getattr(config, name, entry) != entry
+        if not isinstance(entry, _VARIED) and values.get(name, entry) != entry
     }
     return OwnPoint(own.point, {**own.moved, **other})
 
@@ -299,28 +300,28 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
 
 def _check_against(space: Space, base: TrainConfig) -> None:
     """Refuse names and values that the job's configuration does not take (InputError)."""
-    hints = get_type_hints(type(base))
+    hints = {name: option.hint for name, option in options_of(type(base)).items()}
     # What is fixed holds in every trial: a value may be right only beside another.
     fixed = {
         name: value
         for name, value in space.entries.items()
-        if name in hints and not isinstance(value, _VARIED) and _fits(value, hints[name])
+        if name in hints and not isinstance(value, _VARIED) and fits(value, hints[name])
     }
     base = config_at(base, Space(fixed), {})
     for name, entry in _plain(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
                 continue  # a switch
-            known = ", ".join(sorted(field.name for field in dataclasses.fields(base)))
-            raise InputError(f"space: {name}: the job has no such option; it has {known}")
+            near = did_you_mean(name, hints) or f"; it has {', '.join(sorted(hints))}"
+            raise InputError(f"space: {name}: the job has no such option{near}")
         if name in RUNTIME_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
             raise InputError(f"space: {name}: says how or by what a trial is judged; it cannot be varied")
         values = _extremes(entry)
         for value in values:
-            if not _fits(value, hints[name]):
-                raise InputError(f"space: {name} {value}: must be {_kind(hints[name])}")
+            if not fits(value, hints[name]):
+                raise InputError(f"space: {name} {value}: must be {kind_of(hints[name])}")
             try:
-                dataclasses.replace(base, **{name: value}).check()
+                base.with_options(**{name: value}).check()
             except InputError as error:
                 raise InputError(f"space: {as_option(error)}") from error
 
@@ -357,35 +358,6 @@ def _extremes(entry: Entry) -> list[Any]:
     if isinstance(entry, (Uniform, LogUniform, Integers)):
         return [entry.low, entry.high]
     return [entry]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
-    if hint is type(None):
-        return value is None
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, str)
-    if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        if isinstance(value, tuple) and kinds[1:] == (...,):
-            kinds = kinds[:1] * len(value)
-        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
-    return True  # a type of the job's own
-
-
-def _kind(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
 def domain_of(space: Space, name: str) -> list[Domain]:

@@ -10,6 +10,7 @@ from typing import Any
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.options import option_values
 from concord.runs.dashboard import described
 from concord.runs.folder import RECORD, Lineage, run_folder, run_tags
 from concord.runs.live_metrics import Published
@@ -50,12 +51,12 @@ def run_study(plan: Plan, info: Info) -> StudyResult:
     logs.bind_context(study=plan.name, job=plan.job.name)
     if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
         room(plan.options, base, there)
-    store = Store.open(base.output, base.tracking_uri)
+    store = Store.open(base.run.output, base.run.tracking_uri)
     if (record := kept_study(plan.kept)) is not None:
         before = record["store"]
         if before != redact(store.uri):
             raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
-    with sigterm_as_interrupt(), ray_session(dataclasses.replace(base, workers=1)) as dashboard:
+    with sigterm_as_interrupt(), ray_session(base.with_options(workers=1)) as dashboard:
         where = room(plan.options, base, nodes_to_be(base))
         plan.kept.make()
         with journals.opened(plan.kept) as journal:
@@ -94,7 +95,8 @@ def _create(plan: Plan, kept: Folder, store: Store) -> None:
     }
     parameters = {
         **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
-        "seed": plan.base.seed,
+        "seed": plan.base.run.seed,
+        "register": plan.base.run.register,
         "metric": plan.criterion.metric,
         "mode": plan.criterion.mode,
         "stop_when": plan.stop_rule,
@@ -174,7 +176,9 @@ class _Study:
         plan = self.plan
         done = len(self.journal.results("trial"))
         job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-        output = "" if plan.base.output == resolve(DEFAULT_OUTPUT) else f" --output {display_path(plan.base.output)}"
+        output = (
+            "" if plan.base.run.output == resolve(DEFAULT_OUTPUT) else f" --output {display_path(plan.base.run.output)}"
+        )
         return StoppedError(
             f"stopped after {done} of {plan.trials} trials; continue with concord tune {job} --name {plan.name}{output}"
         )
@@ -217,14 +221,14 @@ class _Study:
         if not ranked:
             raise RunFailedError(f"no trial of {len(finished)} has a finite {plan.criterion.metric}")
         winner = ranked[0][0]
-        seeds = range(plan.base.seed + 1, plan.base.seed + 1 + plan.options.reruns)
+        seeds = range(plan.base.run.seed + 1, plan.base.run.seed + 1 + plan.options.reruns)
         self._execute(
             [
                 *self._shortlist([task for task, _ in ranked[: plan.options.shortlist]]),
                 *(self._task("seed", winner.trial, winner.point, seed=seed) for seed in seeds),
             ]
         )
-        if plan.options.register:
+        if plan.base.run.register:
             self._register(winner)
         write_results(self.result(), self.store, self.run_id, self.info)
         self.kept.keep(FIGURES, TABLE, SUMMARY)
@@ -265,7 +269,7 @@ class _Study:
                 stopping,
                 ended,
                 plan.criterion.score,
-                lambda task: config_at(plan.base, plan.space, task.point).resolved().epochs,
+                lambda task: config_at(plan.base, plan.space, task.point).resolved().schedule.epochs,
             )
         interruption = Interruption(60 * plan.options.max_minutes)
         progress = StudyProgress("trials", plan.trials, plan.criterion, self.info)
@@ -311,14 +315,14 @@ class _Study:
         progress: StudyProgress,
     ) -> None:
         plan = self.plan
-        if self.shared is None and plan.base.workers == 1:
+        if self.shared is None and plan.base.parallel.workers == 1:
             varied = {located.name for located in plan.space.varied()}
             self.shared = share_data(plan.job.job, plan.base.resolved(), varied)
         assignment = TrialSpecCommon(
             plan.job.path,
             plan.job.source,
             plan.job.rule,
-            dict(vars(plan.base)),
+            option_values(plan.base),
             plan.criterion,
             plan.modes,
             stop_rule,
@@ -327,15 +331,15 @@ class _Study:
             self.kept / _DISTRIBUTED,
         )
         with progress:
-            execute(source, assignment, self.where, stopping, interruption, self.kept, plan.base.max_failures)
+            execute(source, assignment, self.where, stopping, interruption, self.kept, plan.base.parallel.max_failures)
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 
     def _register(self, winner: TrialSpec) -> None:
         plan = self.plan
         name = f"{plan.name}-winner-{winner.trial}"
-        begun = RECORD in run_folder(plan.base.output, name).names()
-        config = dataclasses.replace(config_at(plan.base, plan.space, winner.point), name=name, resume=begun)
+        begun = RECORD in run_folder(plan.base.run.output, name).names()
+        config = config_at(plan.base, plan.space, winner.point).with_options(name=name, resume=begun)
         looked_at = plan.options.selection + (" (oracle)" if plan.looks_at_test else "")
         lineage = Lineage(
             experiment(plan.job.name),
@@ -344,7 +348,7 @@ class _Study:
                 "concord.study": plan.name,
                 "concord.trial": str(winner.trial),
                 "concord.method": plan.method,
-                "concord.seed": str(config.seed),
+                "concord.seed": str(config.run.seed),
                 "concord.selection": looked_at,
             },
         )
@@ -364,9 +368,9 @@ class _Study:
         plan = self.plan
         config = config_at(plan.base, plan.space, task.point)
         if task.seed is not None:
-            config = dataclasses.replace(config, seed=task.seed)
+            config = config.with_options(seed=task.seed)
         if not task.whole:
-            config = dataclasses.replace(config, evaluations=1)
+            config = config.with_options(evaluations=1)
         return overrides(plan.base, config)
 
     def _track_begin(self, task: TrialSpec, began: float) -> None:

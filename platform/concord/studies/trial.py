@@ -133,7 +133,7 @@ class TrialProcess(Trainable):
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
         if self._job is None:
             self._job = job_from_source(self._assignment.path, self._assignment.source, self._assignment.rule)
-        asked: TrainConfig = self._job.job.config(**(self._assignment.options | task["options"]))
+        asked: TrainConfig = self._job.job.config.with_options(**(self._assignment.options | task["options"]))
         asked.check()
         config = asked.resolved()
         rule = self._assignment.stop_rule
@@ -151,9 +151,9 @@ class TrialProcess(Trainable):
                 stopped = str(rule) if rule.holds(metrics) else None
                 last = stopped is not None
                 if len(parts) == 1 and not last:
-                    last = evaluation.ended_early or epoch == config.epochs
-                    stopped = f"held_out_spread < {config.stop_spread:g}" if evaluation.ended_early else None
-                percent = 100 * epoch / config.epochs / len(parts)
+                    last = evaluation.ended_early or epoch == config.schedule.epochs
+                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if evaluation.ended_early else None
+                percent = 100 * epoch / config.schedule.epochs / len(parts)
                 yield Report(epoch, step, percent, metrics, last, stopped)
                 if last:
                     return
@@ -174,14 +174,14 @@ class TrialProcess(Trainable):
 
     def _evaluations(self, config: TrainConfig, left_out: str | None) -> Iterator[Evaluation]:
         assert self._job is not None
-        if config.workers > 1:
+        if config.parallel.workers > 1:
             folder = self._assignment.folder / f"{self.trial_id}-{time.monotonic_ns()}"
             try:
                 yield from distributed_evaluations(self._job, config, folder, left_out)
             finally:
                 folder.delete()
             return
-        device = torch.device("cuda" if config.use_gpu else "cpu")
+        device = torch.device("cuda" if config.parallel.use_gpu else "cpu")
         place = ProcessContext(device=device)
         load = functools.partial(self._data, config, place, left_out)
         yield from training(self._job.job, config, place, Silent(), load=load)

@@ -12,6 +12,7 @@ from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
+from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.evaluation import Measure, Mode, PerExample
@@ -40,7 +41,8 @@ class Job(Generic[Config]):
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
             weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
-        config: the options; derive from :class:`TrainConfig` to add or change some.
+        config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
+            :class:`TrainConfig` to add some. A class means its defaults.
         measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
             does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
@@ -64,7 +66,7 @@ class Job(Generic[Config]):
     environments: Callable[[Config], Environments]
     model: Callable[[Config], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    config: type[Config] = TrainConfig  # type: ignore[assignment]
+    config: Config = field(default_factory=TrainConfig)  # type: ignore[assignment]
     measures: Mapping[str, Measure | PerExample] | None = None
     criterion: str | None = None
     mode: Mode | None = None
@@ -79,6 +81,7 @@ class Job(Generic[Config]):
     risk: Risk | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        _make_defaults(self)
         if (self.loss is None) == (self.risk is None):
             raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
         if callable(self.risk) and as_risk(self.risk) is not self.risk:
@@ -145,17 +148,28 @@ class CustomJob(Generic[OwnConfig]):
     Attributes:
         run: does the whole run, tracked, and gives the finished run that ``concord train`` shows; its arguments are
             the job's file, the options, and a function that prints a line of progress.
-        config: the options; derive from :class:`~concord.training.options.RunConfig`.
+        config: the options at their defaults; derive from :class:`~concord.training.options.RunConfig`.
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
     """
 
     run: Callable[["JobFile", OwnConfig, Callable[[str], None]], Any]
-    config: type[OwnConfig]
+    config: OwnConfig
     name: str | None = None
     reproduces: str = ""
     report: "Report | None" = None
+
+    def __post_init__(self) -> None:
+        _make_defaults(self)
+
+
+def _make_defaults(job: Any) -> None:
+    """Of a class of options make its defaults, and refuse two options of one name (InputError)."""
+    if isinstance(job.config, type) and issubclass(job.config, RunConfig):
+        object.__setattr__(job, "config", defaults_of(job.config))
+    if isinstance(job.config, RunConfig):
+        options_of(type(job.config))
 
 
 @dataclass(frozen=True)
@@ -249,8 +263,8 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
         if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
             raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
     kind = RunConfig if isinstance(job, CustomJob) else TrainConfig
-    if not (isinstance(job.config, type) and issubclass(job.config, kind)):
-        raise InputError(f"job {path}: config is {job.config!r}; expected a class derived from {kind.__name__}")
+    if not isinstance(job.config, kind):
+        raise InputError(f"job {path}: config is {job.config!r}; expected an instance of a class from {kind.__name__}")
     _check_measures(job, path)
     studies = {} if isinstance(job, CustomJob) else job.studies
     if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):

@@ -88,11 +88,11 @@ def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
 
 def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
     """The job's model, its first weights drawn from the run's seed."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.run.seed)
     model = job.model(config)
-    if config.objective == "dann":
-        domains = len(job.environments(config).train)
-        return DomainAdversarial(model, domains, config.domain_units, config.representation)
+    if config.objective.objective == "dann":
+        domains, dann = len(job.environments(config).train), config.objective.dann
+        return DomainAdversarial(model, domains, dann.domain_units, dann.representation)
     return model
 
 
@@ -139,8 +139,8 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
         environments = environments.leaving_out(left_out)
     check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
-    own = environments.train if config.per_example else share(environments.train, place)
-    training = [split_held_out(e, config.held_out, config.seed) for e in environments.load(own)]
+    own = environments.train if config.aggregation.per_example else share(environments.train, place)
+    training = [split_held_out(e, config.data.held_out, config.run.seed) for e in environments.load(own)]
     names = share(environments.validation + environments.test + environments.observed, place)
     eval_only = [(name, environments[name]) for name in names]
     return WorkerData(environments, training, eval_only)
@@ -168,7 +168,7 @@ def train(
 
     Raises:
         InputError: the data or the checkpoint do not fit; raised in every process.
-        NonFiniteGradientError: see ``config.nonfinite``; raised in every process.
+        NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
     evaluations = training(job, config, place, reporter, resume_from, load, so_far)
     while True:
@@ -197,28 +197,29 @@ def training(
         if resume_from
         else Progress()
     )
+    schedule = config.schedule
     stopping: SpreadStopping | None = None
-    if config.stop_spread > 0:
-        stopping = SpreadStopping(config.stop_spread, math.ceil(config.stop_from * config.epochs))
+    if schedule.stop_spread > 0:
+        stopping = SpreadStopping(schedule.stop_spread, math.ceil(schedule.stop_from * schedule.epochs))
         if resume_from:
             stopping.read(resume_from)
     run.vectorize_as(progress.vectorize)
     if resume_from and place.rank == 0:
         reporter.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
-    every = math.ceil(config.epochs * run.steps_per_epoch / _LOGGED_STEPS)
-    evaluate_after = _spread(config.evaluations, config.epochs)
-    checkpoint_after = _spread(config.checkpoints, config.epochs)
+    every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
+    evaluate_after = _spread(schedule.evaluations, schedule.epochs)
+    checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
     started = time.perf_counter() - progress.seconds
-    while progress.epoch < config.epochs and not progress.ended:
+    while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
         progress.skipped += steps.skipped
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
-        if config.min_workers is not None:  # then their number may change
+        if config.parallel.min_workers is not None:  # then their number may change
             metrics["workers"] = float(place.world_size)
         step = progress.epoch * run.steps_per_epoch
-        evaluated, last = progress.epoch in evaluate_after, progress.epoch == config.epochs
+        evaluated, last = progress.epoch in evaluate_after, progress.epoch == schedule.epochs
         if evaluated:
             metrics |= run.evaluate(step)
             if stopping is not None:
@@ -234,7 +235,7 @@ def training(
             run.so_far.evaluated(metrics)
         if place.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
-                if at % every == 0 or at == step == config.epochs * run.steps_per_epoch:
+                if at % every == 0 or at == step == schedule.epochs * run.steps_per_epoch:
                     reporter.log(at_step, at)
             if evaluated or last or step // every > (step - len(steps.each)) // every:
                 reporter.log(metrics, step)
@@ -271,20 +272,21 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
-        places = share(range(config.batch_size), place) if config.per_example else range(config.batch_size)
+        places = range(config.data.batch_size)
+        places = share(places, place) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
-        together = config.environments_per_step // place.world_size or None
-        self.batches = BatchStream(training, config.batch_size, config.seed, place.device, part, together)
+        together = config.data.environments_per_step // place.world_size or None
+        self.batches = BatchStream(training, config.data.batch_size, config.run.seed, place.device, part, together)
         # What part of each batch this process has.
-        self._part = len(places) / config.batch_size
-        passes = -(-max(_gathered(max(map(len, training)), place)) // config.batch_size)
+        self._part = len(places) / config.data.batch_size
+        passes = -(-max(_gathered(max(map(len, training)), place)) // config.data.batch_size)
         self.steps_per_epoch = passes * self.batches.steps_per_round
-        steps = config.epochs * self.steps_per_epoch
+        steps = config.schedule.epochs * self.steps_per_epoch
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
-        autocast = torch.bfloat16 if config.precision == "bfloat16" else None
+        autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
         self.gradients = gradient_source(
             self.model,
             config.objective_of(job.batch_risk, steps, autocast),
@@ -292,10 +294,10 @@ class _Run:
             names,
             dist.group.WORLD if place.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
-            example_gradient=config.example_gradient if config.per_example else None,
-            vectorize=_VECTORIZE[config.vectorize],
-            rescale=config.rescale,
-            nonfinite=config.nonfinite,
+            example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
+            vectorize=_VECTORIZE[config.aggregation.vectorize],
+            rescale=config.aggregation.rescale,
+            nonfinite=config.aggregation.nonfinite,
             autocast=autocast,
             clock=so_far.clock,
         )
@@ -303,7 +305,7 @@ class _Run:
         self.measures = as_measures(_measures(job, self.model, training[0], place.device))
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
-        so_far.sizes, so_far.epochs = self._sizes, config.epochs
+        so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
 
     def vectorized(self) -> list[Vectorize | None]:
         """How each process computes its environments' gradients, where there is a choice."""
@@ -323,7 +325,7 @@ class _Run:
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             clock.switch("gradients")
-            _seed_step(self.config.seed, self.place.rank, step)
+            _seed_step(self.config.run.seed, self.place.rank, step)
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world_size == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(self.batches.batch(step), step)
@@ -351,7 +353,7 @@ class _Run:
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
         """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
         losses = torch.stack([result.losses for result in results]).float()
-        if self.config.per_example and self.place.world_size > 1:
+        if self.config.aggregation.per_example and self.place.world_size > 1:
             # Every process has a part of each environment's batch, and what that weighs.
             weights = torch.stack([result.weights for result in results]).float()
             both = torch.stack([losses * weights, weights])
@@ -363,7 +365,7 @@ class _Run:
         if self.place.world_size > 1:
             dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-            counts = self.config.environments_per_step or len(self.environments.train)
+            counts = self.config.data.environments_per_step or len(self.environments.train)
         return (sums / counts).tolist(), worst.tolist()
 
     def evaluate(self, step: int = 0) -> dict[str, float]:
@@ -377,11 +379,11 @@ class _Run:
             self.place.device,
             self.place.world_size > 1,
             # As many as a training step holds, so that what trains can be evaluated.
-            examples_at_once=self.config.batch_size
-            * max(self.config.environments_per_step // self.place.world_size or len(self._own_names()), 1),
+            examples_at_once=self.config.data.batch_size
+            * max(self.config.data.environments_per_step // self.place.world_size or len(self._own_names()), 1),
             step=step,
         )
-        if self.config.held_out > 0:
+        if self.config.data.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
             metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
@@ -404,7 +406,7 @@ class _Run:
         rows = []
         for name in self.environments.train:
             rows.append(EvaluatedPart("train", name, own[name].training if name in own else None))
-        if self.config.held_out > 0:
+        if self.config.data.held_out > 0:
             for name in self.environments.train:
                 rows.append(EvaluatedPart("held_out", name, own[name].held_out if name in own else None))
         rows += [EvaluatedPart("validation", name, others.get(name)) for name in self.environments.validation]
@@ -420,7 +422,7 @@ class _Run:
         if self.place.world_size == 1:
             return
         own = len(self._own_names()) / len(self.environments.train)
-        weight = self._part if self.config.per_example else own
+        weight = self._part if self.config.aggregation.per_example else own
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
@@ -450,22 +452,24 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:
     """Refuse more workers than there is work for, and one environment where several are compared (InputError)."""
-    if config.objective != "erm" or config.stop_spread > 0:
-        said = f"--objective {config.objective}" if config.objective != "erm" else f"--stop-spread {config.stop_spread}"
+    objective, spread = config.objective.objective, config.schedule.stop_spread
+    together, workers = config.data.environments_per_step, config.parallel.workers
+    if objective != "erm" or spread > 0:
+        said = f"--objective {objective}" if objective != "erm" else f"--stop-spread {spread}"
         if len(environments.train) < 2:
             raise InputError(f"{said}: compares training environments, and there is only {environments.train[0]}")
-        if config.objective != "erm" and config.environments_per_step == 1:
+        if objective != "erm" and together == 1:
             raise InputError(f"--environments-per-step 1: {said} compares the environments of a step; give at least 2")
-    if config.per_example:
-        config.require("workers", config.workers <= config.batch_size, "more than the examples of a batch")
-    elif config.environments_per_step:
-        count, own = config.environments_per_step, len(environments.train)
-        config.require("environments_per_step", own % count == 0, f"must divide the {own} training environments")
-        alike = count % config.workers == 0 and own % config.workers == 0
-        config.require("workers", alike, f"must divide the {count} environments of a step, and all {own}")
-    elif config.workers > len(environments.train):
+    if config.aggregation.per_example:
+        config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch")
+    elif together:
+        own = len(environments.train)
+        config.require("environments_per_step", own % together == 0, f"must divide the {own} training environments")
+        alike = together % workers == 0 and own % workers == 0
+        config.require("workers", alike, f"must divide the {together} environments of a step, and all {own}")
+    elif workers > len(environments.train):
         raise InputError(
-            f"--workers {config.workers}: more than the {len(environments.train)} training environments; "
+            f"--workers {workers}: more than the {len(environments.train)} training environments; "
             "a worker needs at least one of its own"
         )
 

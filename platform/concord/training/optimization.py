@@ -25,24 +25,25 @@ class Optimization:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int) -> None:
+        options = config.optimizer
         self._parameters: list[Tensor] = list(parameters)
-        self._config = config
+        self._options = options
         self.optimizer: torch.optim.Optimizer
-        betas = (config.beta1, config.beta2)
-        if config.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, betas=betas)
-        elif config.optimizer == "temporal-and-mask":
+        betas = (options.beta1, options.beta2)
+        if options.optimizer == "adam":
+            self.optimizer = torch.optim.Adam(self._parameters, lr=options.lr, betas=betas)
+        elif options.optimizer == "temporal-and-mask":
             self.optimizer = TemporalAndMaskAdam(
                 self._parameters,
-                config.lr,
-                (*betas, config.beta3),
-                config.temporal_threshold,
-                bias_correction=config.bias_correction,
+                options.lr,
+                (*betas, options.beta3),
+                options.temporal_threshold,
+                bias_correction=options.bias_correction,
             )
         else:
-            self.optimizer = torch.optim.SGD(self._parameters, lr=config.lr, momentum=config.momentum)
-        milestones = [max(1, round(fraction * steps)) for fraction in config.milestones]
-        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.decay)
+            self.optimizer = torch.optim.SGD(self._parameters, lr=options.lr, momentum=options.momentum)
+        milestones = [max(1, round(fraction * steps)) for fraction in config.schedule.milestones]
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.schedule.decay)
 
     @property
     def lr(self) -> float:
@@ -52,19 +53,19 @@ class Optimization:
     @torch.no_grad()
     def step(self) -> None:
         """One update from ``parameter.grad``."""
-        config, lr = self._config, self.lr
+        options, lr = self._options, self.lr
         gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
-        if config.clip > 0:
-            nn.utils.clip_grad_norm_(self._parameters, config.clip)
-        coupled = config.regularization == "coupled"
-        if coupled and config.l1 > 0:
-            torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=config.l1)
-        if coupled and config.l2 > 0:
-            torch._foreach_add_(gradients, self._parameters, alpha=config.l2)
+        if options.clip > 0:
+            nn.utils.clip_grad_norm_(self._parameters, options.clip)
+        coupled = options.regularization == "coupled"
+        if coupled and options.l1 > 0:
+            torch._foreach_add_(gradients, torch._foreach_sign(self._parameters), alpha=options.l1)
+        if coupled and options.l2 > 0:
+            torch._foreach_add_(gradients, self._parameters, alpha=options.l2)
         self.optimizer.step()
-        if not coupled and config.l2 > 0:
-            torch._foreach_mul_(self._parameters, 1 - lr * config.l2)
-        if not coupled and config.l1 > 0:
+        if not coupled and options.l2 > 0:
+            torch._foreach_mul_(self._parameters, 1 - lr * options.l2)
+        if not coupled and options.l1 > 0:
             for parameter in self._parameters:
-                parameter.copy_(nn.functional.softshrink(parameter, lr * config.l1))
+                parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
         self.schedule.step()

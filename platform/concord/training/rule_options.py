@@ -1,4 +1,4 @@
-"""The fields of a rule of the user's own as options of a job: a class of options derived from the job's."""
+"""The fields of a rule of the user's own as options of a job: classes of options derived from the job's."""
 
 import dataclasses
 from types import NoneType, UnionType
@@ -8,6 +8,7 @@ from typing_extensions import Doc
 
 from concord.aggregation.rule_file import OwnRule
 from concord.errors import ArgumentError
+from concord.options import defaults_of, flag_of, options_of
 from concord.training.options import TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -16,27 +17,27 @@ Config = TypeVar("Config", bound=TrainConfig)
 _SHARED: dict[str, Any] = {"threshold": float, "seed": int}
 
 
-def config_with_rule(config: type[Config], rule: OwnRule) -> type[Config]:
-    """The job's options and the rule's fields, with this rule as the only aggregator.
+def config_with_rule(config: Config, rule: OwnRule) -> Config:
+    """The job's options and the rule's fields, at their defaults, with this rule as the only aggregator.
 
     A field called ``threshold`` or ``seed`` is the option of this name.
 
     Raises:
         ArgumentError: a field has the name of another option, or a type that no option has.
     """
-    reference = rule.file.reference
+    reference, given = rule.file.reference, config.aggregation
     fields: list[tuple[str, Any, Any]] = [("aggregator", Literal[reference], dataclasses.field(default=reference))]
     said = rule.documentation()
     for each in dataclasses.fields(rule.kind):
         if not each.init:
             continue
-        hint, option = rule.options[each.name], f"--{each.name.replace('_', '-')}"
+        hint, option = rule.options[each.name], flag_of(each.name)
         if each.name in _SHARED:
             if hint is not _SHARED[each.name]:
                 expected = f"its field {each.name} has to be of type {_SHARED[each.name].__name__}, as {option} is"
                 raise ArgumentError("aggregator", reference, expected)
             continue
-        if hasattr(config, each.name) or each.name in {field.name for field in dataclasses.fields(config)}:
+        if hasattr(config, each.name) or hasattr(given, each.name) or each.name in options_of(type(config)):
             problem = f"its field {each.name} is something else in the job's options; rename it"
             raise ArgumentError("aggregator", reference, problem)
         if not _can_be_given(hint):
@@ -49,14 +50,26 @@ def config_with_rule(config: type[Config], rule: OwnRule) -> type[Config]:
         else:
             default = dataclasses.field(default=each.default)
         fields.append((each.name, Annotated[hint, Doc(said.get(each.name, f"Of {rule.file.name}."))], default))
-    return dataclasses.make_dataclass(
-        f"{config.__name__}With{rule.file.name}",
+    aggregation = dataclasses.make_dataclass(
+        f"{type(given).__name__}With{rule.file.name}",
         fields,
-        bases=(config,),
-        namespace={"__doc__": config.__doc__, "own_rule": property(lambda _: rule)},
+        bases=(type(given),),
+        namespace={"__doc__": given.__doc__, "own_rule": property(lambda _: rule)},
         frozen=True,
         kw_only=True,
     )
+    kind = dataclasses.make_dataclass(
+        f"{type(config).__name__}With{rule.file.name}",
+        [("aggregation", aggregation)],
+        bases=(type(config),),
+        namespace={"__doc__": config.__doc__},
+        frozen=True,
+        kw_only=True,
+    )
+    groups = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
+    chosen = dataclasses.replace(defaults_of(aggregation), **vars(given) | {"aggregator": reference})
+    made: Config = kind(**groups | {"aggregation": chosen})
+    return made
 
 
 def _can_be_given(hint: Any) -> bool:

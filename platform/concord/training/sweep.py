@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 import concord
+from concord.options import option_values
 from concord.redaction import without_secrets
 from concord.storage import append_line, read_lines
 from concord.training.job import Job, load_job
@@ -84,9 +85,8 @@ def histories(
         finished += 1
         config = wanted[identity]
         value = history[-1][shown]
-        info(
-            f"{finished} of {len(wanted)}: {config.method}, {names[identity]}, seed {config.seed}: {shown} {value:.3f}"
-        )
+        run = f"{config.method}, {names[identity]}, seed {config.run.seed}"
+        info(f"{finished} of {len(wanted)}: {run}: {shown} {value:.3f}")
     return {key: [done[identity] for identity in each] for key, each in identities.items()}
 
 
@@ -95,7 +95,9 @@ def _read(record: Path) -> dict[str, list[Metrics]]:
 
 
 def _identity(job: Job[Any], config: TrainConfig) -> str:
-    science = without_secrets({name: value for name, value in vars(config).items() if name not in RUNTIME_OPTIONS})
+    science = without_secrets(
+        {name: value for name, value in option_values(config).items() if name not in RUNTIME_OPTIONS}
+    )
     data = job.environments(config).version
     science |= {"data": data} if data is not None else {}
     return json.dumps({"version": concord.__version__, **science}, default=str, sort_keys=True)
@@ -115,7 +117,7 @@ def _trained(
     # Spawned, since PyTorch's threads do not survive a fork.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_process, (threads,))
     try:
-        runs = {pool.submit(_history_of_file, file, vars(config)): name for name, config in configs.items()}
+        runs = {pool.submit(_history_of_file, file, option_values(config)): name for name, config in configs.items()}
         for run in as_completed(runs):
             yield runs[run], run.result()
     finally:
@@ -125,7 +127,7 @@ def _trained(
 def _history_of_file(file: str, options: Mapping[str, Any]) -> list[Metrics]:
     # The configuration's class is the job's own, so this process makes it from the file.
     job = load_job(file).job
-    return _history(job, job.config(**options), ProcessContext())
+    return _history(job, job.config.with_options(**options), ProcessContext())
 
 
 def _history(job: Job[Any], config: TrainConfig, place: ProcessContext) -> list[Metrics]:

@@ -24,9 +24,9 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
         history: the run's evaluations.
         config: its options.
     """
-    lowered = min(config.milestones, default=1.0) if config.decay < 1 else 1.0
+    lowered = min(config.schedule.milestones, default=1.0) if config.schedule.decay < 1 else 1.0
     seen = [(each.epoch, each.metrics["held_out_loss"]) for each in history if "held_out_loss" in each.metrics]
-    before = [(epoch, loss) for epoch, loss in seen if epoch <= lowered * config.epochs]
+    before = [(epoch, loss) for epoch, loss in seen if epoch <= lowered * config.schedule.epochs]
     losses = [loss for _, loss in before]
     fall = late_fall(losses)
     if fall is None or not seen[-1][1] <= _HIGHER_AGAIN * losses[-1]:
@@ -35,7 +35,7 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
     when = "at the end of the run" if lowered == 1 else f"at epoch {before[-1][0]}, when --lr was lowered"
     return (
         f"the held-out loss was still falling {when}: by {fall:.3g} since epoch {since}, to {losses[-1]:.3g}; "
-        f"more --epochs than {config.epochs} or a larger --lr than {config.lr:g} may learn more"
+        f"more --epochs than {config.schedule.epochs} or a larger --lr than {config.optimizer.lr:g} may learn more"
     )
 
 

@@ -1,0 +1,52 @@
+"""Options of which images a job is on."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from concord.environments.images import DATASETS, ImageDataset, image_dataset
+from concord.options import OptionGroup, option_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(OptionGroup):
+    """Which images there are to train on."""
+
+    # fmt: off
+    data: str = "cifar10"
+    """cifar10, mnist, or a folder of your own with train/CLASS/IMAGE and test/CLASS/IMAGE."""
+    train_images: int = 0
+    """Train on the first so many images; 0 takes all."""
+    test_images: int = 0
+    """Test on the first so many images; 0 takes all."""
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", source(self.data))  # here, since a worker runs elsewhere
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        for option in ("train_images", "test_images"):
+            self.require(option, option_values(self)[option] >= 0, "must not be negative")
+
+    def images(self, data_dir: Path | None) -> ImageDataset:
+        """The images, as many as these options say; kept, so that they are read once a process.
+
+        Args:
+            data_dir: the folder with the data set's files.
+
+        Raises:
+            InputError: see :func:`concord.environments.image_dataset`.
+        """
+        return _images(self.data, data_dir, self.train_images, self.test_images)
+
+
+def source(data: str) -> str:
+    """What ``--data`` names: a dataset, or a folder by its absolute path, a worker runs elsewhere."""
+    return data if data in DATASETS else str(Path(data).absolute())
+
+
+@functools.lru_cache(maxsize=1)
+def _images(data: str, data_dir: Path | None, train: int, test: int) -> ImageDataset:
+    whole = image_dataset(data, data_dir)
+    return ImageDataset(whole.train.first(train), whole.test.first(test), whole.classes)

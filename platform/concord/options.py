@@ -1,0 +1,200 @@
+"""Options in groups: dataclasses within a dataclass. Outside, in flags and records, every option has its plain name."""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+
+from concord.errors import InputError
+from concord.redaction import without_secrets
+
+
+class _Needed:
+    """In place of the value of an option that has no default and was not given yet."""
+
+    def __repr__(self) -> str:
+        return "needed"
+
+
+NEEDED = _Needed()
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as its dataclass declares it.
+
+    Attributes:
+        name: its own, without its groups'.
+        groups: the fields that lead to it from the outermost dataclass; none for one of its own.
+        hint: its type.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    hint: Any
+
+    @property
+    def flag(self) -> str:
+        """As it is given on the command line."""
+        return flag_of(self.name)
+
+
+class OptionGroup:
+    """Base of the dataclasses of options; a field that is such a dataclass too is a group within it."""
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError); those of groups within check themselves."""
+        for group in _groups(self).values():
+            group.check()
+
+    def unused(self) -> frozenset[str]:
+        """The options that nothing looks at, as long as the others are what they are."""
+        return frozenset[str]().union(*(group.unused() for group in _groups(self).values()))
+
+    def require(self, option: str, right: bool, expected: str) -> None:
+        """Raise InputError for the option, with its value and what was expected, unless ``right``."""
+        if not right:
+            value = without_secrets({option: option_values(self)[option]})[option]
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise InputError(f"{flag_of(option)} {shown}: {expected}")
+
+    def with_options(self, **changes: Any) -> Self:
+        """A copy with other values of these options, whichever group has them.
+
+        Raises:
+            InputError: there is no such option.
+        """
+        known = options_of(type(self))
+        for name in changes:
+            if name not in known:
+                raise InputError(f"{name}: there is no such option{did_you_mean(name, known)}")
+        changed: Self = _changed(self, changes)
+        return changed
+
+
+def options_of(kind: type[Any]) -> Mapping[str, Option]:
+    """The options of a dataclass and of the groups within, by name.
+
+    Raises:
+        InputError: two of them have the same name.
+    """
+    return _options_of(cast(Hashable, kind))
+
+
+@functools.lru_cache(maxsize=256)
+def _options_of(kind: Any) -> Mapping[str, Option]:
+    found: dict[str, Option] = {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        hint = hints[field.name]
+        if _is_group(hint):
+            inner = [dataclasses.replace(each, groups=(field.name, *each.groups)) for each in options_of(hint).values()]
+        else:
+            inner = [Option(field.name, (), hint)]
+        for option in inner:
+            if option.name in found:
+                raise InputError(f"{kind.__name__}: {option.flag} is there twice; an option has one place")
+            found[option.name] = option
+    return found
+
+
+def option_values(group: Any) -> dict[str, Any]:
+    """The values of all options, by name."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(group):
+        if field.init:
+            value = getattr(group, field.name)
+            found |= option_values(value) if isinstance(value, OptionGroup) else {field.name: value}
+    return found
+
+
+def defaults_of(kind: type[Any]) -> Any:
+    """An instance with the defaults; an option that has none is :data:`NEEDED`."""
+    needed = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return kind(**dict.fromkeys(needed, NEEDED))
+
+
+def from_plain(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as the options have them, from what JSON, YAML or TOML make of them; unknown names are left out."""
+    return {name: _from_plain(options[name].hint, value) for name, value in values.items() if name in options}
+
+
+def _from_plain(hint: Any, value: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, str) and Path in kinds:
+        return Path(value)
+    if isinstance(value, str) and float in kinds and str not in kinds:  # YAML takes 1e-3 for a text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def flag_of(name: str) -> str:
+    """How an option is given on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean NEAREST?`` where one of the names is near, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether an option of this type may have the value."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in parts
+    if origin in (Union, UnionType):
+        return any(fits(value, each) for each in parts)
+    if hint in (type(None), bool, str):
+        return isinstance(value, type(None) if hint is type(None) else hint)
+    if hint in (int, float):
+        return isinstance(value, (int,) if hint is int else (int, float)) and not isinstance(value, bool)
+    if origin is tuple:
+        if isinstance(value, tuple) and parts[1:] == (...,):
+            parts = parts[:1] * len(value)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(fits, value, parts))
+    return True  # a type of the job's own
+
+
+def kind_of(hint: Any) -> str:
+    """What an option of this type takes, in words."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+
+
+def _is_group(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, OptionGroup)
+
+
+def _groups(group: Any) -> dict[str, OptionGroup]:
+    values = {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
+    return {name: value for name, value in values.items() if isinstance(value, OptionGroup)}
+
+
+def _changed(group: Any, changes: Mapping[str, Any]) -> Any:
+    inner: dict[str, dict[str, Any]] = {}
+    own = {}
+    for name, option in options_of(type(group)).items():
+        if name in changes and option.groups:
+            inner.setdefault(option.groups[0], {})[name] = changes[name]
+        elif name in changes:
+            own[name] = changes[name]
+    groups = {place: _changed(getattr(group, place), values) for place, values in inner.items()}
+    return dataclasses.replace(group, **own, **groups) if own or groups else group

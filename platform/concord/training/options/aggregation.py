@@ -1,0 +1,61 @@
+"""Options of how the environments' gradients become one."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from concord.aggregation import AGGREGATORS
+from concord.aggregation.rule_file import OwnRule
+from concord.errors import InputError
+from concord.gradients import ExampleGradient, NonFinite
+from concord.options import OptionGroup
+
+AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
+VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatorOptions(OptionGroup):
+    """How the environments' gradients become one."""
+
+    # fmt: off
+    aggregator: AggregatorOption = "auto"
+    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others. A rule
+    of one's own is FILE.py:RULE, a dataclass whose fields are options then."""
+    threshold: float = 0.8
+    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages."""
+    rescale: bool = True
+    """Divide each layer's update by the fraction of it that the mask kept."""
+    nonfinite: NonFinite = "raise"
+    """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
+    the update not finite."""
+    per_example: bool = False
+    """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
+    example_gradient: ExampleGradient = "contribution"
+    """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
+    vectorize: VectorizeOption = "auto"
+    """How one worker computes the gradients of its environments: together by vmap, pooled in one batch, or one by one;
+    auto times them at the first step and takes the fastest, so that repeated runs may differ by rounding."""
+    # fmt: on
+
+    @property
+    def own_rule(self) -> OwnRule | None:
+        """The user's own that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
+        return None
+
+    def unused(self) -> frozenset[str]:
+        """The options of other aggregators, and of what is switched off."""
+        rule = self.own_rule
+        looked_at = {
+            "threshold": self.aggregator != "mean" if rule is None else "threshold" in rule.options,
+            "rescale": self.aggregator != "mean",
+            "example_gradient": self.per_example,
+        }
+        return frozenset(name for name, looked in looked_at.items() if not looked)
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
+            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
+        self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
+        alike = self.per_example or self.example_gradient == "contribution"
+        self.require("example_gradient", alike, "needs --per-example")

@@ -1,0 +1,66 @@
+"""Options of how a gradient becomes a step."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from concord.options import OptionGroup, option_values
+
+OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(OptionGroup):
+    """How the aggregated gradient becomes a step."""
+
+    # fmt: off
+    optimizer: OptimizerName = "adam"
+    """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
+    lr: float = 1e-3
+    """Learning rate."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    beta1: float = 0.9
+    """β₁ of Adam, with and without mask."""
+    beta2: float = 0.999
+    """β₂ of Adam, with and without mask."""
+    beta3: float = 0.9
+    """β₃, the decay of the average of signs, with --optimizer temporal-and-mask."""
+    bias_correction: bool = True
+    """Adam's correction for averages that begin at 0; the paper's temporal AND-mask Adam is printed without it."""
+    temporal_threshold: float = 0.4
+    """Agreement threshold τ over time, with --optimizer temporal-and-mask."""
+    l1: float = 0.0
+    """Coefficient of the L1 penalty."""
+    l2: float = 0.0
+    """Coefficient of the L2 penalty."""
+    regularization: Literal["decoupled", "coupled"] = "decoupled"
+    """L1 and L2 as an update of their own (times the learning rate), or added to the gradient after masking."""
+    clip: float = 0.0
+    """Largest norm of the aggregated gradient; 0 does not clip."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
+    # fmt: on
+
+    def unused(self) -> frozenset[str]:
+        """The options of other optimizers, and of what is switched off."""
+        looked_at = {
+            "momentum": self.optimizer == "sgd",
+            **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
+            **dict.fromkeys(("beta3", "temporal_threshold", "bias_correction"), self.optimizer == "temporal-and-mask"),
+            "regularization": self.l1 > 0 or self.l2 > 0,
+        }
+        return frozenset(name for name, looked in looked_at.items() if not looked)
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        values = option_values(self)
+        for option in ("l1", "l2", "clip"):
+            self.require(option, values[option] >= 0, "must not be negative")
+        for option in ("momentum", "beta1", "beta2", "beta3"):
+            self.require(option, 0 <= values[option] < 1, "must lie in [0, 1)")
+        right = 0 <= self.temporal_threshold <= 1
+        self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")
+        right = self.bias_correction or self.optimizer == "temporal-and-mask"
+        self.require("bias_correction", right, "only --optimizer temporal-and-mask can do without")
+        self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")

@@ -1,0 +1,116 @@
+"""The options of every tracked run, whatever it trains."""
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError
+from concord.options import NEEDED, OptionGroup, flag_of, option_values, options_of
+from concord.storage import check_address
+
+_LARGEST_SEED = 2**63 - 1  # that PyTorch takes
+_LONGEST_NAME = 200  # letters; it is a folder's name too
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(OptionGroup):
+    """The run's name, where it runs and where it is kept."""
+
+    # fmt: off
+    seed: int = 0
+    """Seed of everything that is drawn at random: the data's split, batches, first weights, dropout."""
+    name: str | None = None
+    """Name of the run; made up from job and time if not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store; or s3://BUCKET/FOLDER, gs://…"""
+    resume: bool = False
+    """Continue the run called --name where it stopped."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
+    register: bool = True
+    """Make the model a version in the registry; without it, it is kept with the run alone, and a study does not train
+    its winner once more."""
+    address: str | None = None
+    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        self.require("seed", self.seed >= 0, "must not be negative")
+        self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
+        check_address("output", self.output)
+        if self.resume and self.name is None:
+            raise InputError("--resume: needs --name, to know which run to continue")
+        if self.name is not None:
+            plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
+            self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
+            self.require("name", len(self.name) <= _LONGEST_NAME, f"must not be longer than {_LONGEST_NAME} letters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(OptionGroup):
+    """What every tracked run has; a job with a loop of its own adds its options as fields of a derived class."""
+
+    run: RunOptions = field(default_factory=RunOptions)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _refuse_redeclared(cls)
+
+    def __post_init__(self) -> None:
+        """Nothing; configurations of users' jobs call it."""
+
+    def resolved(self) -> Self:
+        """These options with what is really used wherever one of them leaves it to others, such as ``auto``.
+
+        Whatever trains, records or draws a run takes its options from here. A configuration itself keeps what was
+        asked for, so that what follows from an option follows when the option is varied. A job whose options have such
+        values overrides it, and begins with ``super().resolved()``.
+        """
+        return self
+
+    def unused(self) -> frozenset[str]:
+        """The options that a run with these does not look at, such as Adam's with SGD; asked of resolved options.
+
+        They are no parameters of the run. A job with such options of its own adds them to ``super().unused()``.
+        """
+        return super().unused()
+
+    def sources(self) -> dict[str, str]:
+        """The texts of the user's files that options name, by the files' names: they are kept with the run."""
+        return {}
+
+    def gpu_request(self) -> tuple[float, str]:
+        """How many GPUs the run wants of Ray, and which option says so, in words."""
+        return 0.0, ""
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError); a job may add its own checks."""
+        for name, value in option_values(self).items():
+            if value is NEEDED:
+                raise InputError(f"{flag_of(name)}: needed; it has no default")
+        OptionGroup.check(self.resolved())
+
+
+def _refuse_redeclared(kind: type[RunConfig]) -> None:
+    """Refuse a class that declares an option of a group again: nothing would look at it."""
+    declared = inspect.get_annotations(kind)
+    for base in kind.__mro__[1:]:
+        if not (issubclass(base, RunConfig) and "__dataclass_fields__" in base.__dict__):
+            continue
+        options = options_of(base)
+        for name in [*declared, *kind.__dict__]:
+            if name in options and options[name].groups:
+                value = kind.__dict__.get(name, "…")
+                raise InputError(
+                    f"{kind.__name__}.{name}: is an option already; to change its default write "
+                    f"Job(…, config={kind.__name__}().with_options({name}={value!r}))"
+                )
+            group = base.__dataclass_fields__.get(name)
+            if group is not None and isinstance(group.type, type) and issubclass(group.type, OptionGroup):
+                again = declared.get(name)
+                if not (isinstance(again, type) and issubclass(again, group.type)):
+                    raise InputError(f"{kind.__name__}.{name}: is the name of a group of options; rename it")
+        return

@@ -1,0 +1,127 @@
+"""All options of a training run."""
+
+from dataclasses import dataclass, field
+from typing import Self, cast
+
+import torch
+
+from concord.aggregation import Aggregator, AggregatorName, aggregator
+from concord.gradients import Loss, Risk
+from concord.objectives import Objective, objective_type
+from concord.options import option_values
+from concord.training.options.aggregation import AggregatorOptions
+from concord.training.options.data import DataOptions
+from concord.training.options.objective import ObjectiveOptions
+from concord.training.options.optimizer import OptimizerOptions
+from concord.training.options.parallel import ParallelOptions
+from concord.training.options.run import RunConfig
+from concord.training.options.schedule import ScheduleOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """One training run. A job adds options of its own as fields of a derived class, and changes defaults by giving an
+    instance: ``Job(…, config=MyConfig().with_options(lr=2e-3, epochs=80))``."""
+
+    data: DataOptions = field(default_factory=DataOptions)
+    objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
+    aggregation: AggregatorOptions = field(default_factory=AggregatorOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+
+    def resolved(self) -> Self:
+        """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
+        weight = self.objective.penalty.penalty_weight
+        weight = objective_type(self.objective.objective).default_weight if weight is None else weight
+        return super().resolved().with_options(aggregator=self.chosen_aggregator, penalty_weight=weight)
+
+    def sources(self) -> dict[str, str]:
+        """The text of the rule's file, where the rule is the user's own."""
+        rule = self.aggregation.own_rule
+        return super().sources() | ({} if rule is None else {rule.file.file_name: rule.file.source})
+
+    @property
+    def chosen_aggregator(self) -> AggregatorName | str:
+        """The aggregator, also where it is ``auto``; ``FILE.py:RULE`` of a rule of the user's own."""
+        if self.aggregation.aggregator == "auto":
+            return "and-mask" if self.objective.objective == "erm" else "mean"
+        return self.aggregation.aggregator
+
+    @property
+    def method(self) -> str:
+        """What distinguishes the run, for its name: the aggregator, or the objective, or both where both are chosen."""
+        chosen = self.chosen_aggregator.rpartition(":")[2]  # of a rule of the user's own, its name
+        if self.objective.objective == "erm":
+            return chosen
+        return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
+
+    def rule(self) -> Aggregator:
+        """The aggregator of these options.
+
+        Raises:
+            InputError: an option is out of its range.
+        """
+        own = self.aggregation.own_rule
+        if own is not None:
+            return own.made(option_values(self))
+        return aggregator(cast(AggregatorName, self.chosen_aggregator), self.aggregation.threshold)
+
+    def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
+        """What a run of so many steps minimizes.
+
+        Raises:
+            InputError: an option is out of its range.
+        """
+        return self.objective.made(loss, steps, autocast)
+
+    def gpu_request(self) -> tuple[float, str]:
+        """One for each worker, with --use-gpu."""
+        least = self.parallel.min_workers or self.parallel.workers
+        return float(least) * self.parallel.use_gpu, f"--use-gpu: {least} workers want a GPU each"
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError), also beside those of other groups; a job may add checks."""
+        super().check()
+        data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
+        whole = data.environments_per_step == 0
+        fixed = self.parallel.min_workers is None or whole
+        expected = "which environments meet depends on the workers; --environments-per-step 0"
+        self.require("min_workers", fixed, expected)
+        self.require(
+            "environments_per_step", whole or not per_example, "with --per-example every step takes all; give 0"
+        )
+        alone = per_example and data.batch_size == 1
+        self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
+        compared = self.schedule.stop_spread == 0 or data.held_out > 0
+        self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
+        alone = name == "erm" or not per_example
+        self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
+        if objective_type(name).coupled:
+            averaged = f"--objective {name} couples the environments: its gradient is one"
+            self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
+            right = self.aggregation.nonfinite != "skip"
+            self.require("nonfinite", right, f"{averaged}, no environment can be left out; raise or propagate")
+        self.require(
+            "environments_per_step", name != "dann" or whole, "--objective dann tells all environments apart; give 0"
+        )
+        if self.aggregation.own_rule is not None:
+            self.aggregation.own_rule.check(self.rule())
+
+
+# What may differ when a run is resumed: where and how it runs, not what it computes.
+RUNTIME_OPTIONS = frozenset(
+    {
+        "name",
+        "workers",
+        "min_workers",
+        "use_gpu",
+        "address",
+        "max_failures",
+        "data_dir",
+        "output",
+        "resume",
+        "tracking_uri",
+        "register",
+    }
+)
