@@ -17,6 +17,7 @@ from concord.cli import main
 from concord.cli.cluster import _checked
 from concord.cli.parsing import job_and_words, parse, with_own_rule
 from concord.errors import InputError
+from concord.options import option_values
 from concord.runs.folder import recorded_config
 from concord.runs.run import run
 from concord.space import Choice, Uniform
@@ -83,7 +84,7 @@ def job_with(file: Path, name: str = "TrimmedSign", job: str = JOB) -> JobFile:
 
 
 def configured(job: JobFile, *words: str) -> Any:
-    return parse(job.job.config, words, "concord train")
+    return parse(type(job.job.config), words, "concord train", job.job.config)
 
 
 # --- options
@@ -196,7 +197,7 @@ def test_a_job_with_a_way_of_its_own_takes_no_rule(rule_file: Path, capsys: pyte
 
 def test_a_rule_works_where_its_file_is_not(rule_file: Path) -> None:
     job = job_with(rule_file)
-    options = vars(configured(job, "--dead-zone", "0.5", "--threshold", "1"))
+    options = option_values(configured(job, "--dead-zone", "0.5", "--threshold", "1"))
     path, source, rule = pickle.loads(pickle.dumps((job.path, job.source, job.rule)))
     rule_file.unlink()
     there = job_from_source(path, source, rule).job.config.with_options(**options)

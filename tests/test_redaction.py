@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from concord.cli import main
 from concord.errors import InputError
+from concord.options import option_values
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
 from concord.runs.run import run
 from concord.studies.options import options_for
@@ -69,7 +70,7 @@ def test_words_that_run_together_are_known_too(name: str) -> None:
 def test_no_option_of_concord_s_own_is_taken_for_a_secret() -> None:
     for name in ("synthetic", "coinrun-expert", "memorization", "punctuated-sst2"):
         config = load_job(name).job.config
-        assert not [option for option in vars(config) if is_secret(option)]
+        assert not [option for option in option_values(config) if is_secret(option)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import collections
 import json
 import statistics
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from test_space import points, spaces
 
 from concord.aggregation import AGGREGATORS
 from concord.errors import InputError
+from concord.options import options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
 from concord.studies.options import StudyOptions
 from concord.studies.search import Search
@@ -580,19 +581,22 @@ def test_zero_epochs_of_the_synthetic_job_follow_its_environments() -> None:
     assert stands_for == [10, None]
 
 
+given = TrainConfig().with_options
+
+
 @pytest.mark.parametrize(
     ("config", "unused", "used"),
     [
         (TrainConfig(), {"momentum", "beta3", "temporal_threshold", "bias_correction", "penalty_weight", "inner_lr",
                          "domain_units", "stop_from", "example_gradient", "regularization"},
          {"beta1", "beta2", "threshold", "rescale", "decay"}),
-        (TrainConfig().with_options(optimizer="sgd", l2=0.1), {"beta1", "beta2", "beta3"}, {"momentum", "regularization"}),
-        (TrainConfig().with_options(optimizer="temporal-and-mask"), {"momentum"}, {"beta1", "beta3", "temporal_threshold"}),
-        (TrainConfig().with_options(objective="irm", penalty_warmup=0.5), {"threshold", "rescale", "inner_steps"},
+        (given(optimizer="sgd", l2=0.1), {"beta1", "beta2", "beta3"}, {"momentum", "regularization"}),
+        (given(optimizer="temporal-and-mask"), {"momentum"}, {"beta1", "beta3", "temporal_threshold"}),
+        (given(objective="irm", penalty_warmup=0.5), {"threshold", "rescale", "inner_steps"},
          {"penalty_weight", "penalty_warmup", "penalty_estimator"}),
-        (TrainConfig().with_options(objective="meta-irm"), {"penalty_estimator", "representation"}, {"inner_lr", "drop_grad"}),
-        (TrainConfig().with_options(objective="dann", milestones=()), {"decay", "inner_lr"}, {"domain_units", "representation"}),
-        (TrainConfig().with_options(per_example=True, stop_spread=0.1), set(), {"example_gradient", "stop_from"}),
+        (given(objective="meta-irm"), {"penalty_estimator", "representation"}, {"inner_lr", "drop_grad"}),
+        (given(objective="dann", milestones=()), {"decay", "inner_lr"}, {"domain_units", "representation"}),
+        (given(per_example=True, stop_spread=0.1), set(), {"example_gradient", "stop_from"}),
         (load_job("memorization").job.config, {"hidden_units", "batch_norm"}, {"data", "model"}),
         (load_job("memorization").job.config.with_options(model="mlp"), set(), {"hidden_units", "batch_norm"}),
         (load_job("coinrun-expert").job.config, {"overlap", "gpus_per_runner"}, {"lr"}),
@@ -603,7 +607,7 @@ def test_a_configuration_knows_which_of_its_options_nothing_looks_at(
     config: Any, unused: set[str], used: set[str]
 ) -> None:
     found = config.resolved().unused()
-    names = {each.name for each in fields(config)}
+    names = options_of(type(config)).keys()
     assert unused <= found <= names
     assert not used & found
     assert used <= names

@@ -27,6 +27,7 @@ from concord.environments import from_folder
 from concord.environments.images import image_dataset
 from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
+from concord.options import option_values
 from concord.runs.run import FinishedRun, run
 from concord.runs.worker import fetched_checkpoint
 from concord.storage import (
@@ -697,7 +698,7 @@ def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_end
     watcher.join()
     assert f"training failed: s3://{BUCKET}/outage/runs/cut: no storage answers at {storage.url}" in str(error.value)
     storage.start()
-    report = run(job, job.job.config.with_options(**vars(config) | {"resume": True}), lambda _: None)
+    report = run(job, job.job.config.with_options(**option_values(config) | {"resume": True}), lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
     assert comparable(report.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     assert continued(Store.open(tmp_path, server.uri), report.run_id, {name for name, _ in logged}) == logged

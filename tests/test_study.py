@@ -287,7 +287,7 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
     assert len(result.finished) == 2
     for task, ended in result.finished:
         options = {"objective": task.point["objective"], **stand_for[str(task.point["objective"])]}
-        assert comparable(ended.metrics) == trained_here(config(**options), job_file=MEASURED)
+        assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
         assert children[task.key].data.params == {name: str(value) for name, value in options.items()}
     header, rows = result.table(top=2)
     assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [

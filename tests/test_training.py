@@ -24,6 +24,7 @@ from concord.gradients import (
     StepClock,
 )
 from concord.objectives import ObjectiveGradients
+from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
 from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
@@ -597,8 +598,7 @@ def test_a_target_that_the_model_has_no_output_for_is_refused() -> None:
 
 
 def test_every_option_of_a_run_is_science_or_placement() -> None:
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert names >= RUNTIME_OPTIONS
+    assert options_of(TrainConfig).keys() >= RUNTIME_OPTIONS
 
 
 # --- jobs

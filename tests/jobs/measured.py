@@ -1,6 +1,6 @@
 """A job for studies judged by an error: three small environments, of which the last is the hardest to predict."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -8,22 +8,15 @@ import torch
 from concord.environments import Environments
 from concord.space import LogUniform, Space
 from concord.training import Job, Measure, Study, TrainConfig
-from concord.training.options import VectorizeOption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainConfig):
     """Three small environments, whose noise differs."""
 
-    epochs: int = 0
-    """Passes over the data; 0 stands for two, with irm for three."""
-    batch_size: int = 20
-    held_out: float = 0.2
-    vectorize: VectorizeOption = "vmap"  # not timed: a trial is to be what it is elsewhere, to the last bit
-    lr: float = 0.1
-
     def resolved(self) -> Self:
-        return replace(super().resolved(), epochs=self.epochs or (3 if self.objective == "irm" else 2))
+        own = 3 if self.objective.objective == "irm" else 2
+        return super().resolved().with_options(epochs=self.schedule.epochs or own)
 
 
 def environments(config: Config) -> Environments:
@@ -49,7 +42,8 @@ job = Job(
     environments=environments,
     model=lambda config: Line(2, 1),
     loss=torch.nn.functional.mse_loss,
-    config=Config,
+    # 0 epochs stand for two, with irm for three; not timed: a trial is to be what it is elsewhere, to the last bit.
+    config=Config().with_options(epochs=0, batch_size=20, held_out=0.2, vectorize="vmap", lr=0.1),
     measures={"off": off, "distance": Measure(off, mode="min"), "closeness": Measure(lambda o, t: -off(o, t), "max")},
     studies={"rates": Study(Space({"lr": LogUniform(1e-4, 0.5)}))},
 )

@@ -16,9 +16,6 @@ from concord.training import Job, Study, TrainConfig
 class Config(TrainConfig):
     """Four small environments."""
 
-    epochs: int = 2
-    batch_size: int = 16
-    held_out: float = 0.2
     pause: float = 0.0
     """Seconds that a step takes longer."""
 
@@ -55,6 +52,6 @@ job = Job(
     environments=environments,
     model=model,
     loss=torch.nn.functional.cross_entropy,
-    config=Config,
+    config=Config().with_options(epochs=2, batch_size=16, held_out=0.2),
     studies={"rates": Study(Space({"lr": LogUniform(1e-3, 1.0)}))},
 )

@@ -126,10 +126,14 @@ def _recording(group: Any, reads: set[str]) -> Any:
         if name in fields - groups:
             reads.add(name)
         elif name == "__dict__" or name in derived:
-            reads.update(options_of(kind))
+            reads.update(options_of(kind), fields - groups)
         return super(recorder, self).__getattribute__(name)
 
-    recorder: Any = type(kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__})
+    # To comparisons and to dataclasses.replace it is of the kind that it stands for.
+    itself = property(lambda _: kind)
+    recorder: Any = type(
+        kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__, "__class__": itself}
+    )
     copy = object.__new__(recorder)
     for name in [*fields, *derived]:
         value = getattr(group, name)

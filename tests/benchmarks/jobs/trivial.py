@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from concord.aggregation import AggregatorName
 from concord.environments import Environments
 from concord.space import LogUniform, OneOf, Space, Uniform
 from concord.training import Job, Study, TrainConfig
@@ -17,10 +16,6 @@ class TrivialConfig(TrainConfig):
     # fmt: off
     shift: float = 0.0
     """Added to the inputs."""
-    epochs: int = 1
-    """Passes over the data."""
-    aggregator: AggregatorName = "mean"
-    """How the environments' gradients become one."""
     # fmt: on
 
 
@@ -43,7 +38,7 @@ job = Job(
     environments=environments,
     model=model,
     loss=torch.nn.functional.cross_entropy,
-    config=TrivialConfig,
+    config=TrivialConfig().with_options(epochs=1, aggregator="mean"),
     studies={
         "all": Study(
             Space(

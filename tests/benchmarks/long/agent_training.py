@@ -51,7 +51,7 @@ def loop(settings: Settings) -> Callable[[], None]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     environment = ProcgenVectorEnv(settings.environments, seed=0)
-    optimizer = torch.optim.Adam(network.parameters(), settings.optimizer.lr, eps=1e-5)
+    optimizer = torch.optim.Adam(network.parameters(), settings.lr, eps=1e-5)
     scale = RewardScale()
     frames, _ = environment.reset()
     shape = (settings.steps, settings.environments)
@@ -62,7 +62,7 @@ def loop(settings: Settings) -> Callable[[], None]:
 
     def batch() -> None:
         nonlocal frames
-        with torch.no_grad(), torch.autocast(device.type, settings.optimizer.precision):
+        with torch.no_grad(), torch.autocast(device.type, settings.precision):
             for step in range(settings.steps):
                 logits, value = network(torch.from_numpy(frames).to(device))
                 scores = log_softmax(logits, 1)
@@ -72,7 +72,7 @@ def loop(settings: Settings) -> Callable[[], None]:
                 frames, reward, ended, _, _ = environment.step(chosen[step])
                 rewards[step], ends[step] = scale(reward, ended), ended
             last = network(torch.from_numpy(frames).to(device))[1].cpu().numpy()
-        estimates = advantages(rewards, values, ends, last, settings.discount, settings.schedule.decay)
+        estimates = advantages(rewards, values, ends, last, settings.discount, settings.decay)
         normal = (estimates - estimates.mean()) / (estimates.std() + 1e-8)
         flat = [seen.reshape(-1, *frames.shape[1:]), chosen, likely, normal, estimates + values]
         columns = [torch.from_numpy(each.reshape(shape[0] * shape[1], *each.shape[2:])) for each in flat[1:]]
@@ -80,13 +80,13 @@ def loop(settings: Settings) -> Callable[[], None]:
             torch.from_numpy(flat[0]).to(device),
             (c.to(device) for c in columns),
         )
-        for _ in range(settings.schedule.epochs):
+        for _ in range(settings.epochs):
             for part in torch.randperm(len(targets), device=device).chunk(settings.minibatches):
-                with torch.autocast(device.type, settings.optimizer.precision):
+                with torch.autocast(device.type, settings.precision):
                     logits, value = network(pixels[part])
                 scores = log_softmax(logits, 1)
                 ratio = (scores.gather(1, actions[part, None])[:, 0] - before[part]).exp()
-                clipped = ratio.clamp(1 - settings.optimizer.clip, 1 + settings.optimizer.clip)
+                clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
                 gain = torch.min(gains[part] * ratio, gains[part] * clipped)
                 entropy = -(scores.exp() * scores).sum(1)
                 loss = -gain + settings.value * (value - targets[part]) ** 2 - settings.entropy * entropy
@@ -105,16 +105,16 @@ def by_rllib(settings: Settings) -> Any:
     return algorithm_config(
         environments=settings.environments,
         steps=settings.steps,
-        epochs=settings.schedule.epochs,
+        epochs=settings.epochs,
         minibatches=settings.minibatches,
-        lr=settings.optimizer.lr,
+        lr=settings.lr,
         discount=settings.discount,
-        decay=settings.schedule.decay,
-        clip=settings.optimizer.clip,
+        decay=settings.decay,
+        clip=settings.clip,
         entropy=settings.entropy,
         value=settings.value,
         max_grad_norm=settings.max_grad_norm,
-        precision=str(settings.optimizer.precision).removeprefix("torch."),
+        precision=str(settings.precision).removeprefix("torch."),
         compiled=False,
         overlap=False,
         seed=0,
