@@ -363,7 +363,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr=1,1",), set(), "space: lr: one of 1, 1: a value is there twice"),
         (("lr=log:0:1",), set(), "space: lr: log-uniform from 0.0: must be above 0"),
         (("inertia=0.9,0.99",), set(), "space: inertia: the job has no such option; it has address, aggregator,"),
-        (("dropped=none,l1",), set(), "space: dropped: the job has no such option; it has address,"),
+        (("dropped=none,l1",), set(), "space: dropped: the job has no such option; did you mean drop_grad?"),
         (("threshold=uniform:0:1.5",), set(), "space: --threshold 1.5: the agreement threshold must lie in [0, 1]"),
         (("threshold=1.2",), set(), "space: --threshold 1.2: the agreement threshold must lie in [0, 1]"),
         (("lr=0.1,nan",), set(), "space: --lr nan: must be a finite number above 0"),

@@ -150,7 +150,5 @@ def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:
             group = option.groups
             lines.append(f"# {' '.join(group).replace('_', ' ')}\n")
         value = recorded[name]
-        lines.append(
-            yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, default_flow_style=None)
-        )
+        lines.append(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}, width=10_000))
     return "".join(lines)

@@ -117,7 +117,8 @@ def recording(config: Config) -> tuple[Config, set[str]]:
 
 def _recording(group: Any, reads: set[str]) -> Any:
     kind = type(group)
-    fields = {field.name for field in dataclasses.fields(group)}
+    names = [field.name for field in dataclasses.fields(group)]
+    fields = set(names)
     groups = {name for name in fields if isinstance(getattr(group, name), OptionGroup)}
     # What the group made of its options, of any of them.
     derived = [name for name in getattr(group, "__dict__", ()) if name not in fields]
@@ -135,7 +136,7 @@ def _recording(group: Any, reads: set[str]) -> Any:
         kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__, "__class__": itself}
     )
     copy = object.__new__(recorder)
-    for name in [*fields, *derived]:
+    for name in [*names, *derived]:
         value = getattr(group, name)
         object.__setattr__(copy, name, _recording(value, reads) if name in groups else value)
     return copy

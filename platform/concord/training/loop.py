@@ -272,7 +272,7 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
-        places = range(config.data.batch_size)
+        places: Sequence[int] = range(config.data.batch_size)
         places = share(places, place) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
         together = config.data.environments_per_step // place.world_size or None

@@ -1,0 +1,216 @@
+"""Options in groups: plain names outside, defaults by an instance, and files of them."""
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concord.cli import main
+from concord.cli.parsing import parse
+from concord.errors import InputError
+from concord.options import OptionGroup, option_values, options_of
+from concord.runs.folder import recorded_config, restored_config
+from concord.training import TrainConfig, load_job
+from concord.training.job import Job, built_in_jobs
+from concord.training.options import OptimizerOptions, ScheduleOptions
+
+OPTIONS = options_of(TrainConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    """Of a job of one's own."""
+
+    width: int = 8
+    """Units."""
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that an option of this type may have."""
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if get_origin(hint) is tuple:
+        return st.lists(values_of(get_args(hint)[0]), max_size=3).map(tuple)
+    kinds: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: st.integers(-5, 5),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.from_regex("[a-z]{1,5}", fullmatch=True),
+        Path: st.from_regex("[a-z]{1,5}", fullmatch=True).map(Path),
+        type(None): st.none(),
+    }
+    if hint in kinds:
+        return kinds[hint]
+    return st.one_of(*map(values_of, get_args(hint)))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> dict[str, Any]:
+    """Some options with values that they may have."""
+    names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, max_size=8))
+    return {name: draw(values_of(OPTIONS[name].hint)) for name in names}
+
+
+@given(changes())
+def test_options_by_their_plain_names_come_back_as_they_were_given(given_: dict[str, Any]) -> None:
+    config = TrainConfig().with_options(**given_)
+    assert option_values(config) == option_values(TrainConfig()) | given_
+    assert TrainConfig().with_options(**option_values(config)) == config
+
+
+@given(changes())
+def test_a_record_gives_back_what_was_recorded(given_: dict[str, Any]) -> None:
+    config = TrainConfig().with_options(**given_)
+    recorded = json.loads(json.dumps(recorded_config(config)))
+    ours, theirs = option_values(config), option_values(restored_config(TrainConfig(), recorded))
+    kept = set(OPTIONS) - {"tracking_uri", "address"}  # which are of a machine
+    assert {name: theirs[name] for name in kept} == {name: ours[name] for name in kept}
+
+
+def test_a_record_of_an_earlier_version_is_flat_and_restores() -> None:
+    recorded = {"seed": 3, "lr": 0.5, "milestones": [0.25], "inner_lr": 0.2, "data_dir": "there", "gone": 1}
+    config = restored_config(Config(), recorded)
+    assert (config.run.seed, config.optimizer.lr, config.schedule.milestones) == (3, 0.5, (0.25,))
+    assert (config.objective.meta_irm.inner_lr, config.data.data_dir, config.width) == (0.2, Path("there"), 8)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="treshold: there is no such option; did you mean threshold"):
+        TrainConfig().with_options(treshold=0.5)
+
+
+def test_a_group_refuses_its_own_mistakes() -> None:
+    with pytest.raises(InputError, match="--lr -1: must be a finite number above 0"):
+        OptimizerOptions(lr=-1).check()
+    with pytest.raises(InputError, match="--lr -1"):
+        TrainConfig(optimizer=OptimizerOptions(lr=-1)).check()
+
+
+def test_a_job_changes_defaults_by_groups_by_names_and_not_at_all() -> None:
+    by_groups = Config(optimizer=OptimizerOptions(lr=0.5), schedule=ScheduleOptions(epochs=3))
+    parts: dict[str, Any] = {"environments": print, "model": print, "loss": print}
+    assert Job(**parts, config=by_groups).config == Config().with_options(lr=0.5, epochs=3)
+    assert Job(**parts, config=Config).config == Config()
+    assert Job(**parts).config == TrainConfig()
+    assert parse(Config, ["--lr", "2"], "mine", by_groups) == by_groups.with_options(lr=2.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("lr: float = 0.5", r"Mine.lr: is an option already; to change its default write Job\(…, config=Mine\(\)"
+         r".with_options\(lr=0.5\)\)"),
+        ("lr = 0.5", "Mine.lr: is an option already"),
+        ("data: str = 'mnist'", "Mine.data: is the name of a group of options; rename it"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_declared_again_is_refused_with_what_to_write(body: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        exec(f"class Mine(TrainConfig):\n    {body}", {"TrainConfig": TrainConfig})
+
+
+def test_an_option_that_a_group_of_the_job_s_own_has_again_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own(OptionGroup):
+        lr: float = 0.5
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(TrainConfig):
+        own: Own = field(default_factory=Own)
+
+    with pytest.raises(InputError, match="Mine: --lr is there twice"):
+        Job(print, print, print, config=Mine())  # type: ignore[type-var, arg-type]
+
+
+def test_what_an_option_leaves_to_others_follows_when_they_are_varied() -> None:
+    asked = TrainConfig().with_options(objective="irm")
+    assert asked.aggregation.aggregator == "auto"
+    assert asked.resolved().aggregation.aggregator == "mean"
+    back = asked.resolved().with_options(objective="erm", aggregator="auto").resolved()
+    assert back.aggregation.aggregator == "and-mask"
+
+
+@pytest.mark.parametrize("name", sorted(built_in_jobs()))
+def test_every_job_s_defaults_can_be_meant(name: str) -> None:
+    load_job(name).job.config.check()
+
+
+# --- files
+
+
+def printed(*words: str) -> str:
+    """What the command line prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(list(words)) == 0
+    return out.getvalue()
+
+
+def test_what_is_printed_can_be_given_back(tmp_path: Path) -> None:
+    words = ["--lr", "3e-05", "--objective", "irm", "--milestones", "0.5", "--shortcut-dimensions", "4", "--no-rescale"]
+    said = printed("train", "synthetic", *words, "--print-config")
+    values = yaml.safe_load(said)
+    assert (values["lr"], values["aggregator"], values["penalty_weight"], values["epochs"]) == (3e-5, "mean", 1e4, 94)
+    file = tmp_path / "mine.yaml"
+    file.write_text(said)
+    assert printed("train", "synthetic", "--config", str(file), "--print-config") == said
+
+
+def test_the_command_line_wins_over_the_file_in_any_form(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("lr = 0.5\nbatch-size = 7\nmilestones = [0.25, 0.5]\n")
+    (tmp_path / "a.json").write_text('{"lr": 0.5, "batch_size": 7, "milestones": [0.25, 0.5]}')
+    (tmp_path / "a.yaml").write_text("lr: 5e-1\nbatch_size: 7\nmilestones: [0.25, 0.5]\n")
+    said = {
+        printed("train", "synthetic", "--config", str(tmp_path / f"a.{kind}"), "--lr", "2", "--print-config")
+        for kind in ("toml", "json", "yaml")
+    }
+    assert len(said) == 1
+    values = yaml.safe_load(said.pop())
+    assert (values["lr"], values["batch_size"], values["milestones"]) == (2.0, 7, [0.25, 0.5])
+
+
+def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
+    config = load_job("synthetic").job.config.with_options(lr=0.5, name="old", output=tmp_path / "out")
+    recorded = recorded_config(config.resolved())
+    for name, text in (
+        ("run.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
+        ("config.json", recorded),
+    ):
+        (tmp_path / name).write_text(json.dumps(text))
+        values = yaml.safe_load(printed("train", "synthetic", "--config", str(tmp_path / name), "--print-config"))
+        assert values["lr"] == 0.5
+        assert "name" not in values  # another run has another
+
+
+def test_a_study_begins_from_a_file_too(tmp_path: Path) -> None:
+    said = printed("tune", "synthetic", "--trials", "3", "--lr", "0.5", "--print-config")
+    (tmp_path / "study.yaml").write_text(said)
+    assert printed("tune", "synthetic", "--config", str(tmp_path / "study.yaml"), "--print-config") == said
+    assert {"trials": 3, "lr": 0.5}.items() <= yaml.safe_load(said).items()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "treshold: 0.5", "a.yaml: treshold: there is no such option; did you mean threshold?"),
+        ("a.yaml", "lr: fast", "a.yaml: lr fast: must be a number"),
+        ("a.toml", "optimizer = 'adma'", "a.toml: optimizer adma: must be one of adam, sgd, temporal-and-mask"),
+        ("a.yaml", "- lr", "a.yaml: holds list; expected options by their names"),
+        ("a.json", "{", "a.json: cannot be read"),
+        ("a.txt", "lr: 1", "a.txt: is read by its ending; expected .yaml, .toml or .json"),
+        ("a.yaml", None, "a.yaml: there is no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["train", "synthetic", "--config", str(tmp_path / name), "--print-config"]) == 2
+    assert said in capsys.readouterr().err
