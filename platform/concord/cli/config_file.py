@@ -5,8 +5,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import tyro
 import yaml
 
 from concord.cli.parsing import option_value
@@ -124,7 +125,8 @@ def with_file_options(options: OptionGroup) -> WithFile:
     """These options, and ``--config`` and ``--print-config``."""
     kind = make_dataclass(
         "WithFile",
-        [("options", type(options))],
+        # Without a name, so that panels are called by the groups alone.
+        [("options", Annotated[type(options), tyro.conf.arg(name="")])],
         bases=(WithFile,),
         namespace={"__doc__": type(options).__doc__},
         frozen=True,

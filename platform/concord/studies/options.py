@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
 
 from concord.errors import InputError
 from concord.options import OptionGroup, flag_of, options_of
@@ -110,7 +112,8 @@ def options_for(config: TrainConfig, methods: Sequence[str] = ()) -> TuneOptions
     for name in options_of(StudyOptions).keys() & options_of(type(config)).keys():
         raise InputError(f"job option {flag_of(name)}: also an option of concord tune; rename it")
     named = f" Methods of this job: {', '.join(methods)}." if methods else ""
-    fields = [("study", StudyOptions), ("config", type(config))]
+    # Without a name, so that panels of the help are called by the groups alone.
+    fields: list[Any] = [("study", StudyOptions), ("config", Annotated[type(config), tyro.conf.arg(name="")])]
     namespace = {"__doc__": f"{StudyOptions.__doc__}{named}"}
     kind = dataclasses.make_dataclass(
         "TuneOptions", fields, bases=(TuneOptions,), namespace=namespace, frozen=True, kw_only=True
