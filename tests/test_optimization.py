@@ -50,22 +50,23 @@ def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor
     w = torch.cat([weight.flatten() for weight in start])
     first, second, velocity = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for index, step in enumerate(steps):
-        lr = options.lr * options.decay ** sum(index >= round(at * len(steps)) for at in options.milestones)
+        passed = sum(index >= round(at * len(steps)) for at in options.schedule.milestones)
+        lr = options.optimizer.lr * options.schedule.decay**passed
         g = torch.cat([gradient.flatten() for gradient in step])
-        if options.clip > 0:
-            g = g * min(1.0, options.clip / (float(g.norm()) + 1e-6))
-        if options.regularization == "coupled":
-            g = g + options.l1 * w.sign() + options.l2 * w
-        if options.optimizer == "adam":
+        if options.optimizer.clip > 0:
+            g = g * min(1.0, options.optimizer.clip / (float(g.norm()) + 1e-6))
+        if options.optimizer.regularization == "coupled":
+            g = g + options.optimizer.l1 * w.sign() + options.optimizer.l2 * w
+        if options.optimizer.optimizer == "adam":
             first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
             move = (first / (1 - 0.9 ** (index + 1))) / ((second / (1 - 0.999 ** (index + 1))).sqrt() + 1e-8)
         else:
             velocity = 0.9 * velocity + g
             move = velocity
         w = w - lr * move
-        if options.regularization == "decoupled":
-            w = w - lr * options.l2 * w
-            w = w.sign() * (w.abs() - lr * options.l1).clamp(min=0)
+        if options.optimizer.regularization == "decoupled":
+            w = w - lr * options.optimizer.l2 * w
+            w = w.sign() * (w.abs() - lr * options.optimizer.l1).clamp(min=0)
     sizes = [weight.numel() for weight in start]
     return [part.view(weight.shape) for part, weight in zip(w.split(sizes), start, strict=True)]
 

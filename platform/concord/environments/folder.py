@@ -24,7 +24,7 @@ def from_folder(
 
     Args:
         folder: where the files are, readable by every worker under the same path, or their address: then a worker
-            fetches those of its own environments. None, as ``config.data_dir`` is
+            fetches those of its own environments. None, as ``config.data.data_dir`` is
             where the user gave no folder, is refused.
         inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
             several columns, which become the features of an example in this order. The default for parquet, if
