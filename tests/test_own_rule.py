@@ -95,7 +95,12 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
     job, rest = with_own_rule(*job_and_words(words, "train"))
     config = configured(job, *rest)
     config.check()
-    assert (config.optimizer.lr, config.aggregation.dead_zone, config.aggregation.threshold, config.pause) == (0.5, 0.1, 0.7, 0.0)
+    assert (config.optimizer.lr, config.aggregation.dead_zone, config.aggregation.threshold, config.pause) == (
+        0.5,
+        0.1,
+        0.7,
+        0.0,
+    )
     assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
     assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
     assert config.method == "TrimmedSign"
