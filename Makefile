@@ -17,7 +17,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/pytest
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --numprocesses 0
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

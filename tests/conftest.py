@@ -16,12 +16,34 @@ from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 # Where tests are started in the background, SIGINT is ignored, and so it would be in the processes that they interrupt.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
+
+# The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
+LONG = (
+    "test_study", "test_run", "test_submission", "test_readme", "test_run_lifecycle", "test_storage", "test_tracking",
+    "test_objective_jobs", "test_collective", "test_image_jobs", "test_agent", "test_watching", "test_redaction",
+    "test_own_rule", "test_cloning", "test_ui", "test_training", "test_per_example", "test_objectives",
+)  # fmt: skip
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Side by side where all tests are asked for; some that are named run in this process."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return max(2, os.cpu_count() or 1) if whole else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files; a file's tests stay together and in their order."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +94,10 @@ def s3() -> Iterator[s3_server.Server]:
 
 @pytest.fixture
 def seeded() -> Iterator[None]:
-    """One thread, and PyTorch's generator seeded, for networks so small that they are slower on more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """PyTorch's generator seeded."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
