@@ -17,6 +17,7 @@ import concord
 from concord import logs as structured_logs
 from concord.cli.bench import bench
 from concord.cli.cluster import logs, stop, submissions, submit
+from concord.cli.comparing import compare
 from concord.cli.output import error_line, without_passwords
 from concord.cli.registry import models, ui
 from concord.cli.running import data, demo, jobs, report, train, tune
@@ -29,7 +30,8 @@ usage: concord COMMAND [options]
   concord jobs                          what there is to run, and what each reproduces
   concord train JOB [--option value]    one run; --name NAME --resume continues it
   concord tune JOB [--trials N]         one study; the same --name continues it
-  concord report JOB                    figures and tables from what was tracked
+  concord compare JOB [TABLE…]          configurations × seeds: a paper's table; run again it goes on
+  concord report JOB [TABLE…]           figures and tables from what was tracked; trains nothing
   concord data JOB                      make the data of a job that needs some made
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord submit train|tune JOB         the same on a cluster, through Ray Jobs; --follow shows the log
@@ -101,6 +103,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
     "jobs": jobs,
     "train": train,
     "tune": tune,
+    "compare": compare,
     "report": report,
     "data": data,
     "demo": demo,

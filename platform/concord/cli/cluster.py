@@ -20,7 +20,7 @@ from concord.errors import InputError, RunFailedError
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 
-SUBMITTED = ("train", "tune")
+SUBMITTED = ("train", "tune", "compare")
 # Ray asks a job to end, kills it three seconds later, and then ends its workers.
 _STOP_SECONDS = 60.0
 # MiB that Ray's dashboard takes.
@@ -45,7 +45,7 @@ class _Where:
 
 @dataclass(frozen=True, kw_only=True)
 class _Submit(_Where):
-    """Train or tune on a Ray cluster, through Ray Jobs: concord submit train|tune JOB, with that command's options."""
+    """Run a command on a Ray cluster, through Ray Jobs: concord submit train|tune|compare JOB, with its own options."""
 
     follow: bool = False
     """Show the log until the job ends, and end with its exit status; Ctrl-C leaves the job running."""
@@ -96,13 +96,16 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options = parse(_Submit, mine, "concord submit")
     if not rest or rest[0] not in SUBMITTED:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
-        raise InputError(f"{what}; give {' or '.join(SUBMITTED)}, and a job: concord submit train synthetic")
+        raise InputError(
+            f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
+        )
     command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
     job, own = with_own_rule(job, own)
     if {"-h", "--help"} & set(own):
+        from concord.cli.comparing import compare
         from concord.cli.running import train, tune
 
-        return (train if command == "train" else tune)(rest[1:], as_json)
+        return {"train": train, "tune": tune, "compare": compare}[command](rest[1:], as_json)
     name, fields = _checked(command, job, own, rest[1])
     from concord.submission.package import inside, packed
     from concord.submission.profile import Profile
@@ -125,6 +128,8 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         folder = folder or Path.cwd()
         needed.append(inside(Path(job.path), folder))
         reference = str(needed[-1])
+        if command == "compare" and isinstance(job.job.comparisons, str):
+            needed.append(inside(Path(job.path).parent / job.job.comparisons, folder))
     if job.rule is not None:
         folder = folder or Path.cwd()
         needed.append(inside(Path(job.rule.path), folder))
@@ -253,6 +258,8 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
             )
         if redact(word) != word:
             raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
+    if command == "compare":
+        return _checked_comparison(job, words)
     options = parse(type(defaults), words, f"concord submit {command} {reference}", defaults)
     if command == "train":
         config, method = options, getattr(options, "method", None)
@@ -268,6 +275,15 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
     # Many may be submitted in a second, and none of them sees the others' folders.
     made_up = f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
     return config.run.name or made_up, fields
+
+
+def _checked_comparison(job: Any, words: Sequence[str]) -> tuple[str, set[str]]:
+    from concord.cli.comparing import planned, tables_and_options
+    from concord.options import options_of
+
+    tables, options = tables_and_options(words)
+    plan = planned(job, tables, options, f"concord submit compare {job.name}", check=False)
+    return plan.name, set(options_of(type(plan.base)))
 
 
 def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:

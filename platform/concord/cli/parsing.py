@@ -93,6 +93,13 @@ def job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
     return load_job(words[0]), list(words[1:])
 
 
+def given_options(options: type[Any], words: Sequence[str]) -> set[str]:
+    """The options that these words name."""
+    names = options_of(options).keys()
+    named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return (named | {name.removeprefix("no_") for name in named}) & names
+
+
 def option_of(word: str) -> str:
     """The option a word names, as it is usually written; empty if it names none."""
     return word.split("=")[0].replace("_", "-") if word.startswith("--") else ""

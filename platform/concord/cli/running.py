@@ -11,10 +11,10 @@ from typing import Any
 
 from concord.cli.config_file import FileOptions, as_yaml, file_options, with_file_options
 from concord.cli.output import info, nested_table, table, without_passwords
-from concord.cli.parsing import job_and_words, option_value, parse, with_own_rule
+from concord.cli.parsing import given_options, job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import option_values, options_of
+from concord.options import option_values
 from concord.storage import check_address, display_path, is_remote, resolve
 
 
@@ -129,7 +129,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     options, print_config = _parsed(defaults, rest, f"concord tune {words[0]}", record, file)
     if print_config:
         return _print_config(job, options, as_json)
-    given = _given(type(options), rest).union(record["given"] if record else ())
+    given = given_options(type(options), rest).union(record["given"] if record else ())
     if file is not None:  # what is as it was anyway may be varied
         there = option_values(defaults)
         given |= {name for name, value in option_values(file.over(defaults)).items() if value != there[name]}
@@ -140,13 +140,6 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if not as_json:
         _print_study(result)
     return result.as_json()
-
-
-def _given(options: type[Any], words: Sequence[str]) -> set[str]:
-    """The options that these words name."""
-    names = options_of(options).keys()
-    named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    return (named | {name.removeprefix("no_") for name in named}) & names
 
 
 def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
@@ -286,26 +279,34 @@ def _require_disk(option: str, path: Path | None, why: str) -> None:
 
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Figures and tables of a job, and of its studies."""
+    """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
+    from concord.cli.comparing import report_comparisons, tables_and_options
     from concord.studies.options import combined
     from concord.studies.report import StudyReport, report_studies
 
     job, rest = job_and_words(words, "report")
+    tables, rest = tables_and_options(rest)
     kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
     options = parse(kind, rest, f"concord report {words[0]}")
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
-    if job.job.report is not None and not options.only_studies:
+    compared: Mapping[str, Any] = {}
+    if not options.only_studies:
+        compared = report_comparisons(job, tables, options.output, options.name, options.results, as_json)
+    own = job.job.report is not None and not options.only_studies and not tables
+    if own:
         result |= job.job.report.make(options, info)
-    studies, of_studies = report_studies(job.name, options, info)
-    if not studies and (job.job.report is None or options.only_studies):
+    studies, of_studies = ([], {}) if tables else report_studies(job.name, options, info)
+    if not studies and not own and not compared:
         raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")
-    result |= of_studies | {"figures": {**result.get("figures", {}), **of_studies.get("figures", {})}}
+    figures = {name: path for each in (result, compared, of_studies) for name, path in each.get("figures", {}).items()}
+    shown = dict(result)
+    result |= {**compared, **of_studies, "figures": figures}
     if not as_json:
         for study in studies:
             if study.finished:
                 _print_study(study)
-        for name, value in result.items():
-            if isinstance(value, Mapping):
+        for name, value in (shown | of_studies | {"figures": figures}).items():
+            if isinstance(value, Mapping) and value:
                 nested_table(name, value)
     return result

@@ -21,7 +21,6 @@ from concord.errors import InputError
 from concord.options import option_values
 from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
-from concord.studies.options import StudyOptions
 from concord.studies.stopping import SCHEDULER
 from concord.studies.trial import Report, TrialProcess, TrialSpecCommon
 from concord.training import TrainConfig
@@ -64,6 +63,20 @@ class Room:
         return max(1, int(self.cpus))
 
 
+class Sharing(Protocol):
+    """The options that say how a cluster is divided among trials."""
+
+    @property
+    def concurrent(self) -> int:
+        """Trials at a time; 0 takes what the cluster holds."""
+        ...
+
+    @property
+    def gpus_per_trial(self) -> float:
+        """GPUs of a trial, with --use-gpu."""
+        ...
+
+
 Node = Mapping[str, float]
 
 
@@ -76,7 +89,7 @@ def nodes_to_be(config: TrainConfig) -> list[Node]:
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
-def room(options: StudyOptions, config: TrainConfig, nodes: Sequence[Node]) -> Room:
+def room(options: Sharing, config: TrainConfig, nodes: Sequence[Node]) -> Room:
     """Divide a cluster of these nodes among trials.
 
     Raises:

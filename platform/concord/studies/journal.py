@@ -1,7 +1,8 @@
 """A study on disk: what it is (``study.json``), and a line for every trial that began or ended (``trials.jsonl``).
 
-The journal is the truth of a study. Ray Tune's own state, the searcher's and MLflow's follow from it, so a process
-killed at any moment loses nothing that was finished, and nothing counts twice. Lines are synced to the disk.
+A comparison is kept in the same form. The journal is the truth of either. Ray Tune's own state, the searcher's and
+MLflow's follow from it, so a process killed at any moment loses nothing that was finished, and nothing counts twice.
+Lines are synced to the disk.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from concord.space import Point, frozen
 from concord.storage import Folder, JsonLines, Lines
 
 STUDY, TRIALS = "study.json", "trials.jsonl"
-Kind = Literal["trial", "left-out", "seed"]
+Kind = Literal["trial", "left-out", "seed", "run"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,16 @@ class TrialSpec:
     """One thing to be trained and judged.
 
     Attributes:
-        kind: a trial of the search; a trial trained again with environments left out, or with another seed.
+        kind: a trial of the search; a trial trained again with environments left out, or with another seed; a run of a
+            comparison.
         trial: its number, from 0.
-        point: of the space.
+        point: of the space; of a run all its options.
         seed: of the training; None takes the study's.
         left_out: training environments to leave out in turn.
         whole: whether to train on all environments (too).
         resolved: what options that leave it to others, such as ``auto``, stand for.
+        name: what a reader calls it; None where that is its key.
+        origin: of a run: the command, the commit and the machine that it came from.
     """
 
     kind: Kind
@@ -41,6 +45,8 @@ class TrialSpec:
     left_out: tuple[str, ...] = ()
     whole: bool = True
     resolved: Point = field(default_factory=dict)
+    name: str | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -88,8 +94,8 @@ class Journal:
     _sent: Lines | None = None
 
     def begin(self, task: TrialSpec) -> None:
-        """Keep that a task began; again is no news."""
-        if task.key in self.tasks:
+        """Keep that a task began; again is no news, but where something of it is said otherwise."""
+        if self.tasks.get(task.key) == task:
             return
         self._write({"event": "began", "key": task.key, **vars(task)})
         self.tasks[task.key] = task
@@ -140,18 +146,19 @@ def read(folder: Path) -> Journal:
 
 
 @contextlib.contextmanager
-def opened(folder: Path | Folder) -> Iterator[Journal]:
+def opened(folder: Path | Folder, what: str = "study") -> Iterator[Journal]:
     """The journal of a study, to go on with it.
 
     Args:
         folder: of the study; where it is kept elsewhere, what is kept there is what counts.
+        what: a study or a comparison, for the refusal.
 
     Raises:
         InputError: another process has it open.
     """
     kept = folder if isinstance(folder, Folder) else Folder(folder)
     folder = kept.path
-    with kept.locked("study"):
+    with kept.locked(what):
         path = folder / TRIALS
         kept = kept.claimed()
         sent = kept.lines(TRIALS)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tyro
 
@@ -14,6 +14,7 @@ from concord.training import TrainConfig
 from concord.training.evaluation import Mode
 
 Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
+Command = TypeVar("Command", bound=OptionGroup)
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
@@ -109,17 +110,36 @@ def options_for(config: TrainConfig, methods: Sequence[str] = ()) -> TuneOptions
     Raises:
         InputError: the job has an option that means something else here.
     """
-    for name in options_of(StudyOptions).keys() & options_of(type(config)).keys():
-        raise InputError(f"job option {flag_of(name)}: also an option of concord tune; rename it")
     named = f" Methods of this job: {', '.join(methods)}." if methods else ""
+    return with_config(TuneOptions, "study", StudyOptions(), config, "tune", f"{StudyOptions.__doc__}{named}")
+
+
+def with_config(
+    kind: type[Command], part: str, own: OptionGroup, config: TrainConfig, command: str, text: str | None = None
+) -> Command:
+    """A command's own options and a job's, at their defaults.
+
+    Args:
+        kind: has both, its own as ``part`` and the job's as ``config``.
+        part: the name of its own.
+        own: its own.
+        config: the job's.
+        command: its name.
+        text: what its help says; that of its own options if None.
+
+    Raises:
+        InputError: the job has an option that means something else there.
+    """
+    for name in options_of(type(own)).keys() & options_of(type(config)).keys():
+        raise InputError(f"job option {flag_of(name)}: also an option of concord {command}; rename it")
     # Without a name, so that panels of the help are called by the groups alone.
-    fields: list[Any] = [("study", StudyOptions), ("config", Annotated[type(config), tyro.conf.arg(name="")])]
-    namespace = {"__doc__": f"{StudyOptions.__doc__}{named}"}
-    kind = dataclasses.make_dataclass(
-        "TuneOptions", fields, bases=(TuneOptions,), namespace=namespace, frozen=True, kw_only=True
+    fields: list[Any] = [(part, type(own)), ("config", Annotated[type(config), tyro.conf.arg(name="")])]
+    namespace = {"__doc__": text or type(own).__doc__}
+    made = dataclasses.make_dataclass(
+        kind.__name__, fields, bases=(kind,), namespace=namespace, frozen=True, kw_only=True
     )
-    made: TuneOptions = kind(study=StudyOptions(), config=config)
-    return made
+    command_options: Command = made(**{part: own, "config": config})
+    return command_options
 
 
 def combined(first: type[Any], second: type[Any]) -> type[Any]:

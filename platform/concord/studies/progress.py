@@ -65,7 +65,7 @@ class StudyProgress:
         self._count(task, ended)
         if ended.failure is not None and ended.failure not in self._reasons:
             self._reasons.add(ended.failure)
-            self._say(f"{task.key} failed: {ended.failure.splitlines()[0]}")
+            self._say(f"{task.name or task.key} failed: {ended.failure.splitlines()[0]}")
 
     def _count(self, task: TrialSpec, ended: TrialResult) -> None:
         with self._lock:

@@ -34,7 +34,11 @@ class StudyReport:
     studies: tuple[str, ...] = ()
     """Names of the studies to report; all of the job's if none is given."""
     only_studies: bool = False
-    """Leave out what the job itself reports."""
+    """Leave out what the job itself reports, and its tables."""
+    name: str | None = None
+    """Name of the comparison whose tables are shown; the job's if not given."""
+    results: Path | None = None
+    """Folder in which to keep what each table is made of, too: a file a table, a JSON line a run."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, studies and figures."""
     # fmt: on

@@ -1,42 +1,30 @@
 """A whole study: searched or continued, judged, tracked, its best run again. What ``concord tune`` does."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
-from concord.errors import InputError, RunFailedError, StoppedError
-from concord.options import option_values
-from concord.runs.dashboard import described
+from concord.errors import RunFailedError, StoppedError
 from concord.runs.folder import RECORD, Lineage, run_folder, run_tags
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info, run
-from concord.runs.session import ray_session
-from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Point, format_point
-from concord.storage import Folder, display_path, resolve
+from concord.storage import display_path, resolve
 from concord.studies import journal as journals
-from concord.studies.execution import Interruption, Room, execute, nodes_to_be, overrides, room
-from concord.studies.journal import Journal, TrialResult, TrialSpec
-from concord.studies.plan import Plan, kept_study
+from concord.studies.execution import Interruption, overrides
+from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.plan import Plan
 from concord.studies.progress import STUDY_METRICS, StudyProgress
 from concord.studies.results import FIGURES, SUMMARY, TABLE, StudyResult, judged, write_results
 from concord.studies.selection import LOOKED_AT
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.spaces import config_at, resolved_at
 from concord.studies.stopping import StopRule, replay, scheduler
-from concord.studies.trial import TrialSpecCommon
-from concord.tracking import ChildRuns, Store, redact
+from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
 from concord.training.job import built_in_jobs
-
-_CHILDREN = "children.jsonl"
-_DISTRIBUTED = "distributed"  # what distributed trials keep while they run
-# How long the end of a study goes on trying to send trials that a store did not take.
-_LAST_TRIALS_SECONDS = 60.0
 
 
 def run_study(plan: Plan, info: Info) -> StudyResult:
@@ -47,32 +35,17 @@ def run_study(plan: Plan, info: Info) -> StudyResult:
         RunFailedError: it was stopped, or every trial failed; what was finished is kept.
     """
     started = time.perf_counter()
-    base = plan.base
     logs.bind_context(study=plan.name, job=plan.job.name)
-    if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
-        room(plan.options, base, there)
-    store = Store.open(base.run.output, base.run.tracking_uri)
-    if (record := kept_study(plan.kept)) is not None:
-        before = record["store"]
-        if before != redact(store.uri):
-            raise InputError(f"--tracking-uri {redact(store.uri)}: the study {plan.name} was started with {before}")
-    with sigterm_as_interrupt(), ray_session(base.with_options(workers=1)) as dashboard:
-        where = room(plan.options, base, nodes_to_be(base))
-        plan.kept.make()
-        with journals.opened(plan.kept) as journal:
-            kept = journal.kept
-            new = not (kept.path / journals.STUDY).exists()
-            if new:
-                _create(plan, kept, store)
-            record = journals.read_study(kept.path)
-            _write(kept, {**record, "options": plan.record()["options"]})
-            if dashboard:
-                info(f"Ray dashboard {described(dashboard)}")
-            study = _Study(plan, kept, journal, store, record["run_id"], where, new, info)
-            with study.lifecycle():
-                study.run()
-            result = study.result()
-    return dataclasses.replace(result, seconds=time.perf_counter() - started)
+    study: _Study | None = None
+    try:
+        with opened(_group(plan), lambda task: _tracked(plan, task), info) as trials:
+            study = _Study(plan, trials, info)
+            study.run()
+    except StoppedError:
+        if study is None:
+            raise
+        raise study.stopped() from None
+    return dataclasses.replace(study.result(), seconds=time.perf_counter() - started)
 
 
 def experiment(job: str) -> str:
@@ -80,12 +53,7 @@ def experiment(job: str) -> str:
     return f"{job}-studies"
 
 
-def _write(kept: Folder, study: Mapping[str, Any]) -> None:
-    journals.write_study(kept.path, study)
-    kept.keep(journals.STUDY)
-
-
-def _create(plan: Plan, kept: Folder, store: Store) -> None:
+def _group(plan: Plan) -> TrialGroup:
     environments = plan.checked.environments
     tags = run_tags(plan.job.name, plan.job.path, len(environments.train), environments.version) | {
         "concord.study": plan.name,
@@ -101,78 +69,45 @@ def _create(plan: Plan, kept: Folder, store: Store) -> None:
         "mode": plan.criterion.mode,
         "stop_when": plan.stop_rule,
     }
-    run_id = None
-    try:
-        run_id = store.start_run(experiment(plan.job.name), plan.name, parameters, tags)
-        _write(kept, {**plan.record(), "run_id": run_id, "store": redact(store.uri)})
-        store.log_json(run_id, plan.space.as_json(), "space.json")
-        store.log_json(run_id, plan.record()["config"], "config.json")
-        for name, source in plan.base.sources().items():
-            store.log_text(run_id, source, name)
-    except BaseException:
-        _forget(kept, store, run_id)
-        raise
+    record = plan.record()
+    return TrialGroup(
+        what="study",
+        name=plan.name,
+        job=plan.job,
+        base=plan.base,
+        kept=plan.kept,
+        sharing=plan.options,
+        experiment=experiment(plan.job.name),
+        parameters=parameters,
+        tags=tags,
+        artifacts={"space.json": plan.space.as_json(), "config.json": record["config"]},
+        record=record,
+        updated=("options",),
+    )
 
 
-def _forget(kept: Folder, store: Store, run_id: str | None) -> None:
-    """Leave nothing of a study that cannot begin."""
-    kept.delete()
-    if run_id is not None:
-        with contextlib.suppress(RunFailedError):
-            store.delete_run(run_id)
+def _tracked(plan: Plan, task: TrialSpec) -> Tracked:
+    unused = config_at(plan.base, plan.space, task.point).resolved().unused()
+    chosen = {**plan.space.fixed(task.point), **task.point, **task.resolved}
+    parameters: dict[str, object] = {name: value for name, value in chosen.items() if name not in unused}
+    if task.seed is not None:
+        parameters["seed"] = task.seed
+    tags = {"concord.study": plan.name, "concord.trial": str(task.trial), "concord.kind": task.kind}
+    return Tracked(f"{plan.name} {task.key}", parameters, tags)
 
 
 class _Study:
     """A study at work."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        kept: Folder,
-        journal: Journal,
-        store: Store,
-        run_id: str,
-        where: Room,
-        new: bool,
-        info: Info,
-    ) -> None:
+    def __init__(self, plan: Plan, trials: Trials, info: Info) -> None:
         self.plan = plan
-        self.kept = kept
-        self.journal = journal
-        self.store = store
-        self.run_id = run_id
-        self.where = where
+        self.trials = trials
+        self.kept, self.journal = trials.kept, trials.journal
         self.info = info
-        self.new = new
-        lines = kept.lines(_CHILDREN)
-        lines.fetch()
-        self.children = ChildRuns(store, run_id, lines.file, known=not new, kept=lines.keeper)
         self.shared: SharedData | None = None
 
-    @contextlib.contextmanager
-    def lifecycle(self) -> Iterator[None]:
-        """See that MLflow has every trial and says how the study ended."""
-        status: Any = "FAILED"
-        try:
-            yield
-            status = "FINISHED"
-        except (KeyboardInterrupt, StoppedError):
-            status = "KILLED"
-            raise self._stopped() from None
-        except InputError:
-            status = None if self.new and not self.journal.tasks else "FAILED"
-            raise
-        finally:
-            unsent = self.children.close(_LAST_TRIALS_SECONDS)
-            if unsent:
-                self.info(f"tracking: {unsent} trials are not in MLflow; the same --name sends them")
-            if status is None:
-                _forget(self.kept, self.store, self.run_id)
-            else:
-                with contextlib.suppress(RunFailedError):
-                    self.store.finish_run(self.run_id, status)
-
-    def _stopped(self) -> StoppedError:
+    def stopped(self) -> StoppedError:
+        """How to go on."""
         plan = self.plan
         done = len(self.journal.results("trial"))
         job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
@@ -183,32 +118,18 @@ class _Study:
             f"stopped after {done} of {plan.trials} trials; continue with concord tune {job} --name {plan.name}{output}"
         )
 
-    def _continue(self) -> None:
-        """Clear up what a process that was killed left, and send what it had not sent."""
-        for stale in (*(name for name in self.kept.names() if name.startswith("tune-")), _DISTRIBUTED):
-            self.kept.remove(stale)
-        self.store.resume_run(self.run_id)
-        for key, task in self.journal.tasks.items():
-            if (ended := self.journal.ended.get(key)) is not None:
-                self._track_begin(task, ended.ended - ended.seconds)
-                for epoch, _, metrics in ended.history:
-                    self.children.log(key, metrics, epoch)
-                self._track_end(task, ended)
-
     def run(self) -> None:
         """Everything that is still to be done."""
         plan = self.plan
-        if not self.new:
-            self._continue()
         done = len(self.journal.results("trial"))
         looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
         self.info(
             f"study {plan.name}: {plan.method}, {plan.options.search}, "
             + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
-            + f", {self.where.concurrent} at a time, judged by {plan.criterion.metric}, {plan.criterion.direction} "
-            f"({LOOKED_AT[plan.criterion.selection]}){looks}"
+            + f", {self.trials.where.concurrent} at a time, judged by {plan.criterion.metric}, "
+            f"{plan.criterion.direction} ({LOOKED_AT[plan.criterion.selection]}){looks}"
         )
-        if self.new and plan.own is not None:
+        if self.trials.new and plan.own is not None:
             self.info(f"the first trial has the job's own settings: {plan.own}")
         self._search()
         finished = self.journal.finished("trial")
@@ -230,7 +151,7 @@ class _Study:
         )
         if plan.base.run.register:
             self._register(winner)
-        write_results(self.result(), self.store, self.run_id, self.info)
+        write_results(self.result(), self.trials.store, self.trials.run_id, self.info)
         self.kept.keep(FIGURES, TABLE, SUMMARY)
 
     def result(self) -> StudyResult:
@@ -275,10 +196,9 @@ class _Study:
         progress = StudyProgress("trials", plan.trials, plan.criterion, self.info)
         for task, result in ended:
             progress.earlier(task, result)
-        source = _Source(self, propose, learn, progress)
         labels = {"study": plan.name, "concord_job": plan.job.name, "method": plan.method}
         with Published(STUDY_METRICS, labels, progress.samples):
-            self._run(source, plan.stop_rule, stopping, interruption, progress)
+            self._run(propose, progress, learn, plan.stop_rule, stopping, interruption)
         self.info(progress.line())
         if interruption.out_of_time:
             self.info(
@@ -303,37 +223,33 @@ class _Study:
         if not queue:
             return
         progress = StudyProgress("trainings of the best trials", len(queue), None, self.info)
-        source = _Source(self, lambda: queue.pop(0) if queue else None, _nothing_learned, progress)
-        self._run(source, StopRule(()), scheduler("none"), Interruption(0), progress)
+        self._run(lambda: queue.pop(0) if queue else None, progress)
 
     def _run(
         self,
-        source: "_Source",
-        stop_rule: StopRule,
-        stopping: Any,
-        interruption: Interruption,
+        propose: Callable[[], TrialSpec | None],
         progress: StudyProgress,
+        learn: Callable[[TrialSpec, TrialResult], None] = lambda _task, _ended: None,
+        stop_rule: StopRule | None = None,
+        stopping: Any = None,
+        interruption: Interruption | None = None,
     ) -> None:
         plan = self.plan
         if self.shared is None and plan.base.parallel.workers == 1:
             varied = {located.name for located in plan.space.varied()}
             self.shared = share_data(plan.job.job, plan.base.resolved(), varied)
-        assignment = TrialSpecCommon(
-            plan.job.path,
-            plan.job.source,
-            plan.job.rule,
-            option_values(plan.base),
-            plan.criterion,
-            plan.modes,
-            stop_rule,
-            self.shared,
-            self.where.threads,
-            self.kept / _DISTRIBUTED,
+        self.trials.run(
+            propose,
+            self.options_of,
+            progress,
+            learn=learn,
+            criterion=plan.criterion,
+            modes=plan.modes,
+            stop_rule=stop_rule,
+            stopping=stopping,
+            interruption=interruption,
+            shared=self.shared,
         )
-        with progress:
-            execute(source, assignment, self.where, stopping, interruption, self.kept, plan.base.parallel.max_failures)
-        if interruption.stopped_by_user:
-            raise KeyboardInterrupt
 
     def _register(self, winner: TrialSpec) -> None:
         plan = self.plan
@@ -344,7 +260,7 @@ class _Study:
         lineage = Lineage(
             experiment(plan.job.name),
             {
-                "mlflow.parentRunId": self.run_id,
+                "mlflow.parentRunId": self.trials.run_id,
                 "concord.study": plan.name,
                 "concord.trial": str(winner.trial),
                 "concord.method": plan.method,
@@ -361,7 +277,7 @@ class _Study:
             "champion": finished.registered is not None and finished.registered.champion,
             "registration": finished.registered.reason if finished.registered else None,
         }
-        _write(self.kept, {**journals.read_study(self.kept.path), **became})
+        write_record(self.kept, {**journals.read_study(self.kept.path), **became})
 
     def options_of(self, task: TrialSpec) -> dict[str, Any]:
         """In what the task's configuration differs from the one that all start from."""
@@ -372,53 +288,3 @@ class _Study:
         if not task.whole:
             config = config.with_options(evaluations=1)
         return overrides(plan.base, config)
-
-    def _track_begin(self, task: TrialSpec, began: float) -> None:
-        plan = self.plan
-        unused = config_at(plan.base, plan.space, task.point).resolved().unused()
-        chosen = {**plan.space.fixed(task.point), **task.point, **task.resolved}
-        parameters: dict[str, object] = {name: value for name, value in chosen.items() if name not in unused}
-        if task.seed is not None:
-            parameters["seed"] = task.seed
-        tags = {"concord.study": plan.name, "concord.trial": str(task.trial), "concord.kind": task.kind}
-        self.children.begin(task.key, f"{plan.name} {task.key}", parameters, tags, began)
-
-    def _track_end(self, task: TrialSpec, ended: TrialResult) -> None:
-        tags = {"concord.stopped": ended.stopped or "", "concord.failure": ended.failure or ""}
-        tags = {name: text for name, text in tags.items() if text}
-        self.children.end(task.key, "FAILED" if ended.failure else "FINISHED", ended.ended, tags)
-
-
-def _nothing_learned(task: TrialSpec, ended: TrialResult) -> None:
-    """What a fixed list of tasks learns from one of them."""
-
-
-@dataclass
-class _Source:
-    """Tasks for :func:`execute`; what becomes of them goes to the journal, then to whoever wants to know."""
-
-    study: _Study
-    propose: Callable[[], TrialSpec | None]
-    learn: Callable[[TrialSpec, TrialResult], None]
-    progress: StudyProgress
-
-    def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
-        task = self.propose()
-        if task is None:
-            return None
-        if task.key in self.study.journal.ended:
-            self.study.children.forget(task.key)
-        self.study.journal.begin(task)
-        self.study._track_begin(task, time.time())
-        self.progress.began(task)
-        return task, self.study.options_of(task)
-
-    def evaluated(self, task: TrialSpec, epoch: int, percent: float, metrics: dict[str, float]) -> None:
-        self.progress.evaluated(task, percent)
-        self.study.children.log(task.key, metrics, epoch)
-
-    def ended(self, task: TrialSpec, ended: TrialResult) -> None:
-        self.study.journal.end(task, ended)
-        self.study._track_end(task, ended)
-        self.learn(task, ended)
-        self.progress.ended(task, ended)

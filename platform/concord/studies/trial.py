@@ -41,12 +41,13 @@ class TrialSpecCommon:
         path, source: the job's file.
         rule: the user's own that is trained with, if it is.
         options: the values of the configuration that trials start from.
-        criterion: what they are judged by.
+        criterion: what they are judged by; None where nothing is chosen among them.
         modes: whether large or small is good, by measure; None where that is not known.
         stop_rule: when they end early.
         shared: the data; None where each trial loads its own.
         threads: of a trial.
         folder: for what a distributed trial leaves while it runs.
+        detail: beginnings of the metrics of single environments that are reported all the same.
         log_context: how trials log.
         access: to the storages of the output and the data, see :func:`concord.storage.credentials`.
     """
@@ -55,12 +56,13 @@ class TrialSpecCommon:
     source: str = field(repr=False)
     rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
-    criterion: Criterion
+    criterion: Criterion | None
     modes: Mapping[str, Mode | None]
     stop_rule: StopRule
     shared: SharedData | None
     threads: int
     folder: Folder
+    detail: tuple[str, ...] = ()
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
@@ -109,12 +111,12 @@ class TrialProcess(Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation."""
-        report = self._next()
+        report, criterion = self._next(), self._assignment.criterion
         # As text: Ray Tune would keep statistics of every number in a result.
         return {
             "report": json.dumps(vars(report)),
             PROGRESS: report.percent,
-            SCORE: self._assignment.criterion.score(report.metrics),
+            SCORE: 0.0 if criterion is None else criterion.score(report.metrics),
             "done": report.last,
         }
 
@@ -166,7 +168,10 @@ class TrialProcess(Trainable):
 
     def _judged_by(self, evaluation: Evaluation) -> dict[str, float]:
         """The metrics without those of single environments and layers, with the worst by what the study knows."""
-        metrics = {name: value for name, value in evaluation.metrics.items() if "/" not in name}
+        detail = self._assignment.detail
+        metrics = {
+            name: value for name, value in evaluation.metrics.items() if "/" not in name or name.startswith(detail)
+        }
         for measure, mode in self._assignment.modes.items():
             if mode is not None and f"worst_train_{measure}" not in metrics:
                 metrics |= worst_environments(evaluation.metrics, measure, mode)

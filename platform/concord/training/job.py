@@ -15,6 +15,7 @@ from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
+from concord.training.comparison import Comparison
 from concord.training.evaluation import Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Outcome
@@ -61,6 +62,8 @@ class Job(Generic[Config]):
         data: options (a dataclass with defaults) and the function behind ``concord data``, where data have to be made.
         studies: what ``concord tune`` searches, by the names of the methods that are to be compared; the first is
             the default. Without any, a space is derived from the configuration.
+        comparisons: the tables of ``concord compare``, by name; or the Python file beside the job's own that has them,
+            as ``comparisons = {…}``. Workers never read that file.
     """
 
     environments: Callable[[Config], Environments]
@@ -78,6 +81,7 @@ class Job(Generic[Config]):
     final_measures: Callable[[Config, nn.Module], Mapping[str, float]] | None = None
     data: "Data | None" = None
     studies: Mapping[str, "Study"] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -269,6 +273,9 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     studies = {} if isinstance(job, CustomJob) else job.studies
     if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):
         raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {studies!r}")
+    tables = {} if isinstance(job, CustomJob) or isinstance(job.comparisons, str) else job.comparisons
+    if not isinstance(tables, Mapping) or not all(isinstance(each, Comparison) for each in tables.values()):
+        raise InputError(f"job {path}: comparisons map the names of tables to Comparison(…), found {tables!r}")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
 

@@ -1,0 +1,135 @@
+"""Tables of configurations × seeds: compare trains what they need, report reads what is there."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from concord.cli.output import info, table
+from concord.cli.parsing import given_options, job_and_words, option_of, parse, with_own_rule
+from concord.errors import InputError, UnfinishedError
+from concord.storage import resolve
+
+# The options that say where a comparison is and runs: what a later report of it is not told again.
+_WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "--gpus-per-trial")
+
+
+def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """Train what the tables need, and show them."""
+    from concord.comparisons.plan import comparisons_of
+
+    job, rest = job_and_words(words, "compare")
+    comparisons_of(job)
+    tables, rest = tables_and_options(rest)
+    plan = planned(job, tables, rest, f"concord compare {words[0]}")
+    from concord.comparisons.comparing import run_comparison  # imports Ray Tune, which takes seconds
+
+    result = run_comparison(plan, _without(rest, _WHERE), info)
+    if not as_json:
+        _print(result)
+    if result.failed:
+        name, failure = next(iter(result.failed.items()))
+        problem = f"{len(result.failed)} runs failed, the first of them {name}: {failure}; the same command tries again"
+        raise UnfinishedError(problem, result.as_json())
+    return result.as_json() | {"figures": _figures(result)}
+
+
+def report_comparisons(
+    job: Any, tables: Sequence[str], output: Path, name: str | None, results: Path | None, as_json: bool
+) -> Mapping[str, Any]:
+    """Show the tables of a job as far as their runs are there; nothing is trained.
+
+    Args:
+        job: with its file.
+        tables: their names; none takes all.
+        output: the output folder.
+        name: of the comparison; the job's if None.
+        results: folder that is to keep what the tables are made of, too.
+        as_json: whether tables are left out.
+
+    Returns:
+        What ``--json`` shows of them: nothing where the job has none.
+
+    Raises:
+        InputError: there is no such table.
+    """
+    from concord.comparisons.comparing import command
+    from concord.comparisons.plan import comparison_folder, comparison_name, comparisons_of
+    from concord.comparisons.results import journal_of, kept_words, read_results, write_results, write_runs
+
+    if not job.job.comparisons and not tables:
+        return {}
+    folder = comparison_folder(resolve(output) if ":/" in str(output) else output, comparison_name(job.name, name))
+    words = kept_words(folder.path)
+    where = ["--output", str(output), *(["--name", name] if name else [])]
+    shown: dict[str, Any] = {}
+    for each in tables or comparisons_of(job):
+        asked = words.get(each, [])
+        plan = planned(job, [each], [*asked, *where], f"concord compare {job.name}", check=False)
+        result = read_results(plan, journal_of(plan), plan.kept.path)
+        if results is not None and result.finished:
+            write_runs(result, results)
+        figures = write_results(result, plan.kept.path, info) if result.finished else {}
+        shown[each] = result.as_json() | {"figures": figures}
+        if not as_json and result.finished:
+            table(*result.tables[0].cells())
+        lost = sum(map(len, result.missing.values()))
+        if lost:
+            info(f"{each}: {lost} of {len(plan.runs[each])} runs are missing; {command(plan, asked)} makes them")
+        for run, failure in result.failed.items():
+            info(f"{run} failed: {failure.splitlines()[0]}")
+    return {
+        "tables": shown,
+        "figures": {name: path for each in shown.values() for name, path in each["figures"].items()},
+    }
+
+
+def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str, *, check: bool = True) -> Any:
+    """The plan of these tables, see :func:`concord.comparisons.plan.make_plan`."""
+    from concord.comparisons.options import options_for
+    from concord.comparisons.plan import make_plan
+    from concord.training.job import CustomJob
+
+    if isinstance(job.job, CustomJob):
+        raise InputError(f"{program}: this job trains in a way of its own, and has nothing to compare")
+    job, rest = with_own_rule(job, words)
+    command = options_for(job.job.config)
+    kind = type(command)
+    return make_plan(job, tables, parse(kind, rest, program, command), given_options(kind, rest), check=check)
+
+
+def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names before the first option, and the rest."""
+    at = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:at]), list(words[at:])
+
+
+def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The words without these options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+            continue
+        if option_of(word) in options:
+            skip = "=" not in word
+            continue
+        kept.append(word)
+    return kept
+
+
+def _print(result: Any) -> None:
+    for each in result.tables:
+        table(*each.cells())
+    for name, failure in result.failed.items():
+        info(f"{name} failed: {failure.splitlines()[0]}")
+    print(f"runs      {result.finished} finished, {len(result.failed)} failed")
+    print(f"tables    {result.folder / 'tables'}")
+    for name, path in _figures(result).items():
+        print(f"figure    {name}: {path}")
+    print(f"seconds   {result.seconds:.1f}")
+
+
+def _figures(result: Any) -> dict[str, str]:
+    found = {name: result.folder / "figures" / f"{name}.png" for t in result.tables for name in t.comparison.figures}
+    return {name: str(path) for name, path in found.items() if path.exists()}

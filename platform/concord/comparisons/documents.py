@@ -1,0 +1,74 @@
+"""Documents' tables, made from the files of results that are kept in the repository.
+
+A document marks the place::
+
+    <!-- results: JOB TABLE -->
+    <!-- end of results -->
+
+What stands between is made of ``docs/results/JOB-TABLE.jsonl``, written by ``concord report JOB TABLE --results …``.
+``python -m concord.comparisons.documents docs/results README.md docs/*.md`` makes all of them anew.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from concord.comparisons.plan import comparisons_of
+from concord.comparisons.results import KeptLine, Table, markdown
+from concord.errors import InputError
+from concord.training import load_job
+
+_PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
+
+
+def with_tables(text: str, results: Path) -> str:
+    """A document with its tables as the files in this folder say them.
+
+    Raises:
+        InputError: a table or its file is not there.
+    """
+
+    def table(place: re.Match[str]) -> str:
+        job, name = place[1], place[2]
+        return f"<!-- results: {job} {name} -->\n{documented(job, name, results)}<!-- end of results -->"
+
+    return _PLACE.sub(table, text)
+
+
+def documented(job: str, name: str, results: Path) -> str:
+    """A table, and below it what it was made by.
+
+    Raises:
+        InputError: it or its file is not there.
+    """
+    file = load_job(job)
+    path, tables = results / f"{file.name}-{name}.jsonl", comparisons_of(file)
+    if name not in tables or not path.is_file():
+        raise InputError(f"results of {job} {name}: " + (f"there is no {path}" if name in tables else "no such table"))
+    lines = [KeptLine.read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    if stray := {line.configuration for line in lines} - set(tables[name].configurations):
+        raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
+    said = {part: " and ".join(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
+    made = f"`{said['command']}` at {said['commit']}; {said['machine']}; {path.name}"
+    return f"\n{markdown(*Table(name, tables[name], lines).cells())}\n{made}\n"
+
+
+_ORIGIN = ("command", "commit", "machine")
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the tables of these documents anew."""
+    results, *documents = map(Path, words)
+    for path in documents:
+        before = path.read_text(encoding="utf-8")
+        after = with_tables(before, results)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"{path}: tables written anew")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
