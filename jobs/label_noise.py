@@ -1,29 +1,21 @@
 """Label noise (AND-mask paper, §3.2): a quarter of the training labels is shuffled, every example is an environment.
 
 The network that averages gradients first learns the images, then memorizes the wrong labels, and its test accuracy
-falls after its peak; where examples have to agree it keeps to what holds for all. ``concord tune label-noise --search
-grid`` is one seed of Fig. 9, ``concord report label-noise`` draws it.
+falls after its peak; where examples have to agree it keeps to what holds for all. ``concord compare label-noise fig-9``
+makes Fig. 9, ``concord compare label-noise mnist`` a version of it for a laptop.
 """
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from concord.analysis.figures import save
-from concord.analysis.memorization_figures import label_noise_figure
 from concord.environments import Environments, shuffle_labels
-from concord.environments.image_options import ImageOptions, source
-from concord.errors import InputError
+from concord.environments.image_options import ImageOptions
 from concord.models.image_options import ImageNetworkOptions
 from concord.space import Choice, Space
-from concord.studies.report import comparable_trials, load_trials
-from concord.training import Job, Report, Study, TrainConfig
-from concord.training.options import DEFAULT_OUTPUT
+from concord.training import Job, Study, TrainConfig
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
 
@@ -62,50 +54,6 @@ def environments(config: LabelNoiseConfig) -> Environments:
     return Environments(load, ["train"], test=["test"], observed=[name for name in parts if name != "train"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelNoiseReport:
-    """Figures of label noise: accuracy on wrongly labelled images and on the test, by epoch (Fig. 9)."""
-
-    # fmt: off
-    data: str | None = None
-    """cifar10, mnist, or the folder; that of the newest study if not given."""
-    output: Path = DEFAULT_OUTPUT
-    """Folder with the studies."""
-    # fmt: on
-
-
-def report(options: LabelNoiseReport, info: Callable[[str], None]) -> Mapping[str, Any]:
-    """Fig. 9 from the trials of this job's studies, over all their seeds."""
-    trials = load_trials("label-noise", job.config, options.output)
-    if not trials:
-        info("label-noise: no study yet; concord tune label-noise --search grid makes one")
-        return {"job": "label-noise", "figures": {}}
-    data = None if options.data is None else source(options.data)
-    trials = comparable_trials(trials, ("threshold", "lr"), data=data)
-    if not trials:
-        raise InputError(f"--data {options.data}: no study of label-noise with these images in {options.output}")
-    curves: dict[tuple[float, float], list[Any]] = {}
-    for trial in trials:
-        curves.setdefault((trial.config.aggregation.threshold, trial.config.optimizer.lr), []).append(trial.history)
-    folder = options.output / "reports" / "label-noise"
-    figure = label_noise_figure(curves, wrong=WRONG, right=RIGHT)
-    accuracy = {}
-    for (threshold, lr), histories in sorted(curves.items()):
-        last = [history[-1].metrics for history in histories]
-        accuracy[f"τ={threshold} lr={lr}"] = {
-            "wrong labels": [round(metrics.get(f"{WRONG}_accuracy", math.nan), 4) for metrics in last],
-            "right labels": [round(metrics.get(f"{RIGHT}_accuracy", math.nan), 4) for metrics in last],
-            "test at its peak": [round(max(at.metrics["ood_accuracy"] for at in each), 4) for each in histories],
-            "test": [round(metrics["ood_accuracy"], 4) for metrics in last],
-        }
-    return {
-        "job": "label-noise",
-        "data": trials[-1].config.images.data,
-        "figures": {"curves": str(save(figure, folder / f"curves-{Path(trials[-1].config.images.data).name}.png"))},
-        "accuracy": accuracy,
-    }
-
-
 job = Job(
     environments=environments,
     model=model,
@@ -123,7 +71,7 @@ job = Job(
     ),
     reproduces="AND-mask paper §3.2 (label noise): Fig. 9 on MNIST, but for the steady rise; on CIFAR-10 only "
     "500 images",
-    report=Report(LabelNoiseReport, report),
-    # The average and the AND-mask with the three learning rates of B.5; one seed of the experiment with --search grid.
+    comparisons="tables/label_noise.py",
+    # The average and the AND-mask with the three learning rates of B.5.
     studies={"learning-rates": Study(Space({"threshold": Choice(0.0, 0.2), "lr": Choice(5e-4, 1e-3, 5e-3)}))},
 )

@@ -128,7 +128,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "no command given; there are jobs, train, tune, report, .*concord --help"),
+        ("", "no command given; there are jobs, train, tune, compare, report, .*concord --help"),
         ("trian synthetic", "command trian: there is none; there are jobs, train, "),
         ("train", "train: which job? one of .*synthetic.*, or a Python file"),
         ("train --epochs 3", "train: which job?"),
@@ -640,7 +640,7 @@ def test_help_names_every_command(concord_: Concord) -> None:
         assert all(f"concord {command}" in said.out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train", "tune", "report"}))
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"train", "tune", "compare", "report"}))
 def test_every_command_explains_itself(concord_: Concord, command: str) -> None:
     said = concord_(command, "--help")
     assert said.status == 0
@@ -676,7 +676,7 @@ def test_a_report_is_made_only_of_a_job_that_has_one_or_of_studies(
     path = job_file()
     said = refused("report", path)
     assert said == f"report: job mine has no study in concord-runs; concord tune {path} makes one"
-    assert "--counts" in concord_("report", "synthetic", "--help").out
+    assert "--shortcut-scale" in concord_("report", "synthetic", "--help").out
 
 
 def test_the_version_is_the_package_s(concord_: Concord) -> None:

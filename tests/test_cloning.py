@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from concord.analysis.cloning_figures import bootstrapped_interval
+from concord.cli import main
 from concord.environments import BatchStream, Environment
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
@@ -304,7 +304,9 @@ def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) -> None:
+def test_studies_of_both_methods_and_their_report(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = load_job("coinrun-clone")
     for method in ("adam", "temporal-and-mask"):
         options = {
@@ -317,17 +319,21 @@ def test_studies_of_both_methods_and_their_report(data: Path, tmp_path: Path) ->
         assert len(result.finished) == 2
         points = [task.point for task, _ in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
-    report = job.job.report
-    assert report is not None
-    options_of_report = report.options(
-        seeds=1, epochs=1, states=12, play_episodes=0, data_dir=data, output=tmp_path, best=2
-    )
-    said = report.make(options_of_report, quiet)
-    assert set(said["clones"]) == {"adam", "temporal-and-mask", "adam, levels together", "spatial-and-mask"}
-    assert said["trials"] == {"temporal-and-mask": 2, "adam": 2}
-    assert set(said["table_3"]) == {f"{method} {rank}" for method in said["trials"] for rank in (1, 2)}
-    for path in said["figures"].values():
-        assert Path(path).stat().st_size > 5000
+    where = ["--data-dir", str(data), "--output", str(tmp_path)]
+    assert main(["compare", "coinrun-clone", "methods", *SMALL, *where]) == 0
+    assert main(["report", "coinrun-clone", "--output", str(tmp_path), "--best", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = said["tables"]["methods"]["rows"]
+    assert [row["name"] for row in rows] == ["adam", "temporal-and-mask", "adam, levels together", "spatial-and-mask"]
+    assert {method: each["test loss"]["seeds"] for method, each in said["best trials"].items()} == {
+        "adam": 2, "temporal-and-mask": 2
+    }  # fmt: skip
+    for name in ("clones", "best-runs", "curves"):
+        assert Path(said["figures"][name]).stat().st_size > 5000
+
+
+# As many levels as there are.
+SMALL = ["--seeds", "1", "--epochs", "1", "--states", "12", "--play-episodes", "0", "--environments-per-step", "3"]
 
 
 def test_the_interval_of_a_mean_is_the_one_of_resampling_by_hand() -> None:
@@ -357,15 +363,6 @@ def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data:
     options["selection"] = "oracle"
     oracle = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert oracle.looks_at_test == "selection"
-
-
-@pytest.mark.parametrize(("levels", "together"), [(64, 8), (63, 7), (8, 8), (3, 3), (11, 1), (1, 1)])
-def test_the_spatial_mask_compares_as_many_levels_as_divide_them(levels: int, together: int) -> None:
-    methods = sys.modules[load_job("coinrun-clone").job.model.__module__].methods(levels)
-    assert ("spatial-and-mask" in methods) == (together > 1)
-    if together > 1:
-        assert methods["spatial-and-mask"]["environments_per_step"] == together
-        assert methods["spatial-and-mask"]["batch_size"] == 64 // together
 
 
 def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:

@@ -12,8 +12,7 @@ from test_images import needs_shared_data, write_folder, write_mnist
 from concord.cli import main
 from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
-from concord.training.options import TrainConfig
-from concord.training.sweep import sweep
+from concord.training.process import tune_process
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 TINY = ["--data", "mnist", "--model", "mlp", "--hidden-units", "16", "--hidden-layers", "1", "--batch-size", "10"]
@@ -79,7 +78,7 @@ def test_fast_resnet_trains_on_a_folder_of_images_with_either_definition(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_with_workers_and_a_study_are_tracked_and_reported(
+def test_a_run_with_workers_reports_wrong_and_right_labels(
     ray_cluster: None, output: Path, mnist: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--data-dir", str(mnist), "--output", str(output)]
@@ -87,28 +86,19 @@ def test_a_run_with_workers_and_a_study_are_tracked_and_reported(
     assert status == 0
     assert {"wrong_labels_accuracy", "right_labels_accuracy", "ood_accuracy"} <= run["metrics"].keys()
 
-    grid = ["--search", "grid", "--selection", "oracle", "--shortlist", "0", "--reruns", "0", "--no-register"]
-    words = ["tune", "memorization", *TINY, *where, *grid, "--epochs", "2", "--vary", "threshold=0.0,0.2"]
-    status, study = outcome(capsys, *words)
-    assert (status, study["finished"], study["failed"]) == (0, 4, 0)
-    status, report = outcome(capsys, "report", "memorization", "--output", str(output))
-    assert status == 0
-    assert set(report["accuracy"]) == {f"{labels} labels, τ={t}" for labels in ("random", "true") for t in (0.0, 0.2)}
-    assert all(len(accuracy["train"]) == 1 for accuracy in report["accuracy"].values())
-    assert all(Path(report["figures"][name]).stat().st_size > 10_000 for name in ("curves", "thresholds"))
 
-
-def test_label_noise_is_reported_from_a_study(
-    ray_cluster: None, output: Path, mnist: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("job", "rows", "figures"),
+    [("memorization", 16, {"memorization-mnist", "thresholds-mnist"}), ("label-noise", 6, {"label-noise-mnist"})],
+)
+def test_the_laptops_version_of_the_figures_is_made_by_one_command(
+    job: str, rows: int, figures: set[str], ray_cluster: None, output: Path, mnist: Path, capsys: Any
 ) -> None:
-    grid = ["--search", "grid", "--selection", "oracle", "--shortlist", "0", "--reruns", "0", "--no-register"]
     where = ["--data-dir", str(mnist), "--output", str(output)]
-    status, study = outcome(capsys, "tune", "label-noise", *TINY, *where, *grid, "--epochs", "2")
-    assert (status, study["finished"]) == (0, 6)
-    status, report = outcome(capsys, "report", "label-noise", "--output", str(output))
-    assert status == 0
-    assert len(report["accuracy"]) == 6
-    assert Path(report["figures"]["curves"]).stat().st_size > 10_000
+    status, made = outcome(capsys, "compare", job, "mnist", *TINY, *where, "--epochs", "2", "--seeds", "1")
+    assert (status, made["runs"], len(made["rows"])) == (0, rows, rows)
+    assert set(made["figures"]) == figures
+    assert all(Path(path).stat().st_size > 10_000 for path in made["figures"].values())
 
 
 @pytest.mark.parametrize(
@@ -139,14 +129,6 @@ def test_wrong_input_is_said_in_one_line_and_leaves_nothing(
     assert not (output / "runs").exists()
 
 
-def test_a_report_without_a_study_says_how_to_make_one(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for job in ("memorization", "label-noise"):
-        status = main(["report", job, "--output", str(output)])
-        said = capsys.readouterr()
-        assert status == 0
-        assert f"concord tune {job} --search grid" in said.out + said.err
-
-
 # Chosen on training images 50,000 to 59,999, which the experiment does not use.
 LAPTOP_THRESHOLD = 0.15
 LAPTOP: dict[str, Any] = {"train_images": 6000, "lr": 1e-3}
@@ -154,21 +136,24 @@ LAPTOP: dict[str, Any] = {"train_images": 6000, "lr": 1e-3}
 
 @needs_shared_data
 @pytest.mark.slow
-def test_on_mnist_the_average_memorizes_random_labels_and_the_and_mask_does_not(tmp_path: Path) -> None:
+def test_on_mnist_the_average_memorizes_random_labels_and_the_and_mask_does_not() -> None:
     """The claim of Fig. 8 at the laptop's size, seed 0; the README has the command, and more thresholds and seeds."""
+    tune_process()
     job = load_job("memorization").job
-    configurations: dict[str, list[TrainConfig]] = {
-        f"{labels} {threshold}": [
+    runs = {
+        f"{labels} {threshold}": train(
+            job,
             job.config.with_options(
                 data="mnist", model="mlp", data_dir=SHARED, labels=labels, threshold=threshold, evaluations=1, **LAPTOP
-            )
-        ]
+            ),
+            ProcessContext(),
+            Silent(),
+        ).metrics
         for labels in ("random", "true")
         for threshold in (0.0, LAPTOP_THRESHOLD)
     }
     train_, test = (
-        {key: values[0] for key, values in sweep(job, configurations, metric, tmp_path / "r", print).items()}
-        for metric in ("train_accuracy", "ood_accuracy")
+        {key: metrics[metric] for key, metrics in runs.items()} for metric in ("train_accuracy", "ood_accuracy")
     )
     assert train_["random 0.0"] >= 0.95
     assert train_[f"random {LAPTOP_THRESHOLD}"] <= 0.25

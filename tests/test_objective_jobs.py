@@ -11,8 +11,10 @@ from test_images import write_mnist
 from test_shortcut_environments import write_sst2
 
 from concord.cli import main
+from concord.cli.comparing import planned
 from concord.runs.run import criterion_of, preflight, shortfall
 from concord.training import ProcessContext, load_job, train
+from concord.training.job import built_in_jobs
 from concord.training.loop import Silent
 
 
@@ -43,13 +45,17 @@ def test_example_1_finds_the_causes_with_the_penalty_and_not_without() -> None:
     assert metrics["test-0.01_loss"] > 0.1
 
 
-def test_the_report_of_example_1_has_the_tutorials_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["report", "irm-regression", "--seeds", "2", "--epochs", "5", "--processes", "1"]
-    status, result = outcome(capsys, *words, "--output", str(tmp_path))
-    assert status == 0
-    assert list(result["errors"]) == ["irm, 2 seeds", "irm, tutorial", "erm, 2 seeds", "erm, tutorial", "best possible"]
-    assert result["errors"]["best possible"]["test 0.01"] == "0.0002"
-    assert float(result["correlations"]["test 0.01"]["input 0"]) == pytest.approx(0.5, abs=0.03)
+def test_the_table_of_example_1_stands_beside_the_tutorials(
+    ray_cluster: None, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "irm-regression", "--seeds", "2", "--epochs", "5", "--output", str(output)]
+    status, result = outcome(capsys, *words)
+    assert (status, result["table"], result["runs"]) == (0, "example-1", 4)
+    irm, erm = result["rows"]
+    assert (irm["name"], irm["seeds"], irm["metrics"]["weight_0"]["paper"]) == ("irm", 2, 1.006)
+    assert erm["metrics"]["test-0.01_loss"]["paper"] == 0.2302
+    assert main(words) == 0
+    assert "best possible" in capsys.readouterr().out
     assert Path(result["figures"]["data"]).stat().st_size > 10_000
 
 
@@ -68,31 +74,18 @@ def test_colored_mnist_trains_and_measures_similarity(objective: Any, data: Path
     assert ("pwcca_adapted_0_train-0.1" in metrics) == (objective == "meta-irm")
 
 
-def test_the_report_of_colored_mnist_has_all_tables_and_figures(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_tables_and_figures_of_colored_mnist_are_all_made(
+    ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["report", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--processes", "1"]
-    where = ["--data-dir", str(data), "--output", str(tmp_path)]
-    parts = ["table-1", "table-2", "table-3", "table-4", "table-5", "gap"]
-    status, result = outcome(capsys, *words, *where, "--parts", *parts)
+    words = ["compare", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--hidden-units", "8"]
+    status, result = outcome(capsys, *words, "--data-dir", str(data), "--output", str(output))
     assert status == 0, result
-    assert {f"table {number}" for number in range(1, 6)} <= result.keys()
-    assert result["table 1"]["meta-irm, paper"]["p_e = 0.9"] == "70.4 ± 0.9"
-    assert set(result["figures"]) == {"figure 3", "figure 4", "figure 5", "figure 6", "figure 8"}
+    assert set(result["tables"]) == {*(f"table-{n}" for n in range(1, 6)), "gap", "similarity", "adapted"}
+    (row,) = (row for row in result["rows"] if (row["table"], row["name"]) == ("table-1", "meta-irm"))
+    assert row["metrics"]["ood_accuracy"]["paper"] == pytest.approx(0.704)
+    drawn = {"flips", "sizes", "penalty", "patches", "gap", "similarity", "layers"}
+    assert set(result["figures"]) == drawn
     assert all(Path(path).stat().st_size > 5_000 for path in result["figures"].values())
-    lines = (tmp_path / "reports" / "colored-mnist" / "runs.jsonl").read_text().splitlines()
-    again, _ = outcome(capsys, *words, *where, "--parts", "table-1")
-    assert again == 0
-    assert (tmp_path / "reports" / "colored-mnist" / "runs.jsonl").read_text().splitlines() == lines
-
-
-def test_several_processes_train_what_one_does(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["report", "colored-mnist", "--seeds", "1", "--examples", "24", "--epochs", "1", "--parts", "table-5"]
-    tables = [
-        outcome(capsys, *words, "--data-dir", str(data), "--output", str(tmp_path / count), "--processes", count)[1]
-        for count in ("1", "2")
-    ]
-    assert tables[0]["table 5"] == tables[1]["table 5"]
 
 
 def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_path: Path) -> None:
@@ -109,18 +102,21 @@ def test_punctuated_sst2_learns_words_or_takes_glove_vectors(data: Path, tmp_pat
     assert train(job, given, ProcessContext(), Silent()).metrics["ood_accuracy"] > 0.9
 
 
-def test_the_report_of_punctuated_sst2_has_the_papers_table(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_table_of_punctuated_sst2_has_the_papers_rows(
+    ray_cluster: None, output: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["report", "punctuated-sst2", "--seeds", "2", "--epochs", "1", "--processes", "1"]
-    status, result = outcome(capsys, *words, "--data-dir", str(data), "--output", str(tmp_path))
-    assert status == 0, result
-    assert result["words"].startswith("learned vectors")
-    assert len(result["table 6"]) == 8
-    assert result["table 6"]["meta-irm, η = 0"]["p_e = .9, paper"] == "73.0 ± 0.7"
-    assert "±" in result["table 6"]["meta-irm, η = 0"]["p_e = .9"]
-    refused, result = outcome(capsys, *words[:2], "--seeds", "0", "--data-dir", str(data), "--output", str(tmp_path))
-    assert (refused, result["error"]) == (2, "--seeds 0: must be at least 1")
+    words = ["compare", "punctuated-sst2", "--seeds", "1", "--epochs", "1", "--data-dir", str(data)]
+    status, result = outcome(capsys, *words, "--output", str(output))
+    assert (status, result["runs"]) == (0, 8)
+    papers = {row["name"]: row["metrics"]["ood_accuracy"]["paper"] for row in result["rows"]}
+    assert papers["meta-irm, η = 0"] == pytest.approx(0.73)
+
+
+@pytest.mark.parametrize("job", sorted(set(built_in_jobs()) - {"coinrun-expert"}))
+def test_every_configuration_of_every_table_is_right(job: str) -> None:
+    plan = planned(load_job(job), [], [], "concord compare", check=False)
+    assert plan.tables
+    assert all(len(runs) >= len(plan.tables[name].configurations) for name, runs in plan.runs.items())
 
 
 @pytest.mark.parametrize(

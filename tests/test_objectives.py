@@ -38,7 +38,6 @@ from concord.objectives import (
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
 from concord.training.loop import Silent
-from concord.training.sweep import sweep
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 
@@ -712,12 +711,6 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
         least = min((spread, epoch) for epoch, spread in seen.items() if epoch >= 3)
         assert kept == least[1]
         assert outcome.metrics["held_out_spread"] == pytest.approx(least[0])
-
-
-def test_a_sweep_takes_objectives(tmp_path: Path) -> None:
-    configurations = {name: [config(objective=name)] for name in ("erm", "irm")}
-    found = sweep(job(), configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lambda _: None)
-    assert all(0 <= value[0] <= 1 for value in found.values())
 
 
 def test_a_domain_adversarial_model_is_drawn_from_the_seed() -> None:

@@ -207,7 +207,9 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         InputError: there is no such option, or its value is wrong.
     """
     from concord.cli import COMMANDS, cluster
+    from concord.cli.comparing import planned, tables_and_options
     from concord.cli.parsing import job_and_words, parse, with_own_rule
+    from concord.comparisons.plan import comparisons_of
     from concord.studies.options import combined
     from concord.studies.report import StudyReport
 
@@ -224,10 +226,18 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     if command in ("train", "tune"):
         job, own = with_own_rule(*job_and_words(rest, command))
         cluster._checked(command, job, own, rest[0])
-    elif command in ("report", "data"):
+    elif command == "compare":
         job, own = job_and_words(rest, command)
-        options = getattr(job.job, command).options
-        parse(combined(options, StudyReport) if command == "report" else options, own, f"concord {command}")
+        planned(job, *tables_and_options(own), f"concord compare {rest[0]}", check=False)
+    elif command == "report":
+        job, own = job_and_words(rest, command)
+        named, own = tables_and_options(own)
+        assert set(named) <= set(comparisons_of(job) if named else ())
+        report = job.job.report
+        parse(StudyReport if report is None else combined(report.options, StudyReport), own, "concord report")
+    elif command == "data":
+        job, own = job_and_words(rest, command)
+        parse(job.job.data.options, own, "concord data")
     else:
         with monkeypatch.context() as patched:
             patched.setattr(sys.modules[COMMANDS[command].__module__], "parse", parsed)

@@ -31,7 +31,6 @@ from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluat
 from concord.training.gradient_source import gradient_source
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
-from concord.training.sweep import sweep
 
 
 def blobs(name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -630,24 +629,3 @@ def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")
-
-
-# --- sweeps
-
-
-def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    configurations = {1: [CONFIG.with_options(epochs=1, seed=seed) for seed in range(2)]}
-    lines: list[str] = []
-    first = sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append)
-    recorded = (tmp_path / "sweep.jsonl").read_text()
-    again = sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append)
-    assert first == again
-    assert len(first[1]) == 2
-    assert (tmp_path / "sweep.jsonl").read_text() == recorded
-    # Killed as it wrote: what comes next is not spoiled by what is left of the line.
-    (tmp_path / "sweep.jsonl").write_text(recorded[: len(recorded) - 100])
-    assert sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append) == first
-    (_, _, result), before = lines[-3:], len(lines)
-    assert result.startswith("2 of 2: ")
-    assert sweep(JOB, configurations, "ood_accuracy", tmp_path / "sweep.jsonl", lines.append) == first
-    assert lines[before:] == ["2 of 2 are there already"]

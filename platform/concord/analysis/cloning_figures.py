@@ -7,6 +7,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from concord.analysis.compared_runs import ComparedRuns, at_end
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -28,6 +29,11 @@ def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Fig
     axes.set_ylabel(measure)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def clones_figure(runs: ComparedRuns) -> Figure:
+    """The test KL of every run at its end, a column a method."""
+    return best_runs_figure({method: at_end(each, "ood_loss") for method, each in runs.items()}, "test KL")
 
 
 def mean_curves_figure(

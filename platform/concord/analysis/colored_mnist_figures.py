@@ -1,16 +1,19 @@
 """Accuracies over environments that mislead more and more, in the form of the meta-IRM paper."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from concord.analysis.compared_runs import ComparedRun, ComparedRuns, at_end, grouped
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 
 Runs = Mapping[float, Sequence[float]]
 """The values of all runs at each place on the horizontal axis."""
 
+SLOPES = "scale_slope/train/"  # metrics that the penalty is computed of
+ADAPTED = "pwcca_adapted_"
 _COLOURS = {
     "erm": GREY,
     "irm": BLUE,
@@ -98,6 +101,88 @@ def layers_figure(similarities: Mapping[str, Sequence[float]]) -> Figure:
     axes.set_ylabel("PWCCA similarity")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def by_flip(runs: Sequence[ComparedRun]) -> Runs:
+    """Each run's accuracy at its end, at each p_e: in the observed environments and in the test."""
+    accuracies: dict[float, list[float]] = {}
+    for run in runs:
+        at = {float(flip): f"flip-{flip:g}_accuracy" for flip in run.options["observed_flips"]}
+        at[float(run.options["test_flip"])] = "ood_accuracy"
+        for flip, metric in at.items():
+            accuracies.setdefault(flip, []).append(run.metrics[metric])
+    return dict(sorted(accuracies.items()))
+
+
+def all_methods(runs: ComparedRuns) -> Figure:
+    """Fig. 3 and 8: every row's accuracies, in one panel."""
+    return flips_figure({"": {method: by_flip(each) for method, each in runs.items()}})
+
+
+def all_sizes(runs: ComparedRuns) -> Figure:
+    """Fig. 5: a panel a method, a line a number of examples."""
+    panels: dict[str, dict[str, Runs]] = {}
+    for (method, examples), each in grouped(runs, "objective", "examples").items():
+        panels.setdefault(method, {})[f"{examples:,} examples"] = by_flip(each)
+    return flips_figure(panels)
+
+
+def penalties(runs: ComparedRuns) -> Figure:
+    """Fig. 6: the penalty of IRMv1's runs, a line a number of examples."""
+    curves = {
+        f"{examples:,} examples": [
+            [(at.epoch / run.history[-1].epoch, _penalty(at.metrics)) for at in run.history] for run in each
+        ]
+        for (method, examples), each in grouped(runs, "objective", "examples").items()
+        if method == "irm"
+    }
+    return penalty_figure(curves)
+
+
+def noise_gaps(runs: ComparedRuns) -> Figure:
+    """Fig. 4: accuracy in the test, a line a method."""
+    lines: dict[str, dict[float, list[float]]] = {}
+    for (method, gap), each in grouped(runs, "objective", "noise_gap").items():
+        lines.setdefault(method, {})[gap] = at_end(each, "ood_accuracy")
+    return band_figure(lines, "gap between the environments' label noise", "test accuracy at p_e = .9")
+
+
+def similarities(runs: ComparedRuns) -> Figure:
+    """Fig. 10: similarity of representations by p_e, a line a row that measures it."""
+    lines = {
+        method: {
+            float(flip): at_end(each, f"pwcca_{flip:g}")
+            for flip in (*each[0].options["observed_flips"], each[0].options["test_flip"])
+        }
+        for method, each in runs.items()
+    }
+    return band_figure(lines, "p_e of the test", "PWCCA similarity with p_e = .1")
+
+
+def adapted_layers(runs: ComparedRuns) -> Figure:
+    """Fig. 9: similarity before and after the inner steps, by layer."""
+    layers: dict[str, list[float]] = {}
+    for each in runs.values():
+        for run in each:
+            for name, value in run.metrics.items():
+                if name.startswith(ADAPTED):
+                    layers.setdefault(f"layer {int(name.removeprefix(ADAPTED).split('_')[0]) + 1}", []).append(value)
+    return layers_figure(layers)
+
+
+def adapted(layer: int) -> Callable[[ComparedRun], float]:
+    """The similarity of a layer before and after the inner steps, the mean over the environments."""
+
+    def similarity(run: ComparedRun) -> float:
+        found = [value for name, value in run.metrics.items() if name.startswith(f"{ADAPTED}{layer}_")]
+        return sum(found) / len(found)
+
+    return similarity
+
+
+def _penalty(metrics: Mapping[str, float]) -> float:
+    slopes = [value for name, value in metrics.items() if name.startswith(SLOPES)]
+    return sum(slope**2 for slope in slopes) / len(slopes)
 
 
 def _dots(axes: Axes, method: str, runs: Runs, index: int, shift: float) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from concord.analysis.compared_runs import ComparedRuns, grouped
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED
 from concord.analysis.training_curves import Evaluated
 
@@ -82,6 +83,33 @@ def label_noise_figure(curves: Mapping[tuple[float, float], Runs], wrong: str, r
     panels[0].set_ylabel("accuracy")
     panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def thresholds_of_runs(runs: ComparedRuns) -> Figure:
+    """Fig. 16 of runs with ``labels`` and ``threshold`` among their options."""
+    return thresholds_figure(_by_threshold(runs))
+
+
+def memorization_of_runs(runs: ComparedRuns) -> Figure:
+    """Fig. 8 of such runs."""
+    return memorization_figure(_by_threshold(runs))
+
+
+def label_noise_of_runs(runs: ComparedRuns) -> Figure:
+    """Fig. 9 of runs with ``threshold`` and ``lr`` among their options."""
+    curves = {key: [run.history for run in each] for key, each in grouped(runs, "threshold", "lr").items()}
+    return label_noise_figure(curves, wrong="wrong_labels", right="right_labels")
+
+
+def _by_threshold(runs: ComparedRuns) -> dict[str, dict[float, Runs]]:
+    """A panel for each kind of labels, and for each definition of an example's gradient where there are several."""
+    found = grouped(runs, "labels", "example_gradient", "threshold")
+    several = len({gradient for _, gradient, _ in found}) > 1
+    curves: dict[str, dict[float, Runs]] = {}
+    for (labels, gradient, threshold), each in found.items():
+        panel = f"{labels} labels" + (f", by {gradient}" if several else "")
+        curves.setdefault(panel, {})[threshold] = [run.history for run in each]
+    return curves
 
 
 def _colours(thresholds: Sequence[float]) -> dict[float, object]:

@@ -14,25 +14,29 @@ _BINS = 50
 def histograms(environments: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
     """A row of histograms for each environment, one of each input and of each target, all on one scale.
 
+    An input's title says its correlation with the (first) target, ρ.
+
     Args:
         environments: by the name to show: inputs ``(examples, features)`` and targets ``(examples, targets)``.
     """
     columns = {}
     for name, pair in environments.items():
         inputs, targets = (values.numpy() for values in pair)
-        columns[name] = [(f"input {place}", BLUE, values) for place, values in enumerate(inputs.T)]
+        columns[name] = [
+            (f"input {place}, ρ {np.corrcoef(values, targets[:, 0])[0, 1]:.3f}", BLUE, values)
+            for place, values in enumerate(inputs.T)
+        ]
         columns[name] += [("target", ORANGE, values) for values in targets.T]
     width = max(map(len, columns.values()))
-    figure = Figure(figsize=(1.7 * width, 1.1 * len(columns)), layout="constrained")
+    figure = Figure(figsize=(1.7 * width, 1.25 * len(columns)), layout="constrained")
     grid = figure.subplots(len(columns), width, sharex=True, sharey=True, squeeze=False)
     largest = max(float(np.quantile(np.abs(values), 0.999)) for row in columns.values() for _, _, values in row)
-    for number, (axes_row, (name, row)) in enumerate(zip(grid, columns.items(), strict=True)):
+    for axes_row, (name, row) in zip(grid, columns.items(), strict=True):
         for axes, (title, colour, values) in zip(axes_row, row, strict=True):
             axes.hist(values, bins=_BINS, range=(-largest, largest), color=colour)
             axes.set_yticks([])
             axes.spines[["top", "right", "left"]].set_visible(False)
-            if number == 0:
-                axes.set_title(title, fontsize=9)
+            axes.set_title(title, fontsize=8)
         axes_row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     # Narrow distributions would flatten all others.
     grid[0][0].set_ylim(0, max(len(each) for each in (row[0][2] for row in columns.values())) / 8)

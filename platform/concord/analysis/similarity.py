@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from concord.errors import InputError
+from concord.objectives import MetaIRM
 
 # Directions whose singular value is below this part of the largest are rounding, not representation.
 _RANK_TOLERANCE = 1e-5
@@ -71,3 +72,24 @@ def _basis(centred: Tensor) -> Tensor:
         raise InputError("a representation is the same for all examples: it correlates with nothing")
     basis: Tensor = left[:, sizes > _RANK_TOLERANCE * sizes[0]]
     return basis
+
+
+def adapted_similarities(
+    model: nn.Module, objective: MetaIRM, environments: Mapping[str, tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """PWCCA of each layer's outputs before and after meta-IRM's inner steps: ``pwcca_adapted_{layer}_{environment}``.
+
+    Args:
+        model: trained.
+        objective: what it was trained with; its inner steps drop nothing here.
+        environments: inputs and targets of each environment to adapt to, by name.
+    """
+    objective.drop_grad = 0.0
+    measured = {}
+    for name, (inputs, targets) in environments.items():
+        with torch.enable_grad():
+            adapted = objective.adapted(model, (inputs, targets))
+        before, after = layer_outputs(model, inputs), layer_outputs(model, inputs, adapted)
+        for layer, (one, other) in enumerate(zip(before.values(), after.values(), strict=True)):
+            measured[f"pwcca_adapted_{layer}_{name}"] = pwcca(one, other)
+    return measured

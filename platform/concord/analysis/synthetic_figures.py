@@ -9,9 +9,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from concord.analysis.compared_runs import ComparedRuns, at_end, grouped
 from concord.analysis.figures import BLUE, GREY, ORANGE, RED, method_name
 from concord.analysis.gradient_correlation import FEWEST_COMPONENTS, Correlation, summarize
-from concord.analysis.training_curves import Evaluated, draw_curves
+from concord.analysis.study_figures import methods_figure
 
 Points = tuple[Tensor, Tensor]
 """Inputs ``(examples, features)`` and class targets ``(examples,)``."""
@@ -114,17 +115,42 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
     return figure
 
 
-def comparison_figure(histories: Mapping[str, Sequence[Evaluated]]) -> Figure:
-    """Fig. 14: training and test curves, a column a method."""
-    figure = Figure(figsize=(3.2 * len(histories), 2.9))
-    panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
-    for axes, (method, history) in zip(panels, histories.items(), strict=True):
-        draw_curves(axes, history, "accuracy")
-        axes.set_title(method_name(method), fontsize=10)
-        if axes is not panels[0]:
-            axes.set_ylabel("")
-            axes.legend().remove()
+def curves_figure(runs: ComparedRuns) -> Figure:
+    """Fig. 14: accuracy in training above and in the test below by epoch, a column a method, a line a run."""
+    figure = Figure(figsize=(1.9 * len(runs), 3.6), layout="constrained")
+    panels = figure.subplots(2, len(runs), sharex=True, sharey=True, squeeze=False)
+    for column, (method, each) in zip(panels.T, runs.items(), strict=True):
+        for axes, metric, colour in zip(column, ("train_accuracy", "ood_accuracy"), (BLUE, RED), strict=True):
+            for run in each:
+                axes.plot(
+                    [at.epoch for at in run.history],
+                    [at.metrics[metric] for at in run.history],
+                    color=colour,
+                    linewidth=1,
+                    alpha=max(0.15, 1 / len(each) ** 0.5),
+                )
+            axes.set_ylim(-0.02, 1.02)
+            axes.spines[["top", "right"]].set_visible(False)
+        column[0].set_title(method_name(method), fontsize=9)
+        column[1].set_xlabel("epoch")
+    panels[0, 0].set_ylabel("training")
+    panels[1, 0].set_ylabel("o.o.d. test")
     return figure
+
+
+def box_figure(runs: ComparedRuns) -> Figure:
+    """Fig. 6: accuracy in training and in the test at the end of the runs, a box a method."""
+    splits = ("train", "ood")
+    values = {name: {split: at_end(each, f"{split}_accuracy") for split in splits} for name, each in runs.items()}
+    return methods_figure(values, "accuracy")
+
+
+def environments_of_runs(runs: ComparedRuns) -> Figure:
+    """Fig. 15 of runs with ``aggregator`` and ``environments`` among their options."""
+    accuracies: dict[str, dict[int, list[float]]] = {}
+    for (method, count), each in grouped(runs, "aggregator", "environments").items():
+        accuracies.setdefault(method, {})[count] = at_end(each, "ood_accuracy")
+    return environments_figure(accuracies)
 
 
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:

@@ -3,25 +3,21 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.figures import save
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.options import option_values
-from concord.runs.folder import restored_config
-from concord.studies.journal import STUDY, read_study
+from concord.studies.journal import STUDY, TrialResult, read_study
 from concord.studies.plan import studies_folder
 from concord.studies.results import StudyResult, draw, read_result
 from concord.studies.selection import metric_on
-from concord.studies.spaces import config_at
 from concord.training import TrainConfig
-from concord.training.options import RUNTIME_OPTIONS
-from concord.training.outcome import Evaluation
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -35,6 +31,8 @@ class StudyReport:
     """Names of the studies to report; all of the job's if none is given."""
     only_studies: bool = False
     """Leave out what the job itself reports, and its tables."""
+    best: int = 10
+    """How many of the best trials of each method are drawn side by side."""
     name: str | None = None
     """Name of the comparison whose tables are shown; the job's if not given."""
     results: Path | None = None
@@ -73,9 +71,22 @@ def report_studies(
         measure = results[-1].measure
         shown["methods"] = {name: {split: _spread(runs[split]) for split in runs} for name, runs in methods.items()}
         figures["methods"] = str(save(methods_figure(methods, measure), folder / "methods.png"))
+    best = best_trials(results, options.best)
+    if len(best) > 1:
+        measure = results[-1].measure
+        shown["best trials"] = {method: {f"test {measure}": _spread(each.values)} for method, each in best.items()}
+        minima = best_runs_figure({method: each.values for method, each in best.items()}, f"best test {measure}")
+        figures["best-runs"] = str(save(minima, folder / "best-runs.png"))
+        panels = {
+            title: {method: each.curves[split] for method, each in best.items()}
+            for title, split in (("training", "train"), ("test", "ood"))
+        }
+        figures["curves"] = str(save(mean_curves_figure(panels, measure), folder / "curves.png"))
     for name, searches in compared_searches(results).items():
-        best = {search: [_best(values, searches.mode) for values in found] for search, found in searches.values.items()}
-        shown.setdefault("searches", {})[name] = {search: _spread(values) for search, values in best.items()}
+        reached = {
+            search: [_best(values, searches.mode) for values in found] for search, found in searches.values.items()
+        }
+        shown.setdefault("searches", {})[name] = {search: _spread(values) for search, values in reached.items()}
         drawn = searches_figure(searches.values, searches.metric, searches.mode)
         figures[f"searches {name}"] = str(save(drawn, folder / f"searches-{name}.png"))
     shown["figures"] = figures
@@ -99,59 +110,40 @@ def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[floa
 
 
 @dataclass(frozen=True)
-class FinishedTrial(Generic[Config]):
-    """A finished trial of a study.
+class BestTrials:
+    """The best trials of a method's studies by the best moment of each on the test, an oracle.
 
     Attributes:
-        config: its configuration.
-        history: every evaluation of it.
-        data: the version of the data, where they have one.
+        values: their best values, the best first.
+        curves: of each, by split, as ``(fraction of the run, value)``.
     """
 
-    config: Config
-    history: tuple[Evaluation, ...]
-    data: str | None = None
+    values: Sequence[float]
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]
 
 
-def load_trials(job: str, config: Config, output: Path) -> list[FinishedTrial[Config]]:
-    """The finished trials of all studies of a job, those of the oldest study first.
-
-    Args:
-        job: its name.
-        config: its options, at their defaults.
-        output: the folder with the studies.
-    """
-    found: list[FinishedTrial[Config]] = []
-    for result in _results(job, StudyReport(output=output)):
-        base = restored_config(config, result.record["config"])
-        for task, ended in result.ended:
-            history = tuple(Evaluation(*each) for each in ended.history)
-            if history:
-                data = result.record["identity"].get("data")
-                config_then = config_at(base, result.space, task.point).resolved()
-                found.append(FinishedTrial(config_then, history, data))
-    return found
-
-
-def comparable_trials(
-    trials: Sequence[FinishedTrial[Config]], differing: Collection[str], **wanted: object
-) -> list[FinishedTrial[Config]]:
-    """The trials with the settings of the newest, so that like is compared with like.
-
-    Args:
-        trials: oldest first.
-        differing: options in which they may differ, besides the seed and where and how a run runs.
-        wanted: options that the newest has to have; None is any value.
-    """
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    possible = [trial for trial in trials if wanted.items() <= option_values(trial.config).items()]
-    ignored = {*differing, "seed", *RUNTIME_OPTIONS}
-
-    def settings(trial: FinishedTrial[Config]) -> dict[str, object]:
-        of_config = {name: value for name, value in option_values(trial.config).items() if name not in ignored}
-        return {**of_config, "": trial.data}
-
-    return [trial for trial in possible if settings(trial) == settings(possible[-1])]
+def best_trials(results: Sequence[StudyResult], most: int) -> dict[str, BestTrials]:
+    """So many of each method, by the measure of the newest study; nothing where its trials do not report it."""
+    measure, mode = results[-1].measure, results[-1].criterion.mode
+    metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
+    found: dict[str, list[TrialResult]] = {}
+    for result in results:
+        there = [e for _, e in result.ended if e.history and all(m in e.metrics for m in metrics.values())]
+        if there:
+            found.setdefault(result.record["identity"]["method"], []).extend(there)
+    best: dict[str, BestTrials] = {}
+    for method, trials in found.items():
+        tops = [_best([at[metrics["ood"]] for _, _, at in trial.history], mode) for trial in trials]
+        order = sorted(range(len(trials)), key=lambda index: tops[index], reverse=mode == "max")[:most]
+        curves = {
+            split: [
+                [(epoch / trials[index].history[-1][0], at[metric]) for epoch, _, at in trials[index].history]
+                for index in order
+            ]
+            for split, metric in metrics.items()
+        }
+        best[method] = BestTrials([tops[index] for index in order], curves)
+    return best
 
 
 @dataclass(frozen=True)

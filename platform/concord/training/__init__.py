@@ -1,6 +1,6 @@
 """Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
 
-from concord.training.comparison import Comparison, FinishedRun, Runs
+from concord.training.comparison import Column, Comparison, FinishedRun, Runs
 from concord.training.evaluation import Measure, correct
 from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, built_in_jobs, load_job
 from concord.training.loop import ProcessContext, Reporter, build_model, share, train
@@ -8,6 +8,7 @@ from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 
 __all__ = [
+    "Column",
     "Comparison",
     "CustomJob",
     "Data",

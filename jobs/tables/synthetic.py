@@ -1,0 +1,64 @@
+"""What Fig. 6, 14 and 15 of the AND-mask paper compare."""
+
+from concord.analysis.synthetic_figures import box_figure, curves_figure, environments_of_runs
+from concord.training import Comparison
+
+columns = {"o.o.d.": "ood_accuracy", "training": "train_accuracy", "held out": "held_out_accuracy"}
+AVERAGE = {"aggregator": "mean", "l1": 0.0}
+PAPER = {"o.o.d.": "about 1.0"}
+CHANCE = {"o.o.d.": "chance"}
+# Every method has the job's settings (the paper's network, batches and learning rate among them) and what makes it the
+# method, out of the middle of the ranges of Tables 1 and 2.
+METHODS = {
+    "and-mask": {},
+    "plain": AVERAGE,
+    "dropout": {**AVERAGE, "dropout": 0.5},
+    "l1": {**AVERAGE, "l1": 1e-5},
+    "l2": {**AVERAGE, "l2": 1e-4},
+    "batch-norm": {**AVERAGE, "batch_norm": True},
+    "irm": {**AVERAGE, "objective": "irm", "penalty_weight": 100.0, "penalty_warmup": 0.02},
+    "dann": {**AVERAGE, "objective": "dann", "representation": "4"},
+}
+COUNTS = (2, 8, 32, 128, 512, 1024)
+
+comparisons = {
+    "methods": Comparison(
+        METHODS,
+        seeds=50,
+        columns=columns,
+        paper={method: PAPER if method == "and-mask" else CHANCE for method in METHODS},
+        figures={"fig-6": box_figure, "fig-14": curves_figure},
+        title="Fig. 6 and 14: all methods",
+    ),
+    # τ 1 and the other settings that the paper found best (B.3.1).
+    "papers-best": Comparison(
+        {"and-mask": {"threshold": 1.0, "l1": 0.0, "l2": 1e-4}},
+        seeds=10,
+        columns=columns,
+        paper={"and-mask": PAPER},
+        title="the paper's own best setting",
+    ),
+    "thresholds": Comparison(
+        {f"τ {threshold:g}": {"threshold": threshold} for threshold in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)},
+        seeds=3,
+        columns=columns,
+        title="the AND-mask by its threshold",
+    ),
+    # 4096 examples a step for any number of environments: then the paper's 3000 / D epochs are about 940 steps.
+    "fig-15": Comparison(
+        {
+            f"{method}, {count} environments": {
+                "aggregator": method,
+                "environments": count,
+                "batch_size": max(1, min(4096 // count, 1280)),
+                "evaluations": 1,
+            }
+            for method in ("and-mask", "mean")
+            for count in COUNTS
+        },
+        seeds=5,
+        columns={"o.o.d.": "ood_accuracy", "training": "train_accuracy"},
+        figures={"fig-15": environments_of_runs},
+        title="accuracy by the number of environments",
+    ),
+}

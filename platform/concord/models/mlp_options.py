@@ -1,0 +1,25 @@
+"""Options of the size of a multilayer perceptron."""
+
+from dataclasses import dataclass
+
+from concord.options import OptionGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPOptions(OptionGroup):
+    """How large the network is."""
+
+    # fmt: off
+    hidden_units: int = 256
+    """Width of the hidden layers."""
+    hidden_layers: int = 1
+    """Number of hidden layers."""
+    dropout: float = 0.0
+    """Dropout probability of the hidden layers."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse what makes no network."""
+        self.require("dropout", 0 <= self.dropout < 1, "must lie in [0, 1)")
+        self.require("hidden_units", self.hidden_units >= 1, "must be at least 1")
+        self.require("hidden_layers", self.hidden_layers >= 1, "must be at least 1")

@@ -1,0 +1,62 @@
+"""Options of which states of which levels are cloned."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from concord.options import OptionGroup, option_values
+from concord.reinforcement.cloning_data import CloningData, cloning_folder
+from concord.reinforcement.episodes import Played, play
+from concord.reinforcement.procgen_environment import Difficulty, ProcgenVectorEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClonedLevels(OptionGroup):
+    """The expert's states that are learned from."""
+
+    # fmt: off
+    game: str = "coinrun"
+    """Which of Procgen's 16 games."""
+    difficulty: Difficulty = "easy"
+    """Distribution of levels: easy or hard."""
+    levels: int = 0
+    """Train on the first so many levels; 0 takes all there are."""
+    states: int = 0
+    """Train on the first so many states of each level; 0 takes all there are."""
+    play_episodes: int = 100
+    """Episodes that the trained clone plays on unseen levels; 0 plays none."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse what makes no data."""
+        for option in ("levels", "states", "play_episodes"):
+            self.require(option, option_values(self)[option] >= 0, "must not be negative")
+
+    def read(self, data_dir: Path | None, output: Path) -> CloningData:
+        """The data of these options.
+
+        Raises:
+            InputError: there are none, or they are of something else.
+        """
+        data = CloningData(cloning_folder(data_dir, output, self.game, self.difficulty))
+        for option in ("game", "difficulty"):
+            found = data.manifest.get(option)
+            self.require(option, found == option_values(self)[option], f"the data in {data.folder} are of {found}")
+        self.require("levels", self.levels <= len(data.levels), f"the data have {len(data.levels)} training levels")
+        there = data.manifest["states"]
+        self.require("states", self.states <= there, f"the data have {there} states of each level")
+        return data
+
+    def played(self, data: CloningData, clone: nn.Module) -> Played:
+        """What a clone earns on levels that nothing of these data shows."""
+        device = next(clone.parameters()).device
+        first, levels = data.manifest["unseen_levels"]
+        environment = ProcgenVectorEnv(
+            min(self.play_episodes, 64), self.game,
+            levels=levels, first_level=first, difficulty=self.difficulty, seed=1,
+        )  # fmt: skip
+        try:
+            return play(lambda frames: clone(frames.to(device)), environment, self.play_episodes)
+        finally:
+            environment.close()
