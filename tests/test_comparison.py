@@ -195,7 +195,8 @@ def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
         (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
         (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
         (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
-        (["masks", "--misshapen", "b"], "environment b"),
+        (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
+        (["masks", "--name", "no/name"], "--name no/name: letters, digits"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(
