@@ -30,6 +30,13 @@ comparisons = {
         figures={"fig-6": box_figure, "fig-14": curves_figure},
         title="Fig. 6 and 14: all methods",
     ),
+    "baseline": Comparison(
+        {"and-mask": {}, "average": {"aggregator": "mean"}},
+        seeds=10,
+        columns=columns,
+        paper={"and-mask": PAPER, "average": CHANCE},
+        title="the AND-mask and the average, all else alike",
+    ),
     # τ 1 and the other settings that the paper found best (B.3.1).
     "papers-best": Comparison(
         {"and-mask": {"threshold": 1.0, "l1": 0.0, "l2": 1e-4}},

@@ -28,7 +28,8 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         _print(result)
     if result.failed:
         name, failure = next(iter(result.failed.items()))
-        problem = f"{len(result.failed)} runs failed, the first of them {name}: {failure}; the same command tries again"
+        said = f"{name}: {failure.splitlines()[0]}"
+        problem = f"{len(result.failed)} runs failed, the first of them {said}; the same command tries again"
         raise UnfinishedError(problem, result.as_json())
     return result.as_json() | {"figures": _figures(result)}
 
@@ -52,7 +53,7 @@ def report_comparisons(
     Raises:
         InputError: there is no such table.
     """
-    from concord.comparisons.comparing import command
+    from concord.comparisons.comparing import command, where
     from concord.comparisons.plan import comparison_folder, comparison_name, comparisons_of
     from concord.comparisons.results import journal_of, kept_words, read_results, write_results, write_runs
 
@@ -60,11 +61,11 @@ def report_comparisons(
         return {}
     folder = comparison_folder(resolve(output) if ":/" in str(output) else output, comparison_name(job.name, name))
     words = kept_words(folder.path)
-    where = ["--output", str(output), *(["--name", name] if name else [])]
+    place = ["--output", str(output), *(["--name", name] if name else [])]
     shown: dict[str, Any] = {}
     for each in tables or comparisons_of(job):
         asked = words.get(each, [])
-        plan = planned(job, [each], [*asked, *where], f"concord compare {job.name}", check=False)
+        plan = planned(job, [each], [*asked, *place], f"concord compare {job.name}", check=False)
         result = read_results(plan, journal_of(plan), plan.kept.path)
         if results is not None and result.finished:
             write_runs(result, results)
@@ -74,7 +75,8 @@ def report_comparisons(
             table(*result.tables[0].cells())
         lost = sum(map(len, result.missing.values()))
         if lost:
-            info(f"{each}: {lost} of {len(plan.runs[each])} runs are missing; {command(plan, asked)} makes them")
+            made_by = command(plan, [*asked, *where(plan)])
+            info(f"{each}: {lost} of {len(plan.runs[each])} runs are missing; {made_by} makes them")
         for run, failure in result.failed.items():
             info(f"{run} failed: {failure.splitlines()[0]}")
     return {

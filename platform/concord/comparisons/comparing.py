@@ -1,6 +1,7 @@
 """Trains what tables need and is not there yet. What ``concord compare`` does."""
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,14 +57,16 @@ def run_comparison(plan: Plan, words: Sequence[str], info: Info) -> ComparisonRe
                 trials.kept.keep(FIGURES)
             _track(result, trials, info)
     except StoppedError:
-        raise StoppedError(f"stopped; what was finished is kept; continue with {command(plan, words)}") from None
+        raise StoppedError(
+            f"stopped; what was finished is kept; continue with {command(plan, [*words, *where(plan)])}"
+        ) from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 def command(plan: Plan, words: Sequence[str]) -> str:
     """The command that makes the tables, or goes on with them."""
     job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-    return " ".join(["concord compare", job, *plan.tables, *map(redact, words), *where(plan)])
+    return shlex.join(["concord", "compare", job, *plan.tables, *map(redact, words)])
 
 
 def where(plan: Plan) -> list[str]:
