@@ -21,11 +21,12 @@ from concord.analysis.gradient_correlation import (
     summarize,
     write_correlations,
 )
+from concord.comparisons.plan import comparisons_of
 from concord.environments import BatchStream, Spirals
 from concord.errors import InputError
 from concord.models import MLP
-from concord.options import options_of
-from concord.training import ProcessContext, load_job, train
+from concord.options import option_values, options_of
+from concord.training import FinishedRun, ProcessContext, load_job, train
 from concord.training.loop import Silent
 from concord.training.process import tune_process
 
@@ -151,6 +152,29 @@ def test_every_quantity_of_the_data_is_an_option() -> None:
     options = options_of(type(JOB.config)).keys()
     renamed = {"examples", "seed"}
     assert {field.name for field in dataclasses.fields(Spirals)} - renamed <= options
+
+
+def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) -> None:
+    """Fig. 6 and 14 have a column a method, Fig. 15 a line a method and a point a number of environments."""
+    small = {"examples": 16, "test_examples": 20, "batch_size": 8, "epochs": 2, "hidden_units": 8, "evaluations": 2}
+
+    def runs(**changes: Any) -> list[FinishedRun]:
+        wanted = config(**{**small, **changes})
+        history = train(JOB, wanted, ProcessContext(), Silent()).history
+        return [FinishedRun(0, option_values(wanted.resolved()), history)]
+
+    tables = comparisons_of(load_job("synthetic"))
+    methods = {name: runs(**options, environments=2) for name, options in tables["methods"].configurations.items()}
+    box, curves = (draw(methods) for draw in tables["methods"].figures.values())
+    assert len(box.axes[0].get_xticklabels()) == len(methods) == 8
+    assert len(curves.axes) == 2 * len(methods)
+    counts = {
+        f"{method} {count}": runs(aggregator=method, environments=count)
+        for method in ("and-mask", "mean")
+        for count in (2, 3)
+    }
+    (drawn,) = (draw(counts) for draw in tables["fig-15"].figures.values())
+    assert [list(line.get_xdata()) for line in drawn.axes[0].lines[:2]] == [[2, 3], [2, 3]]
 
 
 def test_two_jobs_of_the_same_seed_see_the_same_data_whatever_the_aggregator() -> None:
