@@ -232,6 +232,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     elif command == "report":
         job, own = job_and_words(rest, command)
         named, own = tables_and_options(own)
+        named = [each for each in named if each != "TABLE"]
         assert set(named) <= set(comparisons_of(job) if named else ())
         report = job.job.report
         parse(StudyReport if report is None else combined(report.options, StudyReport), own, "concord report")
