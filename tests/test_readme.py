@@ -20,7 +20,7 @@ from concord.training import load_job
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = "".join(path.read_text() for path in PAGES)
-LINKING = [*PAGES, *(ROOT / name for name in ("SECURITY.md", "cluster/README.md"))]
+LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "cluster/README.md"))]
 
 
 def snippet(name: str, language: str = "python") -> str:
@@ -185,6 +185,13 @@ def test_every_linked_file_and_heading_exists(page: Path) -> None:
             linked = (page.parent / path).resolve() if path else page
             assert linked.exists(), target
             assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    """By its path from the root, or from the package."""
+    for named in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+\.(?:py|toml|yaml|sh))`", page.read_text()):
+        assert any((root / named).exists() for root in (ROOT, ROOT / "platform" / "concord", page.parent)), named
 
 
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown() -> None:

@@ -6,7 +6,7 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
 statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
 integer that holds them (signs as one byte beside a gradient's four; the counts of several processes are added only
-after they arrived, in floating point). What a process kept of each layer is told once a step.
+after they arrived, in floating point). Once a step the processes exchange what they kept of each layer.
 
 Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
 two passes over it. On a GPU the wait, the rule and the second phase have a stream of their own, so that the backward
@@ -138,7 +138,7 @@ def _as_transported(tensor: Tensor) -> Tensor:
 class SliceExchange:
     """The exchange of one flat run of components between the processes of a group.
 
-    Call :meth:`send` and :meth:`finish` in this order, in every process, and then :func:`complete` once for all
+    Call :meth:`send` and :meth:`apply_rule` in this order, in every process, and then :func:`complete` once for all
     exchanges of the step; between the calls the messages are under way. Buffers are kept for the next step.
 
     Args:
@@ -192,7 +192,7 @@ class SliceExchange:
 
         Args:
             contributions: ``gradient`` alone, or the summed statistics; each flat, of all components, contiguous.
-                They must not change before :meth:`finish`.
+                They must not change before :meth:`apply_rule`.
             present: ``(local environments,)`` float32: 1 for an environment that is in the contributions, -1 for
                 one whose gradient is not finite.
         """
@@ -215,7 +215,7 @@ class SliceExchange:
             )
         self.aggregation.clock.switch(before)
 
-    def finish(self, out: Tensor, step: int, presence: Tensor | None = None, scale: Tensor | None = None) -> None:
+    def apply_rule(self, out: Tensor, step: int, presence: Tensor | None = None, scale: Tensor | None = None) -> None:
         """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
 
         Args:
