@@ -61,7 +61,7 @@ class ExampleGradients(Protocol):
 
 @dataclass(frozen=True)
 class StoredGradients:
-    """Gradients that are there already: ``values`` is ``(examples, *shape)``."""
+    """Gradients that were computed already: ``values`` is ``(examples, *shape)``."""
 
     values: Tensor
 
@@ -312,7 +312,7 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class SummedGradients:
-    """The sum of several forms: of a parameter that is used more than once for each example."""
+    """The sum of several gradients of one parameter, which each example uses more than once."""
 
     forms: Sequence[ExampleGradients]
 
@@ -337,7 +337,7 @@ class SummedGradients:
 
 @functools.cache
 def has_integer_products(device: torch.device) -> bool:
-    """Whether the device has instructions for products of bytes, which take half the time of others then."""
+    """Whether the device has instructions for products of bytes; such products take half the time of others."""
     has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return any(has.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 

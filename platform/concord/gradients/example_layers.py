@@ -196,13 +196,13 @@ class Call:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _output_dimension(self, index: int) -> int:
-        """Where the examples are in the tensor of this number among the outputs."""
+        """The dimension of the examples in the output of this number."""
         if index > 0 and isinstance(self.module, nn.MultiheadAttention):  # the attention weights
             return 0
         return self._dimension(index)
 
     def _dimension(self, index: int) -> int:
-        """Where the examples are in the tensor of this number among the inputs."""
+        """The dimension of the examples in the input of this number."""
         if index == 0 or (index < 3 and isinstance(self.module, nn.MultiheadAttention)):
             return 0 if getattr(self.module, "batch_first", True) else 1
         return 1 if isinstance(self.module, nn.RNNBase) else 0  # a state of layers, examples, units

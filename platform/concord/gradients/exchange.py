@@ -1,4 +1,4 @@
-"""Sum the statistics of environments in several processes, finish them, and give every process the whole update.
+"""Sum the statistics of environments in several processes, apply the rule, and give every process the whole update.
 
 Every process owns one slice of the components. In the first phase (all-to-all) it gets that slice of everybody's
 statistics, adds them and applies the rule; in the second it shares its slice of the update. That moves
@@ -76,14 +76,14 @@ class Processes:
         return max(map(len, self.names))
 
     def gathered(self, own: Tensor) -> Tensor:
-        """Everybody's ``own``, ``(processes, *shape)``; waits for it."""
+        """The tensor ``own`` of every process, ``(processes, *shape)``; waits for them."""
         result = own.new_zeros((len(self.names), *own.shape))
         for work in self.share(list(result.unbind()), own):
             work.wait()
         return result
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
-        """Start to give everybody ``own``; ``parts`` gets everybody's, of sizes that all know, and may hold ``own``."""
+        """Start to send ``own`` to every process, and to receive theirs in ``parts``, whose sizes all know."""
         if own.is_cuda:
             return [dist.all_gather(list(parts), own, group=self.group, async_op=True)]
         # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and no time of others.
@@ -95,7 +95,7 @@ class Processes:
 
 
 def owned_slices(components: int, processes: int) -> list[slice]:
-    """Each process's slice of ``components``: of one width, to which the last one adds what is left."""
+    """Each process's slice of ``components``: equal widths, and the last one also takes the remainder."""
     width = components // processes
     edges = [rank * width for rank in range(processes)] + [components]
     return [slice(start, end) for start, end in itertools.pairwise(edges)]
@@ -255,7 +255,7 @@ class SliceExchange:
         clock.switch(before)
 
     def report(self) -> Tensor:
-        """What the other processes have to know beside this one's slice: how much was kept of each layer."""
+        """How much this process kept of each layer, which the other processes need beside its slice."""
         self._catch_up()
         return self.kept
 
@@ -288,7 +288,7 @@ class SliceExchange:
         }
 
     def _share(self, out: Tensor) -> None:
-        """Start to give everybody every slice."""
+        """Start to send this process's slice to all, and to receive theirs."""
         slices = [out[part] for part in self._slices]
         own = out[self._own]
         # On a GPU from a copy: what is gathered lies in the same memory.
@@ -309,7 +309,7 @@ class SliceExchange:
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Wait for all exchanges of a step; what processes tell each other beside the update travels once.
+    """Wait for all exchanges of a step; reports beside the update travel once.
 
     Args:
         exchanges: finished in all processes, in the same order.

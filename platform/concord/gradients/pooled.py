@@ -27,7 +27,7 @@ _MEMORY_LIMIT = 1 << 28  # bytes of gradients that may exist at once
 
 
 class CannotPoolError(Exception):
-    """The model does something of which gradients of environments cannot be had in one pass."""
+    """One pass cannot give this model's gradients environment by environment."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class PooledPass:
     """Sums the statistics of environments by one pass through the model.
 
     Args:
-        risk: of the model, by its outputs and targets alone.
+        risk: of the model; it has to be a loss of outputs and targets.
         sums: where the statistics are added.
 
     Raises:

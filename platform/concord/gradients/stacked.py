@@ -356,7 +356,7 @@ class StackedGradients:
 
 
 def _environments_together(size: int, device: torch.device, memory_limit: int | None) -> int:
-    """How many environments are vectorized at once, of which one has gradients of this size in bytes."""
+    """How many environments are vectorized at once, given the bytes of one environment's gradients."""
     if memory_limit is None:
         largest = _LARGEST_CHUNK // size
         cached = largest if device.type != "cpu" else last_level_cache() // size
