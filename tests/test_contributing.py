@@ -76,7 +76,9 @@ def test_the_dataset_is_the_same_in_every_process(folder: Path) -> None:
 def test_new_workers_mend_the_failure_that_was_added(ray_cluster: None, folder: Path, output: Path) -> None:
     (folder / "lossy_job.py").write_text(LOSSY)
     job = load_job("lossy_job.py")
-    config = job.job.config(output=output, name="a", epochs=2, evaluations=1, checkpoints=1, register=False)
+    config = job.job.config.with_options(
+        output=output, name="a", epochs=2, evaluations=1, checkpoints=1, register=False
+    )
     report = run(job, config, lambda _: None)
     assert (folder / "failed").exists()
     assert report.metrics["ood_loss"] > 0

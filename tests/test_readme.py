@@ -264,7 +264,9 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         mine, rest = cluster._divided(rest)
         parse(cluster._Submit, mine, "concord submit")
         command, rest = rest[0], rest[1:]
-    if command in ("train", "tune"):
+    if {"--config", "--print-config"} & set(rest):
+        COMMANDS[command]([*rest, "--print-config"], True)
+    elif command in ("train", "tune"):
         job, own = with_own_rule(*job_and_words(rest, command))
         cluster._checked(command, job, own, rest[0])
     elif command in ("report", "data"):
@@ -285,6 +287,7 @@ def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_job.py").write_text(snippet("job"))
     (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
+    (tmp_path / "settings.yaml").write_text("lr: 0.01\n")
     for words in found:
         try:
             check_command(words, monkeypatch)
@@ -302,3 +305,13 @@ def test_zsh_reads_the_commands_of_a_page_as_bash_does(page: Path, tmp_path: Pat
 def test_options_that_the_text_names_can_be_pasted() -> None:
     for option in re.findall(r"`(--[a-z][^`|…]* [^`|…]*)`", DOCUMENTS):
         assert not {"<", ">"} & set(shlex.shlex(option, posix=True, punctuation_chars="<>")), option
+
+
+def test_the_options_of_the_documents_are_those_of_the_job(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = snippet("job")
+    Path("my_job.py").write_text(text[: text.index("def model")] + snippet("own-options"))
+    job = load_job("my_job.py").job
+    assert (job.config.hidden_units, job.config.optimizer.lr, job.config.schedule.epochs) == (64, 1e-2, 50)
+    assert job.model(job.config.with_options(hidden_units=3))[0].out_features == 3
+    with pytest.raises(InputError, match=r"^--hidden-units 0: must be at least 1$"):
+        check_command(["train", "my_job.py", "--data-dir", "hospitals", "--hidden-units", "0"], monkeypatch)
