@@ -258,7 +258,8 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         parse(*arguments, **given)
         raise Parsed
 
-    words = ["synthetic" if word == "JOB" else word for word in words if word != "…"]
+    left_out = {"…", "TABLE", "--help", "--help-all"}
+    words = ["synthetic" if word == "JOB" else word for word in words if word not in left_out]
     command, rest = words[0], words[1:]
     if command == "submit":
         mine, rest = cluster._divided(rest)
