@@ -1107,7 +1107,7 @@ def examples_of_all_processes_equal_one_process(rule: str) -> None:
             mine = local(counts, rank)
             model.zero_grad()
             mse_loss(model(inputs[mine]), targets[mine]).backward()
-            finished = collected.finish()
+            finished = collected.aggregate()
             assert finished.environments == sum(counts)
             expected = stacked(model, RULES[rule], inputs[:, None], targets[:, None], rescale=rescale)
             parameters = zip(model.named_parameters(), finished.kept_fraction, strict=True)

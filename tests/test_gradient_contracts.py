@@ -89,7 +89,7 @@ def hooked_examples(model: nn.Module) -> Callable[[Tensor, Tensor], object]:
     def step(inputs: Tensor, targets: Tensor) -> None:
         model.zero_grad()
         cross_entropy(model(inputs.flatten(0, 1)), targets.flatten()).backward()
-        examples.finish()
+        examples.aggregate()
 
     return step
 

@@ -362,7 +362,7 @@ def test_what_a_plain_loop_ends_with_is_the_rule_applied_to_stacked_gradients(ru
     examples = per_example(model, rule)
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
-    finished = examples.finish()
+    finished = examples.aggregate()
     assert finished.environments == EXAMPLES
     assert finished.kept_fraction.shape == (len(expected),)
     for parameter, value in zip(model.parameters(), expected, strict=True):
@@ -377,7 +377,7 @@ def test_later_steps_which_are_not_verified_any_more_are_as_exact(name):
     for _ in range(2):
         model.zero_grad()
         cross_entropy(model(inputs), targets).backward()
-        examples.finish()
+        examples.aggregate()
     examples.remove()
     expected = [aggregate(SandMask(0.1), gradients).value for gradients in of_examples(model, inputs, targets)]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -392,7 +392,7 @@ def test_rescaling_divides_a_layer_by_what_was_kept_of_it():
     for network, rescale in ((plain, False), (rescaled, True)):
         examples = per_example(network, AndMask(0.4), rescale=rescale)
         cross_entropy(network(inputs), targets).backward()
-        kept = examples.finish().kept_fraction
+        kept = examples.aggregate().kept_fraction
     for ours, theirs, fraction in zip(rescaled.parameters(), plain.parameters(), kept, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad / (fraction.double() + 1e-10), rtol=1e-6, atol=0)
 
@@ -409,7 +409,7 @@ def test_microbatches_of_any_sizes_make_the_same_step_as_one_batch(parts, reduct
     examples = per_example(model, AndMask(0.5), reduction=reduction)
     for batch, labels in zip(inputs.split(parts), targets.split(parts), strict=True):
         cross_entropy(model(batch), labels, reduction=reduction).backward()
-    assert examples.finish().environments == count
+    assert examples.aggregate().environments == count
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -421,7 +421,7 @@ def test_two_forward_passes_before_one_backward_pass_are_one_batch():
     first, second = slice(0, 3), slice(3, EXAMPLES)
     losses = [cross_entropy(model(inputs[part]), targets[part], reduction="sum") for part in (first, second)]
     sum(losses).backward()
-    assert examples.finish().environments == EXAMPLES
+    assert examples.aggregate().environments == EXAMPLES
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -434,7 +434,7 @@ def test_evaluation_and_abandoned_forward_passes_leave_no_trace():
         model(inputs)
     model(inputs[:3])
     cross_entropy(model(inputs), targets).backward()
-    examples.finish()
+    examples.aggregate()
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -447,7 +447,7 @@ def test_parts_of_a_model_may_be_called_by_themselves():
     for layer in model:
         hidden = layer(hidden)
     cross_entropy(hidden, targets).backward()
-    examples.finish()
+    examples.aggregate()
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -579,7 +579,7 @@ def test_under_autocast_signs_are_those_of_the_products_that_were_computed():
     with torch.autocast("cpu", torch.bfloat16):
         loss = cross_entropy(model(inputs).float(), targets)
     loss.backward()
-    examples.finish()
+    examples.aggregate()
     for parameter, update in zip(model.parameters(), exact, strict=True):
         agreement = ((parameter.grad != 0) == (update.value != 0)).float().mean()
         assert agreement > 0.9
@@ -594,7 +594,7 @@ def test_autocast_of_the_gradient_source_is_the_same_as_around_the_model():
     with torch.autocast("cpu", torch.bfloat16):
         outputs = other(inputs)
     cross_entropy(outputs.float(), targets).backward()
-    examples.finish()
+    examples.aggregate()
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert ours.grad.dtype == torch.float32
         assert torch.equal(ours.grad, theirs.grad)
@@ -608,7 +608,7 @@ def test_a_scaled_loss_makes_a_scaled_update_under_the_same_mask(rule):
         with per_example(model, rule) as examples:
             model.zero_grad()
             (cross_entropy(model(inputs), targets) * scale).backward()
-            examples.finish(scale=scale)
+            examples.aggregate(scale=scale)
             results.append([parameter.grad / scale for parameter in model.parameters()])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -664,7 +664,7 @@ def test_what_the_examples_share_has_gradients_of_each_even_where_there_are_as_m
     for _ in range(3):
         model.zero_grad()
         cross_entropy(model(data), targets).backward()
-        examples.finish()
+        examples.aggregate()
     for parameter, gradients in zip(model.parameters(), exact, strict=True):
         torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, gradients).value, rtol=1e-9, atol=1e-12)
 
@@ -743,7 +743,7 @@ def test_inputs_given_by_keyword_come_in_any_order(first, length):
     each = [torch.autograd.grad(plain_loss, parameters, retain_graph=True) for plain_loss in losses]
     examples = per_example(model, CLIPPED)
     cross_entropy(model(**given), targets).backward()
-    assert examples.finish().environments == EXAMPLES
+    assert examples.aggregate().environments == EXAMPLES
     for parameter, gradients in zip(model.parameters(), zip(*each, strict=True), strict=True):
         torch.testing.assert_close(parameter.grad, aggregate(CLIPPED, torch.stack(gradients)).value)
 
@@ -767,7 +767,7 @@ def test_a_rule_may_do_without_the_gradient_or_draw_at_random(name, rule):
     for step in range(2):
         model.zero_grad()
         cross_entropy(model(inputs), targets).backward()
-        examples.finish()
+        examples.aggregate()
         for parameter, value in zip(model.parameters(), aggregated(rule, exact, step), strict=True):
             torch.testing.assert_close(parameter.grad, value)
     examples.remove()
@@ -903,7 +903,7 @@ def test_an_own_module_that_draws_at_random_or_mixes_examples_is_refused(kind):
     examples = per_example(model, AndMask(0.4))
     cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,))).backward()
     with pytest.raises(InputError, match="module 1: its gradient is not the sum of its examples'"):
-        examples.finish()
+        examples.aggregate()
 
 
 def test_an_input_that_was_written_to_is_refused():
@@ -959,7 +959,7 @@ def test_parameters_whose_examples_cannot_be_seen_are_refused(kind, said):
     examples = per_example(model, AndMask(0.4))
     cross_entropy(model(inputs), torch.randint(0, 3, (8,))).backward()
     with pytest.raises(InputError, match=said):
-        examples.finish()
+        examples.aggregate()
 
 
 @pytest.mark.parametrize("interrupted", ["skipped step", "abandoned", "input gradient", "parameter gradient", "error"])
@@ -982,7 +982,7 @@ def test_what_is_no_training_step_leaves_no_trace(interrupted):
         handle.remove()
     model.zero_grad()
     cross_entropy(model(inputs), targets).backward()
-    assert examples.finish().environments == EXAMPLES
+    assert examples.aggregate().environments == EXAMPLES
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -1029,7 +1029,7 @@ def test_a_parameter_that_the_loss_does_not_use_keeps_no_gradient():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "unused": nn.Linear(4, 3)})
     examples = per_example(model, AndMask(0.4))
     cross_entropy(model["used"](torch.randn(6, 4)), torch.randint(0, 3, (6,))).backward()
-    examples.finish()
+    examples.aggregate()
     assert model["unused"].weight.grad is None
     assert model["used"].weight.grad is not None
 
@@ -1049,7 +1049,7 @@ def test_a_rule_may_give_back_a_sum_as_it_is():
     expected = [gradients.sum(0) for gradients in of_examples(model, inputs, targets)]
     examples = per_example(model, Sum())
     cross_entropy(model(inputs), targets).backward()
-    examples.finish()
+    examples.aggregate()
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 
@@ -1062,7 +1062,7 @@ def test_a_step_without_zero_grad_is_refused(set_to_none):
     for _ in range(2):
         optimizer.zero_grad(set_to_none=set_to_none)
         cross_entropy(model(inputs), targets).backward()
-        examples.finish()
+        examples.aggregate()
         optimizer.step()
     with pytest.raises(InputError, match=r"zero_grad\(\) was not called"):
         cross_entropy(model(inputs), targets).backward()
@@ -1072,10 +1072,10 @@ def test_one_example_and_no_backward_pass_are_refused():
     model = MLP(4, 3, 8, 1)
     examples = per_example(model, AndMask(0.4))
     with pytest.raises(InputError, match="no backward pass"):
-        examples.finish()
+        examples.aggregate()
     cross_entropy(model(torch.randn(1, 4)), torch.tensor([0])).backward()
     with pytest.raises(InputError, match="one example alone"):
-        examples.finish()
+        examples.aggregate()
 
 
 def test_a_second_collection_from_a_model_is_refused_until_the_first_is_removed():
@@ -1131,7 +1131,7 @@ def test_a_compiled_model_makes_the_same_step(name):
     examples = per_example(model, AndMask(0.4))
     compiled = torch.compile(model, backend="aot_eager")
     cross_entropy(compiled(inputs), targets).backward()
-    examples.finish()
+    examples.aggregate()
     for parameter, value in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, value)
 

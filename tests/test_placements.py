@@ -81,7 +81,7 @@ def test_every_rule_is_that_of_a_loop_over_examples(name: str, form: str) -> Non
         return
     with per_example(model, RULES[name]) as examples:
         mse_loss(model(inputs.flatten(0, 1)), targets.flatten(0, 1)).backward()
-        assert_is(model, examples.finish().kept_fraction, RULES[name], singles)
+        assert_is(model, examples.aggregate().kept_fraction, RULES[name], singles)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The README's code does what the README says."""
+"""The code and the commands of the README and of the documents do what the text says."""
 
 import os
 import re
@@ -18,15 +18,28 @@ from concord.runs.run import run
 from concord.training import load_job
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = "".join(path.read_text() for path in PAGES)
+LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "cluster/README.md"))]
 
 
-def snippet(name: str) -> str:
-    found = re.search(rf"<!-- tested: {name} -->\n```python\n(.*?)```", DOCUMENTS, re.DOTALL)
-    assert found, name
-    return found[1]
+def snippet(name: str, language: str = "python") -> str:
+    found = re.findall(rf"<!-- tested: {name} -->\n```{language}\n(.*?)```", DOCUMENTS, re.DOTALL)
+    assert len(found) == 1, name
+    return str(found[0])
+
+
+def test_every_piece_of_python_in_the_documents_is_run() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for page in PAGES:
+        text = page.read_text()
+        named = re.findall(r"<!-- tested: (\S+) -->\n```python\n", text)
+        assert len(named) == text.count("```python\n"), f"{page.name}: a program that no test runs"
+        assert all(f'"{name}"' in tests for name in named), page.name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
 @pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule"])
@@ -110,12 +123,15 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
     (tmp_path / "my_job.py").write_text(text)
     job = load_job("my_job.py")
     config = job.job.config.with_options(
-        data_dir=Path("hospitals"), output=Path("runs"), threshold=0.6, epochs=10, lr=1e-2
+        data_dir=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
     )
     report = run(job, config, lambda _: None)
-    assert (tmp_path / "runs" / "runs" / report.name / "metrics.jsonl").exists()
+    assert (tmp_path / "concord-runs" / "runs" / report.name / "metrics.jsonl").exists()
     assert report.model == "models:/my-job/1"
     assert report.metrics["ood_accuracy"] > 0.8
+    known: dict[str, Any] = {"inputs": np.load("hospitals/west.npz")["inputs"].astype(np.float32)}
+    exec(snippet("registry"), known)
+    assert known["predictions"].shape == (200, 2)
     # A run without a name of its own is resumed by the name it was given.
     again = run(job, config.with_options(name=report.name, resume=True), lambda _: None)
     assert again.run_id == report.run_id
@@ -131,9 +147,7 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
 
     text = snippet("job")
     (tmp_path / "my_job.py").write_text(text[: text.index("job = Job(")] + snippet("study"))
-    found = re.search(r"```toml\n(.*?)```", README, re.DOTALL)
-    assert found
-    (tmp_path / "space.toml").write_text(found[1])
+    (tmp_path / "space.toml").write_text(snippet("space", "toml"))
     job = load_job("my_job.py")
     assert Space.read(tmp_path / "space.toml").as_json() == job.job.studies["and-mask"].space.as_json()
     options = options_for(job.job.config).with_options(
@@ -152,17 +166,46 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     assert all("threshold" not in task.point for task, _ in result.finished)
 
 
-def test_nothing_is_left_to_fill_in_and_every_linked_file_exists() -> None:
-    assert re.findall(r"\b[A-Z]+_[A-Z]+\b", re.sub(r"MLFLOW_TRACKING_URI|RAY_ADDRESS", "", README)) == []
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+def test_nothing_is_left_to_fill_in() -> None:
+    variables = r"\b(CONCORD|RAY|AWS|NCCL)_[A-Z]+\b|SAME_STEP"
+    assert re.findall(r"\b[A-Z]+_[A-Z]+\b|\bTODO\b|\bTBD\b", re.sub(variables, "", DOCUMENTS)) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub names them in addresses."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
+def test_every_linked_file_and_heading_exists(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / path).resolve() if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
 
 
-def test_every_command_of_the_readme_exists() -> None:
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    """By its path from the root, or from the package."""
+    for named in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+\.(?:py|toml|yaml|sh))`", page.read_text()):
+        assert any((root / named).exists() for root in (ROOT, ROOT / "platform" / "concord", page.parent)), named
+
+
+def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in PAGES[1:]:
+        assert f"](docs/{page.name})" in readme, page.name
+    for figure in (ROOT / "docs" / "figures").iterdir():
+        assert f"figures/{figure.name})" in DOCUMENTS, figure.name
+
+
+def test_every_command_of_the_documents_exists() -> None:
     from concord.cli import COMMANDS
 
-    named = set(re.findall(r"`concord ([a-z]+)", README)) | set(re.findall(r"^concord ([a-z]+)", README, re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)concord ([a-z]+)", DOCUMENTS, re.MULTILINE))
     assert named <= set(COMMANDS)
     assert named >= {"jobs", "train", "tune", "report", "demo", "models", "ui", "bench"}
 
@@ -217,13 +260,16 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         parse(*arguments, **given)
         raise Parsed
 
-    words = ["synthetic" if word == "JOB" else word for word in words if word != "…"]
+    left_out = {"…", "TABLE", "--help", "--help-all"}
+    words = ["synthetic" if word == "JOB" else word for word in words if word not in left_out]
     command, rest = words[0], words[1:]
     if command == "submit":
         mine, rest = cluster._divided(rest)
         parse(cluster._Submit, mine, "concord submit")
         command, rest = rest[0], rest[1:]
-    if command in ("train", "tune"):
+    if {"--config", "--print-config"} & set(rest):
+        COMMANDS[command]([*rest, "--print-config"], True)
+    elif command in ("train", "tune"):
         job, own = with_own_rule(*job_and_words(rest, command))
         cluster._checked(command, job, own, rest[0])
     elif command == "compare":
@@ -249,10 +295,11 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = commands(page, "bash", tmp_path / "shell")
-    assert found
+    assert found or "\nconcord " not in page.read_text()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_job.py").write_text(snippet("job"))
     (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
+    (tmp_path / "settings.yaml").write_text("lr: 0.01\n")
     for words in found:
         try:
             check_command(words, monkeypatch)
@@ -270,3 +317,13 @@ def test_zsh_reads_the_commands_of_a_page_as_bash_does(page: Path, tmp_path: Pat
 def test_options_that_the_text_names_can_be_pasted() -> None:
     for option in re.findall(r"`(--[a-z][^`|…]* [^`|…]*)`", DOCUMENTS):
         assert not {"<", ">"} & set(shlex.shlex(option, posix=True, punctuation_chars="<>")), option
+
+
+def test_the_options_of_the_documents_are_those_of_the_job(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = snippet("job")
+    Path("my_job.py").write_text(text[: text.index("def model")] + snippet("own-options"))
+    job = load_job("my_job.py").job
+    assert (job.config.hidden_units, job.config.optimizer.lr, job.config.schedule.epochs) == (64, 1e-2, 50)
+    assert job.model(job.config.with_options(hidden_units=3))[0].out_features == 3
+    with pytest.raises(InputError, match=r"^--hidden-units 0: must be at least 1$"):
+        check_command(["train", "my_job.py", "--data-dir", "hospitals", "--hidden-units", "0"], monkeypatch)

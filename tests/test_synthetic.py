@@ -110,7 +110,7 @@ def test_no_mean_is_made_of_networks_with_a_handful_of_components(counts: list[i
         assert found.pooled == pytest.approx(float(torch.corrcoef(together)[0, 1]), abs=1e-9)
 
 
-def test_the_readmes_correlations_are_those_of_the_raw_results(tmp_path: Path) -> None:
+def test_the_documented_correlations_are_those_of_the_raw_results(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     found = read_correlations(root / "docs" / "results" / "correlation.csv")
     write_correlations(found, tmp_path / "again.csv")
@@ -123,12 +123,12 @@ def test_the_readmes_correlations_are_those_of_the_raw_results(tmp_path: Path) -
     def mean(of: Summary) -> str:
         return "too few" if math.isnan(of.mean) else f"{of.mean:.2f} ± {of.deviation:.2f}"
 
-    readme = (root / "README.md").read_text()
-    assert f"| ρ with the mechanism's gradient | {cells('mechanism', mean)} |" in readme
-    assert f"| ρ with the shortcuts' gradient | {cells('shortcuts', mean)} |" in readme
-    assert f"| networks that count | {cells('mechanism', lambda of: str(of.networks))} |" in readme
+    page = (root / "docs" / "results.md").read_text()
+    assert f"| ρ with the mechanism's gradient | {cells('mechanism', mean)} |" in page
+    assert f"| ρ with the shortcuts' gradient | {cells('shortcuts', mean)} |" in page
+    assert f"| networks that count | {cells('mechanism', lambda of: str(of.networks))} |" in page
     left = cells("mechanism", lambda of: f"{of.components[0]} to {of.components[-1]}")
-    assert f"| components left in a network | {left} |" in readme
+    assert f"| components left in a network | {left} |" in page
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:

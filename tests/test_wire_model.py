@@ -123,7 +123,7 @@ def of_many_workers(workers: int, rank: int) -> None:
             statistics = sum_over_environments(rule, gradients) if several else {"gradient": gradients[0]}
             with counted_calls() as calls:
                 exchange.send(statistics, torch.ones(environments))
-                exchange.finish(torch.empty(sum(sizes)), 0)
+                exchange.apply_rule(torch.empty(sum(sizes)), 0)
                 complete([exchange], 0)
             model = exchange_traffic(rule, sizes, workers, environments, torch.float32, sends_statistics=several)
             model += report_traffic([sizes], workers, environments)

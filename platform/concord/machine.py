@@ -30,7 +30,7 @@ def _bytes(size: str) -> int:
 
 
 def machine() -> str:
-    """This machine in a line: processor, cores, memory, accelerator, versions."""
+    """This machine in a line: CPU, cores, memory, accelerator, versions."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

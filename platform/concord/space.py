@@ -81,7 +81,7 @@ Entry = Union[Domain, OneOf, Value]  # noqa: UP007
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedDomain:
     """A domain, or the switch of a ``OneOf``, with its place in the space.
 
     Attributes:
@@ -110,7 +110,7 @@ class Space:
     def __post_init__(self) -> None:
         _check(self.entries, ())
 
-    def varied(self) -> list[Located]:
+    def varied(self) -> list[LocatedDomain]:
         """Every domain and switch, a switch before what hangs on it."""
         return list(_located(self.entries, "", {}))
 
@@ -118,7 +118,7 @@ class Space:
         """Every option and switch that the space speaks of, fixed ones too."""
         return set(_names(self.entries))
 
-    def active(self, point: Point) -> Iterator[Located]:
+    def active(self, point: Point) -> Iterator[LocatedDomain]:
         """The domains that count at this point.
 
         Raises:
@@ -345,15 +345,15 @@ def _names(entries: Mapping[str, Entry]) -> Iterator[str]:
                 yield from _names(branch)
 
 
-def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str, str]) -> Iterator[Located]:
+def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str, str]) -> Iterator[LocatedDomain]:
     for name, entry in entries.items():
         label = prefix + name
         if isinstance(entry, OneOf):
-            yield Located(label, name, Choice(*entry.branches), conditions)
+            yield LocatedDomain(label, name, Choice(*entry.branches), conditions)
             for branch, inner in entry.branches.items():
                 yield from _located(inner, f"{label}={branch}/", {**conditions, name: branch})
         elif isinstance(entry, (Choice, Uniform, LogUniform, Integers)):
-            yield Located(label, name, entry, conditions)
+            yield LocatedDomain(label, name, entry, conditions)
 
 
 def _fixed(entries: Mapping[str, Entry], point: Point) -> Iterator[tuple[str, Value]]:

@@ -64,7 +64,7 @@ def _measure(rank: int, port: int, result: str) -> None:
 
     def as_in_sources() -> None:
         exchange.send({"gradient": gradient}, torch.ones(1))
-        exchange.finish(out, step=0)
+        exchange.apply_rule(out, step=0)
         complete([exchange], step=0)
 
     functions = (

@@ -101,7 +101,7 @@ class BatchStream:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _order(self, index: int, passes: int) -> Tensor:
-        """Where this environment's examples lie, in the order of this pass."""
+        """The indices of this environment's examples, in the order of this pass."""
         if (index, passes) not in self._orders:
             self._orders.pop((index, passes - 2), None)
             generator = generator_for(self._seed, self._names[index], "batches", passes)
@@ -124,7 +124,7 @@ def _rows(table: Tensor, places: Tensor) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after the other; not copied where they lie so in memory, as those of a study's trials do."""
+    """The parts joined into one tensor; without a copy where they lie so in memory, as in a study."""
     first = parts[0]
     end = first.storage_offset()
     for part in parts:

@@ -69,7 +69,7 @@ def download(file: RemoteFile, dataset: str) -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Refuse a file with another checksum (InputError): it was cut short, or is another."""
+    """Refuse a file with another checksum (InputError): it was cut short, or is another file."""
     import pooch
 
     found = pooch.file_hash(str(path), alg="sha256")

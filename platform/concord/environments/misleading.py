@@ -8,7 +8,7 @@ from concord.errors import ArgumentError
 
 
 def misled(labels: Tensor, classes: int, probability: float, *key: int | str) -> Tensor:
-    """The labels ``(examples,)``, but with this probability the next class; which ones, the key decides."""
+    """The labels ``(examples,)``; with this probability, drawn from the key, each is the next class instead."""
     chosen = torch.rand(len(labels), generator=generator_for(*key)) < probability
     return (labels + chosen) % classes
 

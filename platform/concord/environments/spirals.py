@@ -71,7 +71,7 @@ class Spirals:
             )
 
     def as_environments(self) -> Environments:
-        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made by whoever asks for it."""
+        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made where it is loaded."""
         return Environments(
             self.load,
             train=[f"train-{index:03d}" for index in range(self.environments)],

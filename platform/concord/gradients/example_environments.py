@@ -139,7 +139,7 @@ class PerExampleGradients:
             if policy == "skip" and bool(finite.any()):
                 self._collect(take(examples, finite), int(finite.sum()), at, 1)
         by_loss = int(finite.sum()) if self.definition == "loss" else None
-        finished = self._collected.finish(finite, at, examples=by_loss)
+        finished = self._collected.aggregate(finite, at, examples=by_loss)
         for parameter in self._parameters:  # that the risk does not depend on
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         return finished._replace(losses=risks, weights=weights)

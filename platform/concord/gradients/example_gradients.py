@@ -45,7 +45,7 @@ class ExampleGradients(Protocol):
         """How many examples there are."""
         ...
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """The gradients of some examples, ``(part, *shape of the parameter)``."""
         ...
 
@@ -60,8 +60,8 @@ class ExampleGradients(Protocol):
 
 
 @dataclass(frozen=True)
-class Formed:
-    """Gradients that are there already: ``values`` is ``(examples, *shape)``."""
+class StoredGradients:
+    """Gradients that were computed already: ``values`` is ``(examples, *shape)``."""
 
     values: Tensor
 
@@ -70,7 +70,7 @@ class Formed:
         """How many examples there are."""
         return len(self.values)
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """Some of the values."""
         return self.values[part]
 
@@ -94,7 +94,7 @@ class Product:
         """How many examples there are."""
         return len(self.rows)
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """The products of some examples."""
         return torch.bmm(self.rows[part], self.columns[part])
 
@@ -152,7 +152,7 @@ class Convolution:
         """How many examples there are."""
         return len(self.gradients)
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """Of some examples: as one convolution with a group for each of them, or from patches."""
         if self._few_positions or self.inputs.is_cuda:
             return torch.matmul(*self._factors(part)).reshape(-1, *self.shape)
@@ -186,7 +186,7 @@ class Convolution:
         else:
             at_once = min(memory_limit // size, _GROUPED_EXAMPLES)
         for part in chunks(self.examples, at_once):
-            add_statistics(wanted, self.formed(part))
+            add_statistics(wanted, self.of_examples(part))
 
     @property
     def _few_positions(self) -> bool:
@@ -242,7 +242,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowGradients:
     """Gradients of a table of which an example sees a few rows: ``gradients[b, t]`` goes to row ``places[b, t]``.
 
     ``places`` is ``(examples, positions)``, ``gradients`` ``(examples, positions, width)``, the table ``(height,
@@ -259,7 +259,7 @@ class Rows:
         """How many examples there are."""
         return len(self.places)
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """The tables of some examples, mostly zeros."""
         places, gradients = self.places[part], self._wanted()[part]
         table = gradients.new_zeros(len(places), self.height, gradients.shape[-1])
@@ -300,7 +300,7 @@ class Recomputed:
     make: Callable[[slice], Tensor]
     size: int
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """What the function makes."""
         return self.make(part)
 
@@ -311,8 +311,8 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
-class Added:
-    """The sum of several forms: of a parameter that is used more than once for each example."""
+class SummedGradients:
+    """The sum of several gradients of one parameter, which each example uses more than once."""
 
     forms: Sequence[ExampleGradients]
 
@@ -321,9 +321,9 @@ class Added:
         """How many examples there are."""
         return self.forms[0].examples
 
-    def formed(self, part: slice) -> Tensor:
+    def of_examples(self, part: slice) -> Tensor:
         """The sums of some examples' gradients."""
-        first, *others = (form.formed(part) for form in self.forms)
+        first, *others = (form.of_examples(part) for form in self.forms)
         total = first.to(accumulation_dtype([first.dtype]))
         for other in others:
             total = total + other
@@ -332,12 +332,12 @@ class Added:
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Form, map and sum some examples at a time."""
         for part in chunks(self.examples, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
-            add_statistics(wanted, self.formed(part))
+            add_statistics(wanted, self.of_examples(part))
 
 
 @functools.cache
 def has_integer_products(device: torch.device) -> bool:
-    """Whether the device has instructions for products of bytes, which take half the time of others then."""
+    """Whether the device has instructions for products of bytes; such products take half the time of others."""
     has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return any(has.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from concord.aggregation import GRADIENT
 from concord.errors import InputError
-from concord.gradients.example_gradients import Added, ExampleGradients
+from concord.gradients.example_gradients import ExampleGradients, SummedGradients
 from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, spread_out, symmetric_padding
 from concord.gradients.example_tracing import ExampleTracing, Spread, is_range
 from concord.gradients.layout import require_no_hooks_after_accumulation
@@ -235,7 +235,7 @@ class ExampleHooks:
             if len(parameter._backward_hooks or {}) > 1:  # one is ours
                 raise InputError(
                     f"parameter {name}: its gradient hook would see the sum over the examples alone, and what it "
-                    "changes would not be in the rule's other statistics; remove it, and do its work after finish()"
+                    "changes would not be in the rule's other statistics; remove it, and do its work after aggregate()"
                 )
         inputs = (arguments, keywords)
         self._current = self._new_pass(arguments, keywords)
@@ -421,7 +421,7 @@ class ExampleHooks:
             scale /= scaler.get_scale()
         if task != self._task:
             if self._results_are_there():
-                raise InputError("per-example gradients: zero_grad() was not called since the last finish()")
+                raise InputError("per-example gradients: zero_grad() was not called since the last aggregate()")
             if self.examples and self._dropped():
                 self.reset()  # an earlier backward pass, the gradients of which the user has thrown away
             self._task, self._scale = task, scale
@@ -467,7 +467,7 @@ class ExampleHooks:
         if gradient is not None:
             wanted.append((GRADIENT, gradient))
         if wanted:
-            form = forms[0] if len(forms) == 1 else Added(forms)
+            form = forms[0] if len(forms) == 1 else SummedGradients(forms)
             form.add_to(wanted, self._memory_limit)
 
     def _room(self, index: int) -> Tensor:

@@ -21,12 +21,20 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from concord.errors import InputError
-from concord.gradients.example_gradients import Convolution, ExampleGradients, Formed, Product, Recomputed, Rows
+from concord.gradients.example_gradients import (
+    Convolution,
+    ExampleGradients,
+    Product,
+    Recomputed,
+    RowGradients,
+    StoredGradients,
+)
 from concord.gradients.example_tracing import Spread
 
 Forms = dict[str, ExampleGradients]
 Layer = Callable[[Any, Tensor, Tensor], Forms | None]
-"""Maps a module, its input and the gradient of its output to forms of all its parameters; None: not this time."""
+"""Maps a module, its input and the gradient of its output to forms of all its parameters; None where this call
+of the layer has to go the general way."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
@@ -35,7 +43,7 @@ def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
     columns = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
     return {
         "weight": Product(rows, columns),
-        "bias": Formed(grad.flatten(1, -2).sum(1) if grad.ndim > 2 else grad),
+        "bias": StoredGradients(grad.flatten(1, -2).sum(1) if grad.ndim > 2 else grad),
     }
 
 
@@ -52,7 +60,7 @@ def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad:
     shape = tuple(module.weight.shape)
     return {
         "weight": Convolution(inputs, grad, shape, module.stride, padding, module.dilation, module.groups),
-        "bias": Formed(grad.flatten(2).sum(2)),
+        "bias": StoredGradients(grad.flatten(2).sum(2)),
     }
 
 
@@ -105,14 +113,14 @@ def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | Non
         return None
     places = inputs.reshape(len(inputs), -1)
     gradients = grad.reshape(*places.shape, grad.shape[-1])
-    return {"weight": Rows(places, gradients, module.num_embeddings, module.padding_idx)}
+    return {"weight": RowGradients(places, gradients, module.num_embeddings, module.padding_idx)}
 
 
 def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
     weight, bias = grad * normalized, grad
     return {
-        "weight": Formed(weight.sum(summed) if summed else weight),
-        "bias": Formed(bias.sum(summed) if summed else bias),
+        "weight": StoredGradients(weight.sum(summed) if summed else weight),
+        "bias": StoredGradients(bias.sum(summed) if summed else bias),
     }
 
 
@@ -120,7 +128,7 @@ def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
     """As a linear layer's, for a weight ``(in, out)``."""
     rows = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1]).transpose(1, 2)
     columns = grad.reshape(len(grad), -1, grad.shape[-1])
-    return {"weight": Product(rows, columns), "bias": Formed(columns.sum(1))}
+    return {"weight": Product(rows, columns), "bias": StoredGradients(columns.sum(1))}
 
 
 def scaled_rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
@@ -188,13 +196,13 @@ class Call:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _output_dimension(self, index: int) -> int:
-        """Where the examples are in the tensor of this number among the outputs."""
+        """The dimension of the examples in the output of this number."""
         if index > 0 and isinstance(self.module, nn.MultiheadAttention):  # the attention weights
             return 0
         return self._dimension(index)
 
     def _dimension(self, index: int) -> int:
-        """Where the examples are in the tensor of this number among the inputs."""
+        """The dimension of the examples in the input of this number."""
         if index == 0 or (index < 3 and isinstance(self.module, nn.MultiheadAttention)):
             return 0 if getattr(self.module, "batch_first", True) else 1
         return 1 if isinstance(self.module, nn.RNNBase) else 0  # a state of layers, examples, units

@@ -70,7 +70,7 @@ class ExampleTracing(TorchDispatchMode):
         return None
 
     def note(self, output: Tensor, name: str, spread: Spread) -> None:
-        """Take what was spread for the examples', and look at where it goes."""
+        """Count a spread tensor as the examples' own, and follow where it goes."""
         storage = StorageWeakRef(output.untyped_storage())
         self._shared[storage.cdata] = (storage, name, spread)
         self._note_own(output)

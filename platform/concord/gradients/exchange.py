@@ -1,4 +1,4 @@
-"""Sum the statistics of environments in several processes, finish them, and give every process the whole update.
+"""Sum the statistics of environments in several processes, apply the rule, and give every process the whole update.
 
 Every process owns one slice of the components. In the first phase (all-to-all) it gets that slice of everybody's
 statistics, adds them and applies the rule; in the second it shares its slice of the update. That moves
@@ -6,7 +6,7 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
 statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
 integer that holds them (signs as one byte beside a gradient's four; the counts of several processes are added only
-after they arrived, in floating point). What a process kept of each layer is told once a step.
+after they arrived, in floating point). Once a step the processes exchange what they kept of each layer.
 
 Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
 two passes over it. On a GPU the wait, the rule and the second phase have a stream of their own, so that the backward
@@ -76,14 +76,14 @@ class Processes:
         return max(map(len, self.names))
 
     def gathered(self, own: Tensor) -> Tensor:
-        """Everybody's ``own``, ``(processes, *shape)``; waits for it."""
+        """The tensor ``own`` of every process, ``(processes, *shape)``; waits for them."""
         result = own.new_zeros((len(self.names), *own.shape))
         for work in self.share(list(result.unbind()), own):
             work.wait()
         return result
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
-        """Start to give everybody ``own``; ``parts`` gets everybody's, of sizes that all know, and may hold ``own``."""
+        """Start to send ``own`` to every process, and to receive theirs in ``parts``, whose sizes all know."""
         if own.is_cuda:
             return [dist.all_gather(list(parts), own, group=self.group, async_op=True)]
         # Gloo's all-gather is a ring; messages to everybody at once take two thirds of its time, and no time of others.
@@ -95,7 +95,7 @@ class Processes:
 
 
 def owned_slices(components: int, processes: int) -> list[slice]:
-    """Each process's slice of ``components``: of one width, to which the last one adds what is left."""
+    """Each process's slice of ``components``: equal widths, and the last one also takes the remainder."""
     width = components // processes
     edges = [rank * width for rank in range(processes)] + [components]
     return [slice(start, end) for start, end in itertools.pairwise(edges)]
@@ -138,7 +138,7 @@ def _as_transported(tensor: Tensor) -> Tensor:
 class SliceExchange:
     """The exchange of one flat run of components between the processes of a group.
 
-    Call :meth:`send` and :meth:`finish` in this order, in every process, and then :func:`complete` once for all
+    Call :meth:`send` and :meth:`apply_rule` in this order, in every process, and then :func:`complete` once for all
     exchanges of the step; between the calls the messages are under way. Buffers are kept for the next step.
 
     Args:
@@ -192,7 +192,7 @@ class SliceExchange:
 
         Args:
             contributions: ``gradient`` alone, or the summed statistics; each flat, of all components, contiguous.
-                They must not change before :meth:`finish`.
+                They must not change before :meth:`apply_rule`.
             present: ``(local environments,)`` float32: 1 for an environment that is in the contributions, -1 for
                 one whose gradient is not finite.
         """
@@ -215,7 +215,7 @@ class SliceExchange:
             )
         self.aggregation.clock.switch(before)
 
-    def finish(self, out: Tensor, step: int, presence: Tensor | None = None, scale: Tensor | None = None) -> None:
+    def apply_rule(self, out: Tensor, step: int, presence: Tensor | None = None, scale: Tensor | None = None) -> None:
         """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
 
         Args:
@@ -255,7 +255,7 @@ class SliceExchange:
         clock.switch(before)
 
     def report(self) -> Tensor:
-        """What the other processes have to know beside this one's slice: how much was kept of each layer."""
+        """How much this process kept of each layer, which the other processes need beside its slice."""
         self._catch_up()
         return self.kept
 
@@ -288,7 +288,7 @@ class SliceExchange:
         }
 
     def _share(self, out: Tensor) -> None:
-        """Start to give everybody every slice."""
+        """Start to send this process's slice to all, and to receive theirs."""
         slices = [out[part] for part in self._slices]
         own = out[self._own]
         # On a GPU from a copy: what is gathered lies in the same memory.
@@ -309,7 +309,7 @@ class SliceExchange:
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Wait for all exchanges of a step; what processes tell each other beside the update travels once.
+    """Wait for all exchanges of a step; reports beside the update travel once.
 
     Args:
         exchanges: finished in all processes, in the same order.

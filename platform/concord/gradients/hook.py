@@ -145,20 +145,20 @@ class AggregationHook:
         for bucket in self._waiting:
             bucket.exchange.send({"gradient": bucket.buffer}, present)
             if self._sent:
-                self._finish(self._sent[-1], everyones)
+                self._apply_rule(self._sent[-1], everyones)
             self._sent.append(bucket)
         self._waiting = []
         if everyones is not None:
-            self._finish(self._sent[-1], everyones)
+            self._apply_rule(self._sent[-1], everyones)
 
-    def _finish(self, bucket: _Bucket, everyones: Tensor | None = None) -> None:
+    def _apply_rule(self, bucket: _Bucket, everyones: Tensor | None = None) -> None:
         scale = self.aggregation.scale(bucket.buffer.device)
-        bucket.exchange.finish(bucket.buffer, self.step, everyones, scale)
+        bucket.exchange.apply_rule(bucket.buffer, self.step, everyones, scale)
 
     def _receive(self) -> None:
         sent, self._sent = self._sent, []
         if self.aggregation.policy != "skip":
-            self._finish(sent[-1])
+            self._apply_rule(sent[-1])
         step, self.step = self.step, self.step + 1
         kept, self.skipped = complete([bucket.exchange for bucket in sent], step)
         self.skipped_total += len(self.skipped)

@@ -8,7 +8,7 @@ On a model of one's own, in a plain loop::
     for inputs, targets in batches:
         optimizer.zero_grad()
         cross_entropy(model(inputs), targets).backward()
-        examples.finish()  # parameter.grad now holds the aggregated gradient
+        examples.aggregate()  # parameter.grad now holds the aggregated gradient
         optimizer.step()
 """
 
@@ -34,11 +34,11 @@ _KEPT_EXCHANGES = 2
 class PerExample:
     """Sums of a rule's statistics over the examples of a model's batches, collected while backward runs.
 
-    It registers hooks on the model, and :meth:`remove` takes them off again (before the model is pickled, say); what
-    the model computes stays as it is. Between backward and :meth:`finish`, ``parameter.grad`` holds the sum over
-    examples. Several passes before :meth:`finish` (microbatches) are summed. PyTorch's layers contribute in the
+    It registers hooks on the model; :meth:`remove` takes them off again (before the model is pickled, say). What the
+    model computes stays as it is. Between backward and :meth:`aggregate`, ``parameter.grad`` holds the sum over
+    examples. Several passes before :meth:`aggregate` (microbatches) are summed. PyTorch's layers contribute in the
     cheapest way there is for them, any other module the general way. Penalties belong into the same backward pass as
-    the loss. A backward pass whose gradients are dropped by ``zero_grad()`` before :meth:`finish` counts for nothing.
+    the loss. ``zero_grad()`` before :meth:`aggregate` drops what the passes so far contributed.
 
     "The gradient of an example" is here what flows through that example's activations, its contribution to the
     batch's gradient. For models that treat examples separately that is the derivative of the example's loss. Under
@@ -51,16 +51,16 @@ class PerExample:
             such as embeddings of positions, may have a 1 there, or come from ``nn.Embedding`` of a line of positions.
         rule: the rule.
         reduction: whether the loss is the mean or the sum over the examples of a pass. Do not divide the loss by
-            the number of microbatches: the result is the rule's over all examples since the last :meth:`finish`.
+            the number of microbatches: the result is the rule's over all examples since the last :meth:`aggregate`.
         group: other processes of this group have other examples; the rule is applied to all of them together, and
-            :meth:`finish` has to be called in all. The model is not to be wrapped in DDP, which would average.
+            :meth:`aggregate` has to be called in all. The model is not to be wrapped in DDP, which would average.
         memory_limit: bytes of per-example gradients that may exist at once.
         options: see :class:`~concord.gradients.step.Aggregation`. A scaler is the one that scales the loss; then any
-            statistic is right, where :meth:`finish` told of the scale afterwards has to know its degree.
+            statistic may be used; a scale given to :meth:`aggregate` afterwards needs the statistics' degree.
 
     Attributes:
         sums: of this process's examples; their ``gradient`` comes from ``parameter.grad`` in the end.
-        examples: how many examples backward has reached since the last :meth:`finish`.
+        examples: how many examples backward has reached since the last :meth:`aggregate`.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, or is collected from already. Later: what a
@@ -88,7 +88,7 @@ class PerExample:
 
     @property
     def examples(self) -> int:
-        """How many examples backward has reached since the last :meth:`finish`."""
+        """How many examples backward has reached since the last :meth:`aggregate`."""
         return self._hooks.examples
 
     def remove(self) -> None:
@@ -114,11 +114,11 @@ class PerExample:
         self._hooks.expected = examples
 
     def discard(self) -> None:
-        """Forget what was collected since the last :meth:`finish`, after an error in backward for one."""
+        """Forget what was collected since the last :meth:`aggregate`, after an error in backward for one."""
         self._hooks.reset()
 
     @torch.no_grad()
-    def finish(
+    def aggregate(
         self,
         finite: Tensor | None = None,
         step: int | None = None,
@@ -157,7 +157,7 @@ class PerExample:
                 raise problem or InputError("per-example gradients: another process of the group failed")
             if sum(counts) < 2:
                 found = "one example alone; a rule needs at least 2" if sum(counts) else "no backward pass"
-                raise InputError(f"per-example gradients since the last finish(): {found}")
+                raise InputError(f"per-example gradients since the last aggregate(): {found}")
             parameters = list(self.sums.parameters.values())
             flat = [self.sums.flat[each.name] for each in self.sums.rule.statistics if each == GRADIENT]
             for index, parameter in enumerate(parameters):
@@ -172,7 +172,7 @@ class PerExample:
                 self._unscale(scale, count)
             exchange = self._exchange(counts) if self.group is not None else None
             rank = dist.get_rank(self.group) if self.group is not None else 0
-            kept, skipped, in_all = self.sums.finish(finite, _names(counts, rank), step, exchange)
+            kept, skipped, in_all = self.sums.apply_rule(finite, _names(counts, rank), step, exchange)
         finally:
             self.discard()
         self.aggregation.scale_gradients(parameters)
@@ -236,7 +236,7 @@ def per_example(
     group: dist.ProcessGroup | None = None,
     **options: Unpack[AggregationOptions],
 ) -> PerExample:
-    """Treat every example as an environment of its own; call ``finish()`` on the result after backward.
+    """Treat every example as an environment of its own; call ``aggregate()`` on the result after backward.
 
     Arguments as for :class:`PerExample`.
     """

@@ -16,7 +16,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from concord.gradients.example_gradients import ExampleGradients, Formed, Recomputed
+from concord.gradients.example_gradients import ExampleGradients, Recomputed, StoredGradients
 from concord.gradients.example_layers import LAYERS, is_unit, symmetric_padding
 from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
 from concord.gradients.sums import Sums
@@ -27,7 +27,7 @@ _MEMORY_LIMIT = 1 << 28  # bytes of gradients that may exist at once
 
 
 class CannotPoolError(Exception):
-    """The model does something of which gradients of environments cannot be had in one pass."""
+    """One pass cannot give this model's gradients environment by environment."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class PooledPass:
     """Sums the statistics of environments by one pass through the model.
 
     Args:
-        risk: of the model, by its outputs and targets alone.
+        risk: of the model; it has to be a loss of outputs and targets.
         sums: where the statistics are added.
 
     Raises:
@@ -153,7 +153,7 @@ def _convolution(module: Any, inputs: Tensor, grads: Tensor) -> dict[str, Exampl
     size = module.weight.numel() * grads.itemsize
     return {
         "weight": Recomputed(len(inputs), weights, size),
-        "bias": Formed(grads.flatten(3).sum((1, 3)) if grads.ndim > 3 else grads.sum(1)),
+        "bias": StoredGradients(grads.flatten(3).sum((1, 3)) if grads.ndim > 3 else grads.sum(1)),
     }
 
 

@@ -87,7 +87,7 @@ def pair(batch: Batch) -> tuple[Any, Any]:
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """Layers compute in this dtype; None: as they are."""
+    """Layers compute in this dtype while the context lasts; with None they compute in their own."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 

@@ -138,7 +138,7 @@ class StackedGradients:
         risks, weights, buffers, finite = self._sum_of_finite(batch, environments, at)
         check_weights(weights)
         names = self.names or [f"environment {index}" for index in range(environments)]
-        kept, skipped, in_all = self._sums.finish(finite, names, at, self._exchange)
+        kept, skipped, in_all = self._sums.apply_rule(finite, names, at, self._exchange)
         self._write_buffers(buffers)
         self.aggregation.scale_gradients(self._sums.parameters.values())
         return EnvironmentStep(risks, kept, skipped, weights, in_all)
@@ -356,7 +356,7 @@ class StackedGradients:
 
 
 def _environments_together(size: int, device: torch.device, memory_limit: int | None) -> int:
-    """How many environments are vectorized at once, of which one has gradients of this size in bytes."""
+    """How many environments are vectorized at once, given the bytes of one environment's gradients."""
     if memory_limit is None:
         largest = _LARGEST_CHUNK // size
         cached = largest if device.type != "cpu" else last_level_cache() // size

@@ -1,4 +1,4 @@
-"""What gradient sources have in common: what they are told, how they are called, and what they give back."""
+"""What gradient sources have in common: their options, how they are called, and what they return."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

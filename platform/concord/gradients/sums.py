@@ -74,7 +74,7 @@ class Sums:
             self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics
         )
 
-    def finish(
+    def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
     ) -> tuple[Tensor, tuple[str, ...], int]:
         """Apply the rule and leave the result in ``parameter.grad``.
@@ -97,7 +97,7 @@ class Sums:
         before = clock.switch("optimizer")
         update = torch.empty(self.layout.components, dtype=self.layout.dtype, device=self.device)
         if exchange is None:
-            kept, skipped = self._finished(update, finite, names, step)
+            kept, skipped = self._apply_here(update, finite, names, step)
             environments = len(finite) - len(skipped)
         else:
             if not bool(finite.any()):
@@ -111,14 +111,14 @@ class Sums:
             exchange.send(sent, present)
             # Whose sums are to be added has to be known before; reading it makes the host wait.
             skip = self.aggregation.policy == "skip"
-            exchange.finish(update, step, exchange.processes.gathered(exchange.present) if skip else None)
+            exchange.apply_rule(update, step, exchange.processes.gathered(exchange.present) if skip else None)
             ((kept,), skipped) = complete([exchange], step)
             environments = exchange.processes.total - len(skipped)
         leave_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
         return kept, skipped, environments
 
-    def _finished(
+    def _apply_here(
         self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
     ) -> tuple[Tensor, tuple[str, ...]]:
         skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())

@@ -36,7 +36,7 @@ class ImpalaCNN(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.hidden = nn.Linear(channels * size * size, features)
         self.apply(_glorot)
-        # Convolutions of few channels are several times faster so, on processors and on GPUs.
+        # Convolutions of few channels are several times faster so, on CPUs and on GPUs.
         for parameter in self.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -10,7 +10,7 @@ class WordAverage(nn.Module):
     """Word vectors, averaged over the words of a sentence, and an MLP with ReLU.
 
     Args:
-        words: how many numbers of words there are; 0 is none (padding), and adds nothing to the average.
+        words: vocabulary size. Word 0 is padding, which the average leaves out.
         size: of a vector.
         outputs: number of classes.
         hidden_units: width of each hidden layer of the MLP.

@@ -367,7 +367,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _parted(joined: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The reverse: in the shapes of these tensors."""
+    """The reverse of :func:`_joined`: in the shapes of these tensors."""
     if len(tensors) == 1:
         return [joined.view(tensors[0].shape)]
     parts = joined.split([each.numel() for each in tensors])

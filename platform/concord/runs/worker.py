@@ -17,6 +17,7 @@ from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.errors import InputError, to_be_sent
 from concord.gradients import NonFiniteGradientError
+from concord.runs.failures import is_outage
 from concord.runs.folder import missing_run
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.storage import (
@@ -127,7 +128,7 @@ def work(loop_config: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
         # made again, so the group that is started next finds it written down.
-        if not _is_communication(error):
+        if not is_outage(error):
             with contextlib.suppress(OSError):  # a folder that is not on this node must not hide the mistake
                 text = redact(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
                 (assignment.folder.path / ERROR).write_text(text)
@@ -277,18 +278,3 @@ def recorded_error(folder: Folder) -> str | None:
     folder.fetch(ERROR)
     path = folder.path / ERROR
     return path.read_text() if path.exists() else None
-
-
-def _is_communication(error: Exception) -> bool:
-    from ray.exceptions import RayError
-
-    distributed = tuple(
-        kind
-        for kind in (getattr(torch.distributed, name, None) for name in ("DistError", "DistBackendError"))
-        if isinstance(kind, type)
-    )
-    words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
-    # Ray's own come of workers that wait for one that died.
-    return isinstance(error, (ConnectionError, TimeoutError, RayError, *distributed)) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    )

@@ -137,7 +137,7 @@ def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
 
 
 def is_below(name: str) -> bool:
-    """Whether what is called so lies in the folder that it is to lie in."""
+    """Whether a name stays inside its folder, as ``../name`` does not."""
     return not name.startswith("/") and ".." not in name.split("/")
 
 

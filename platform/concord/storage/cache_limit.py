@@ -143,7 +143,7 @@ def _files(root: Path) -> Iterator[tuple[int, int, Path]]:
 
 
 def _named_by_the_living(root: Path) -> set[Path]:
-    """What processes use; files of those that have ended are removed."""
+    """The files that living processes use; the lists of processes that have ended are removed."""
     named: set[Path] = set()
     for file in list((root / _IN_USE).iterdir()):
         with contextlib.suppress(OSError), file.open("rb") as uses:

@@ -16,7 +16,7 @@ def storage_credentials() -> dict[str, str]:
 
 
 def apply_credentials(given: Mapping[str, str]) -> None:
-    """Use the access of another process in this one; keys replace this one's as a whole."""
+    """Use another process's credentials in this one; they replace this process's as a whole."""
     if any(name in given for name in _KEYS):
         for name in _KEYS:
             os.environ.pop(name, None)

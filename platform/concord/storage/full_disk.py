@@ -1,4 +1,4 @@
-"""A disk without space: recognized whoever says it, and said in one line that names the place."""
+"""A full disk: recognized in errors of any library, and reported in one line that names the place."""
 
 import contextlib
 import errno

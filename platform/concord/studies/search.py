@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from concord.errors import InputError
-from concord.space import Choice, Integers, Located, LogUniform, OneOf, Point, Space, Uniform, contains
+from concord.space import Choice, Integers, LocatedDomain, LogUniform, OneOf, Point, Space, Uniform, contains
 
 _LARGEST_SEED = 2**31 - 1
 
@@ -116,7 +116,7 @@ class Search:
         return values
 
 
-def _value(located: Located, found: Any) -> Any:
+def _value(located: LocatedDomain, found: Any) -> Any:
     domain = located.domain
     if isinstance(domain, Choice):
         return domain.values[int(found)]

@@ -298,7 +298,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _without_addresses() -> Iterator[None]:
-    """Without the variables that Ray lets override what it is told; they are there again afterwards."""
+    """Run the body without the environment variables that would override Ray's arguments."""
     names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
     taken = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -308,7 +308,7 @@ def _without_addresses() -> Iterator[None]:
 
 
 class _Shown:
-    """What of a log is shown already."""
+    """How much of a log has been shown."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show

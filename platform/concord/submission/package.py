@@ -104,7 +104,7 @@ def inside(file: Path, working_dir: Path) -> Path:
 
 
 def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
-    """Those of these files, or of all in the folder, that go along, relative to it, in order."""
+    """The files that go along, of these or of all in the folder; relative to it, in order."""
     if found is None:
         found = []
         for place, folders, names in os.walk(folder):
@@ -125,7 +125,7 @@ def _goes_along(path: Path) -> bool:
 
 
 def _leads_to_one(path: Path, root: Path) -> bool:
-    """Whether it is, after all links, a file of the folder that goes along itself."""
+    """Whether a link ends, after all links, at a file of the folder that goes along itself."""
     target = path.resolve()
     return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 

@@ -40,7 +40,7 @@ class Profile:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        """With the token; beside an Authorization for a proxy, it has a header of its own, which Ray takes, too."""
+        """The headers of a request, with the token. Beside a proxy's Authorization it has Ray's own header."""
         if self.token is None:
             return dict(self.headers)
         taken = any(name.lower() == "authorization" for name in self.headers)

@@ -144,7 +144,7 @@ def _sent_file(journal: Path) -> Path:
 
 
 def _read_sent(journal: Path) -> tuple[str, int] | None:
-    """The run and the byte; None if nothing was sent, or nobody knows: what is sent again is stored once."""
+    """The run and the byte up to which it was sent; None if not known. What is sent twice is stored once."""
     try:
         kept = json.loads(_sent_file(journal).read_text())
         return str(kept["run_id"]), int(kept["offset"])

@@ -1,4 +1,4 @@
-"""Metrics from a training loop to MLflow, such that tracking which is down neither stops nor slows training.
+"""Metrics from a training loop to MLflow. A server that is down neither stops nor slows training.
 
 `MetricLog.log` writes to a journal on local disk and returns; a thread reads the journal and sends it. In an
 outage the journal grows and nothing else does. What was sent is remembered beside the journal, so a run that was

@@ -299,7 +299,7 @@ class _Standing:
 
 
 def _decide(store: Store, name: str, version: int) -> Registered:
-    """Let the champion be what follows from the versions, this new one among them, and say what became of it."""
+    """Point ``champion`` to the version that it belongs to, and return what became of the new version."""
     standing = _move_champion(store, name)
     ours = next(each for each in standing.versions if each.version == version)
     assert ours.criterion is not None

@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TrackedData:
-    """Data of a run, as MLflow is told of them.
+    """Data of a run, as MLflow records them.
 
     Attributes:
         name: of the dataset.

@@ -50,7 +50,7 @@ def _step(case: Case) -> Callable[[], object]:
 
     def step() -> None:
         exchange.send(sums, torch.ones(environments))
-        exchange.finish(out, 0)
+        exchange.apply_rule(out, 0)
         complete([exchange], 0)
 
     return step
