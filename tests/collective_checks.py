@@ -1,10 +1,11 @@
 """What the collective gradients promise, as functions that run in every one of several real gloo processes.
 
 ``test_collective.py`` runs them; by hand: ``python tests/collective_checks.py [NAME …]``. PyTorch is imported once,
-and each check forks its own processes from that, so a check that fails or hangs leaves the others alone. One JSON
-line a check: its name, its traceback or null, its seconds.
+and processes are forked from that, one group for each number of them. After a check that fails or hangs there is a
+new group, so it leaves the others alone. One JSON line a check: its name, its traceback or null, its seconds.
 """
 
+import contextlib
 import copy
 import faulthandler
 import gc
@@ -1295,76 +1296,93 @@ def two_level_and_mask_sends_a_quarter_more_in_the_first_phase() -> None:
 # Running them
 
 
-def _process(rank: int, world: int, name: str, folder: Path, report: Connection) -> None:
-    torch.set_num_threads(1)
-    trace = (folder / f"hanging {rank}").open("w")
-    faulthandler.dump_traceback_later(SECONDS - 2, file=trace)
-    try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/rendezvous",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=2 * SECONDS),  # a collective that hangs is ended from outside, with a traceback
-        )
-        CHECKS[name][1]()
-        report.send(None)
-        if dist.is_initialized():
-            dist.barrier()  # nobody leaves while another still needs it
-            dist.destroy_process_group()
-    except BaseException:
-        report.send(traceback.format_exc())
+class Group:
+    """Processes that run one check after the other, until one of them fails or a check ends the group itself."""
 
-
-def run(name: str) -> str | None:
-    """The check's traceback, or None; processes that hang are ended."""
-    world = CHECKS[name][0]
-    context = multiprocessing.get_context("fork")
-    outcomes: dict[int, str | None] = {}
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        pipes = [context.Pipe(duplex=False) for _ in range(world)]
-        processes = [
-            context.Process(target=_process, args=(rank, world, name, folder, pipe[1]), daemon=True)
-            for rank, pipe in enumerate(pipes)
-        ]
-        for process, (_, writer) in zip(processes, pipes, strict=True):
+    def __init__(self, world: int) -> None:
+        self.usable = True
+        context = multiprocessing.get_context("fork")
+        self._folder = tempfile.TemporaryDirectory()
+        pipes = [context.Pipe() for _ in range(world)]
+        self._connections = [ours for ours, _ in pipes]
+        arguments = [(rank, world, Path(self._folder.name), theirs) for rank, (_, theirs) in enumerate(pipes)]
+        self._processes = [context.Process(target=_process, args=given, daemon=True) for given in arguments]
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
-            writer.close()
-        readers = {reader: rank for rank, (reader, _) in enumerate(pipes)}
+            theirs.close()
+
+    def run(self, name: str) -> dict[int, str]:
+        """What went wrong in which process."""
+        outcomes: dict[int, str | None] = {}
+        for ours in self._connections:
+            with contextlib.suppress(OSError):  # its end is read below
+                ours.send(name)
+        waiting = {ours: rank for rank, ours in enumerate(self._connections)}
         deadline = time.monotonic() + SECONDS
-        while readers and (ready := wait(list(readers), max(0.0, deadline - time.monotonic()))):
-            for reader in ready:
-                rank = readers.pop(reader)
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for ours in ready:
+                rank = waiting.pop(ours)
                 try:
-                    outcomes[rank] = reader.recv()
-                except EOFError:
-                    outcomes[rank] = f"ended with status {processes[rank].exitcode}"
+                    outcomes[rank], stays = ours.recv()
+                    self.usable &= stays
+                except (EOFError, ConnectionError):
+                    self._processes[rank].join(1)
+                    outcomes[rank] = f"ended with status {self._processes[rank].exitcode}"
             if any(outcomes.values()):  # the others may now wait for it in vain
                 deadline = min(deadline, time.monotonic() + 2)
         failed = any(outcomes.values())
-        for rank in readers.values():
-            outcomes[rank] = None if failed else "hangs:\n" + (folder / f"hanging {rank}").read_text()
-        for process in processes:
-            process.join(2 if not any(outcomes.values()) else 0.1)
+        self.usable &= not failed and not waiting
+        for rank in waiting.values():
+            outcomes[rank] = None if failed else "hangs:\n" + (Path(self._folder.name) / f"hanging {rank}").read_text()
+        return {rank: error for rank, error in sorted(outcomes.items()) if error is not None}
+
+    def end(self) -> None:
+        for process, ours in zip(self._processes, self._connections, strict=True):
             process.kill()
             process.join()
-        for reader, _ in pipes:
-            reader.close()
-    errors = {rank: outcome for rank, outcome in sorted(outcomes.items()) if outcome is not None}
-    if not errors:
-        return None
-    return "\n".join(f"in process {rank} of {world}: {error}" for rank, error in errors.items())
+            ours.close()
+        self._folder.cleanup()
+
+
+def _process(rank: int, world: int, folder: Path, names: Connection) -> None:
+    torch.set_num_threads(1)
+    trace = (folder / f"hanging {rank}").open("w")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=2 * SECONDS),  # a collective that hangs is ended from outside, with a traceback
+    )
+    while dist.is_initialized():
+        name = names.recv()
+        faulthandler.dump_traceback_later(SECONDS - 2, file=trace)
+        torch.manual_seed(0)
+        try:
+            CHECKS[name][1]()
+            names.send((None, dist.is_initialized()))
+        except BaseException:
+            names.send((traceback.format_exc(), False))
+        faulthandler.cancel_dump_traceback_later()
 
 
 def main(names: Sequence[str]) -> None:
     import torch._dynamo  # noqa: F401  the first DDP of a process imports it, 2 to 6 seconds: here once for all
 
     gc.freeze()  # or every process's collector would copy the pages it shares with this one
+    groups: dict[int, Group] = {}
     for name in names or CHECKS:
         start = time.monotonic()
-        error = run(name)
-        print(json.dumps({"check": name, "error": error, "seconds": round(time.monotonic() - start, 2)}), flush=True)
+        world = CHECKS[name][0]
+        if world not in groups:
+            groups[world] = Group(world)
+        errors = groups[world].run(name)
+        if not groups[world].usable:
+            groups.pop(world).end()
+        said = "\n".join(f"in process {rank} of {world}: {error}" for rank, error in errors.items()) or None
+        print(json.dumps({"check": name, "error": said, "seconds": round(time.monotonic() - start, 2)}), flush=True)
+    for group in groups.values():
+        group.end()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The code and the commands of the README and of the documents do what the text says."""
 
-import os
 import re
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import run_program
 
 from concord.errors import InputError
 from concord.runs.run import run
@@ -43,15 +43,12 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule"])
-def test_a_snippet_runs_as_it_stands(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", snippet(name)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:
+    run_program(snippet(name), tmp_path)
 
 
-def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None) -> None:
-    test_a_snippet_runs_as_it_stands("procgen")
+def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None, tmp_path: Path) -> None:
+    run_program(snippet("procgen"), tmp_path)
 
 
 def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
@@ -72,18 +69,9 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
     # One process stands for torchrun's: port 0 is none that another program has.
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; torch.manual_seed(0); torch.set_num_threads(1)\n" + snippet(name)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | alone,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = re.search(r"tensor\((\d\.\d+)", done.stdout)
-    assert found, done.stdout
+    printed = run_program("import torch; torch.manual_seed(0)\n" + snippet(name), tmp_path, **alone)
+    found = re.search(r"tensor\((\d\.\d+)", printed)
+    assert found, printed
     assert float(found[1]) < 0.4  # a guess has 0.69
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from forked import run_group
 from test_temporal_agreement import Lottery
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +18,7 @@ from concord.optim import TemporalAgreementAdam
 
 RULES = [AndMask(0.3), SandMask(0.1, steepness=0.5), Lottery()]
 PATHS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}]
-WORLD, STEPS = 2, 5
+STEPS = 5
 
 
 def network() -> nn.Sequential:
@@ -45,10 +45,8 @@ def distributed(model: nn.Sequential, mesh: Any) -> nn.Sequential:
     return model
 
 
-def sharded_as_whole(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    mesh = init_device_mesh("cpu", (WORLD,))
+def sharded_as_whole(rank: int, world_size: int) -> None:
+    mesh = init_device_mesh("cpu", (world_size,))
     for rule in RULES:
         for path in PATHS:
             for shard in (lambda model: fully_shard(model, mesh=mesh), lambda model: distributed(model, mesh)):
@@ -73,21 +71,18 @@ def sharded_as_whole(rank: int, folder: str) -> None:
                             assert kept.placements == part.placements
                             torch.testing.assert_close(kept.full_tensor(), value, rtol=1e-6, atol=1e-9)
                 assert ours.agreement() == pytest.approx(expected.agreement())
-    dist.destroy_process_group()
 
 
-def sums_still_to_be_added(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    mesh = init_device_mesh("cpu", (WORLD,))
+def sums_still_to_be_added(rank: int, world_size: int) -> None:
+    mesh = init_device_mesh("cpu", (world_size,))
     weight = nn.Parameter(distribute_tensor(torch.ones(3), mesh, [Replicate()]))
     weight.grad = torch.distributed.tensor.DTensor.from_local(torch.tensor([1.0, 2.0 * rank - 1, 0]), mesh, [Partial()])
     optimizer = TemporalAgreementAdam([weight], AndMask(0.1))
     optimizer.step()
     torch.testing.assert_close(optimizer.state[weight]["exp_avg"].to_local(), torch.tensor([0.2, 0.0, 0.0]))
     torch.testing.assert_close(optimizer.state[weight]["sign_avg"].to_local(), torch.tensor([0.1, 0.0, 0.0]))
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("check", [sharded_as_whole, sums_still_to_be_added])
 def test_in_two_processes(check: Any, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(check, (str(tmp_path),), WORLD)
+    run_group(check, 2, tmp_path)

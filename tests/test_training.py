@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_group
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.environments import Environment, Environments
@@ -164,15 +164,12 @@ def test_shares_cover_all_environments_and_differ_by_one_at_most() -> None:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def _train_in_group(rank: int, world_size: int, port: int, folder: str, config: TrainConfig = CONFIG) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+def _train_in_group(rank: int, world_size: int, folder: Path, config: TrainConfig) -> None:
     job = dataclasses.replace(JOB, model=plain_network)
-    kept = Kept(Path(folder) / f"rank-{rank}")
+    kept = Kept(folder / f"rank-{rank}")
     outcome = train(job, config, ProcessContext(rank, world_size), kept)
     if rank == 0:
-        (Path(folder) / "metrics.json").write_text(json.dumps(outcome.metrics))
-    dist.destroy_process_group()
+        (folder / "metrics.json").write_text(json.dumps(outcome.metrics))
 
 
 EXAMPLES_CONFIG = CONFIG.with_options(per_example=True, threshold=0.2)
@@ -188,10 +185,7 @@ def test_processes_that_share_the_work_train_what_one_process_trains(
     of each batch of 4 × 16, against one with all."""
     alone = Kept(tmp_path / "alone")
     metrics = train(dataclasses.replace(JOB, model=plain_network), config, ProcessContext(), alone).metrics
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
-    spawn(_train_in_group, (world_size, port, str(tmp_path), config), nprocs=world_size)
+    run_group(_train_in_group, world_size, tmp_path, tmp_path, config)
     shared = json.loads((tmp_path / "metrics.json").read_text())
     assert set(shared) == set(metrics)
     for name, value in without_time(metrics).items():
@@ -369,14 +363,11 @@ def test_an_objective_of_a_risk_that_is_the_mean_loss_is_that_of_the_loss(object
     assert without_time(by_risk) == pytest.approx(without_time(by_loss), rel=1e-4)
 
 
-def _weighted_examples(rank: int, world_size: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+def _weighted_examples(rank: int, world_size: int, folder: Path) -> None:
     kept = Kept()
     train(WEIGHTED_JOB, EXAMPLES_CONFIG, ProcessContext(rank, world_size), kept)
     if rank == 0:
-        (Path(folder) / "steps.json").write_text(json.dumps(_step_metrics(kept)))
-    dist.destroy_process_group()
+        (folder / "steps.json").write_text(json.dumps(_step_metrics(kept)))
 
 
 def _step_metrics(kept: Kept) -> list[list[float]]:
@@ -391,10 +382,7 @@ def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(
     """3 processes have 5 or 6 of the 16 examples each, of unlike weights."""
     alone = Kept()
     train(WEIGHTED_JOB, EXAMPLES_CONFIG, ProcessContext(), alone)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
-    spawn(_weighted_examples, (3, port, str(tmp_path)), nprocs=3)
+    run_group(_weighted_examples, 3, tmp_path, tmp_path)
     shared = json.loads((tmp_path / "steps.json").read_text())
     torch.testing.assert_close(torch.tensor(shared), torch.tensor(_step_metrics(alone)), rtol=1e-4, atol=1e-5)
 

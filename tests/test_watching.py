@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from forked import run_group
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import CONFIGURATION, PROGRAM, Prometheus
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 from ray_head import Head
 from test_run import wait_for
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 
 from concord.environments import Environments
@@ -89,12 +88,8 @@ def timed(way: str, place: ProcessContext) -> dict[str, float]:
     return {**so_far.clock.seconds, "whole": rates.seconds * steps / EPOCHS}
 
 
-def _timed_in_group(rank: int, world_size: int, port: int, folder: str, way: str) -> None:
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    torch.set_num_threads(1)
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(timed(way, ProcessContext(rank, world_size))))
-    dist.destroy_process_group()
+def _timed_in_group(rank: int, world_size: int, folder: Path, way: str) -> None:
+    (folder / f"{rank}.json").write_text(json.dumps(timed(way, ProcessContext(rank, world_size))))
 
 
 def adds_up(seconds: Mapping[str, float]) -> bool:
@@ -114,10 +109,7 @@ def test_in_one_process_the_parts_add_up_to_the_steps_and_nothing_is_exchanged(w
 @pytest.mark.parametrize("way", WAYS)
 def test_in_several_processes_a_part_of_every_step_is_exchange(way: str, tmp_path: Path) -> None:
     world_size = WAYS[way][1]
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port = store.port
-    del store
-    spawn(_timed_in_group, (world_size, port, str(tmp_path), way), nprocs=world_size)
+    run_group(_timed_in_group, world_size, tmp_path, tmp_path, way)
     each = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)]
     for seconds in each:
         assert min(seconds["gradients"], seconds["exchange"], seconds["optimizer"]) > 0

@@ -1,10 +1,8 @@
 """The model of the exchange against what real workers send."""
 
 import json
-import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_group, run_processes
 from torch.nn.parallel import DistributedDataParallel
 from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
 
@@ -92,16 +91,7 @@ def test_the_width_of_counts_depends_on_a_workers_environments_alone(environment
     assert {name: dtype.itemsize for name, dtype in dtypes.items()} == {"gradient": 4, "sign": itemsize}
 
 
-def in_own_process(function: Callable[..., None], *arguments: Any) -> None:
-    """Run it where its process group is nobody else's."""
-    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
-    process.start()
-    process.join(120)
-    process.kill()
-    assert process.exitcode == 0
-
-
-def of_many_workers(workers: int, rank: int) -> None:
+def of_many_workers(_: int, workers: int, rank: int) -> None:
     # More workers than any machine has room for: the exchange's own code, over PyTorch's transport that sends nothing.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -133,11 +123,10 @@ def of_many_workers(workers: int, rank: int) -> None:
 
 @pytest.mark.parametrize(("workers", "rank"), [(64, 0), (1024, 5), (1024, 1023)])
 def test_up_to_1024_workers_hand_over_what_is_modelled(workers: int, rank: int) -> None:
-    in_own_process(of_many_workers, workers, rank)
+    run_processes(of_many_workers, 1, workers, rank)
 
 
-def of_real_buckets(folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+def of_real_buckets(rank: int, world_size: int) -> None:
     for model, inputs in (
         (MLP(34, 2), torch.randn(2, 34)),
         (MLP(34, 2, hidden_units=1000), torch.randn(2, 34)),
@@ -161,7 +150,7 @@ def of_real_buckets(folder: Path) -> None:
 
 
 def test_buckets_are_those_of_ddp(tmp_path: Path) -> None:
-    in_own_process(of_real_buckets, tmp_path)
+    run_group(of_real_buckets, 1, tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 64])

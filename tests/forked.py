@@ -1,0 +1,62 @@
+"""Processes of tests, forked from one that has imported PyTorch: that takes each of them seconds otherwise."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+# What the tests' functions need. The first DDP of a process imports Dynamo.
+_IMPORTED = [
+    "pytest",
+    "torch._dynamo",
+    "concord.training",
+    "transformers.activations",
+    "test_training",
+    "test_watching",
+]
+
+
+def run_processes(function: Callable[..., None], number: int, *arguments: Any) -> None:
+    """Call it, with the number of the process first, in so many processes; fails with what one of them raises."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server knows no other
+        multiprocessing.set_forkserver_preload(_IMPORTED)
+        multiprocessing.forkserver.ensure_running()
+    start_processes(function, arguments, number, start_method="forkserver")
+
+
+def run_group(function: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> None:
+    """Call it, with rank and number of processes first, in every process of a gloo group that meets in the folder."""
+    run_processes(_member, world_size, function, world_size, folder, *arguments)
+
+
+def run_program(text: str, folder: Path, **environment: str) -> str:
+    """What it prints as the main program of a process in the folder; fails with what it raises."""
+    (folder / "program.py").write_text(text)
+    run_processes(_program, 1, folder, environment)
+    return (folder / "printed").read_text()
+
+
+def _program(_: int, folder: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    with open("printed", "w") as printed, contextlib.redirect_stdout(printed):
+        runpy.run_path("program.py", run_name="__main__")
+
+
+def _member(rank: int, function: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    function(rank, world_size, *arguments)
+    dist.destroy_process_group()
