@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from concord.analysis.memorization_figures import label_noise_of_runs
+from concord.analysis.memorization_figures import label_noise_figure
 from concord.training import Column, Comparison, FinishedRun
 
 WRONG, RIGHT = "wrong_labels", "right_labels"
@@ -37,21 +37,21 @@ comparisons = {
         by_rate(RATES, {"data": "mnist", "model": "mlp", "train_images": 6000}),
         seeds=2,
         columns=columns,
-        figures={"label-noise-mnist": label_noise_of_runs},
+        figures={"label-noise-mnist": label_noise_figure},
         title="Fig. 9 on 6,000 images of MNIST",
     ),
     "cifar10-small": Comparison(
         by_rate((1e-3,), CIFAR),
         seeds=1,
         columns=columns,
-        figures={"label-noise-cifar10": label_noise_of_runs},
+        figures={"label-noise-cifar10": label_noise_figure},
         title="Fig. 9 on 500 images of CIFAR-10",
     ),
     "fig-9": Comparison(
         by_rate(RATES, {}),
         seeds=2,
         columns=columns,
-        figures={"label-noise": label_noise_of_runs},
+        figures={"label-noise": label_noise_figure},
         title="Fig. 9, the paper's protocol: for a GPU",
     ),
 }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from concord.analysis.memorization_figures import memorization_of_runs, thresholds_of_runs
+from concord.analysis.memorization_figures import memorization_figure, thresholds_figure
 from concord.training import Comparison
 
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -20,7 +20,7 @@ def by_threshold(thresholds: tuple[float, ...], shared: dict[str, Any]) -> dict[
     }
 
 
-FIGURES = {"memorization": memorization_of_runs, "thresholds": thresholds_of_runs}
+FIGURES = {"memorization": memorization_figure, "thresholds": thresholds_figure}
 comparisons = {
     "mnist": Comparison(
         by_threshold((*THRESHOLDS[:3], 0.15, *THRESHOLDS[3:]), MNIST),
@@ -33,7 +33,7 @@ comparisons = {
         by_threshold((0.0, 0.2), CIFAR),
         seeds=1,
         columns=columns,
-        figures={"memorization-cifar10": memorization_of_runs},
+        figures={"memorization-cifar10": memorization_figure},
         title="Fig. 8 on 1,000 images of CIFAR-10",
     ),
     "definitions": Comparison(
@@ -50,7 +50,7 @@ comparisons = {
         },
         seeds=1,
         columns=columns,
-        figures={"memorization-definitions": memorization_of_runs},
+        figures={"memorization-definitions": memorization_figure},
         title="what an example's gradient is under batch norm",
     ),
     "fig-8": Comparison(

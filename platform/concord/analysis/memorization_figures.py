@@ -1,6 +1,6 @@
 """The figures of memorization and label noise, in the form of the AND-mask paper's Fig. 8, 9 and 16."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -15,12 +15,13 @@ Runs = Sequence[Sequence[Evaluated]]
 """The evaluations of runs that differ in nothing but their seed."""
 
 
-def memorization_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
+def memorization_figure(compared: ComparedRuns) -> Figure:
     """Fig. 8: training accuracy (solid) and test accuracy (dashed) by epoch, a panel for each kind of runs.
 
     Args:
-        curves: runs by panel and by threshold; the mean over runs is drawn, and their spread.
+        compared: runs with ``labels`` and ``threshold`` among their options; their mean is drawn, and their spread.
     """
+    curves = _by_threshold(compared)
     figure = Figure(figsize=(4.2 * len(curves), 3.4))
     panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
     colours = _colours(sorted({threshold for by_threshold in curves.values() for threshold in by_threshold}))
@@ -35,8 +36,9 @@ def memorization_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
     return figure
 
 
-def thresholds_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
-    """Fig. 16: training (solid) and test (dashed) accuracy at the end of the runs, by threshold, a dot a run."""
+def thresholds_figure(compared: ComparedRuns) -> Figure:
+    """Fig. 16: training (solid) and test (dashed) accuracy at the end of the same runs, by threshold, a dot a run."""
+    curves = _by_threshold(compared)
     figure = Figure(figsize=(4.6, 3.4))
     axes = figure.subplots()
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
@@ -57,16 +59,16 @@ def thresholds_figure(curves: Mapping[str, Mapping[float, Runs]]) -> Figure:
     return figure
 
 
-def label_noise_figure(curves: Mapping[tuple[float, float], Runs], wrong: str, right: str) -> Figure:
+def label_noise_figure(compared: ComparedRuns) -> Figure:
     """Fig. 9: accuracy by epoch on the wrongly labelled part of the training set, on the rest, and on the test set.
 
     Args:
-        curves: runs by threshold and learning rate.
-        wrong, right: the names of the two parts among the metrics.
+        compared: runs with ``threshold`` and ``lr`` among their options.
     """
+    curves = {key: [run.history for run in each] for key, each in grouped(compared, "threshold", "lr").items()}
     figure = Figure(figsize=(11, 3.4))
     panels = figure.subplots(1, 3)
-    titles = {wrong: "wrongly labelled (as labelled)", right: "rightly labelled", "ood": "test"}
+    titles = {"wrong_labels": "wrongly labelled (as labelled)", "right_labels": "rightly labelled", "ood": "test"}
     rates = sorted({rate for _, rate in curves})
     styles = dict(zip(rates, ["-", "--", ":", "-."] * len(rates), strict=False))
     for axes, (part, title) in zip(panels, titles.items(), strict=True):
@@ -83,22 +85,6 @@ def label_noise_figure(curves: Mapping[tuple[float, float], Runs], wrong: str, r
     panels[0].set_ylabel("accuracy")
     panels[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def thresholds_of_runs(runs: ComparedRuns) -> Figure:
-    """Fig. 16 of runs with ``labels`` and ``threshold`` among their options."""
-    return thresholds_figure(_by_threshold(runs))
-
-
-def memorization_of_runs(runs: ComparedRuns) -> Figure:
-    """Fig. 8 of such runs."""
-    return memorization_figure(_by_threshold(runs))
-
-
-def label_noise_of_runs(runs: ComparedRuns) -> Figure:
-    """Fig. 9 of runs with ``threshold`` and ``lr`` among their options."""
-    curves = {key: [run.history for run in each] for key, each in grouped(runs, "threshold", "lr").items()}
-    return label_noise_figure(curves, wrong="wrong_labels", right="right_labels")
 
 
 def _by_threshold(runs: ComparedRuns) -> dict[str, dict[float, Runs]]:

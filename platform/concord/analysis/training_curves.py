@@ -1,9 +1,8 @@
-"""Curves of a run: training, held-out and out-of-distribution accuracy (or loss) by epoch, in the form of Fig. 14."""
+"""Curves of a run: training, held-out and out-of-distribution accuracy (or loss) by epoch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, RED
@@ -33,12 +32,7 @@ class Evaluated(Protocol):
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
     """One panel with a line a split, ``{split}_{measure}`` of each evaluation against epochs."""
     figure = Figure(figsize=(5, 3.2))
-    draw_curves(figure.subplots(), history, measure)
-    return figure
-
-
-def draw_curves(axes: Axes, history: Sequence[Evaluated], measure: str) -> None:
-    """Draw the lines into ``axes``."""
+    axes = figure.subplots()
     for split, (label, colour) in _SPLITS.items():
         points = [(at.epoch, at.metrics[f"{split}_{measure}"]) for at in history if f"{split}_{measure}" in at.metrics]
         if points:
@@ -51,3 +45,4 @@ def draw_curves(axes: Axes, history: Sequence[Evaluated], measure: str) -> None:
         axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right" if measure == "accuracy" else "best")
+    return figure

@@ -30,9 +30,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*header, box=SIMPLE_HEAD)
+    first, *others = header  # the rows' names stay in one line
+    table = Table(Column(first, no_wrap=True), *others, box=SIMPLE_HEAD)
     for row in rows:
         table.add_row(*map(escape, row))
     # Where output is no terminal, a narrow default width would break every row.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.analysis.figures import method_name, save
+from concord.analysis.spread import with_spread
 from concord.comparisons.plan import DATA, Plan, PlannedRun, identity
 from concord.storage import json_line
 from concord.studies import journal as journals
@@ -138,10 +139,7 @@ class Table:
 
     def _shown(self, configuration: str, heading: str) -> str:
         values = [self._scale * value for value in self._values(configuration, heading)]
-        if not values:
-            return "–"
-        spread = f" ± {statistics.stdev(values):.{self.comparison.digits}f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.{self.comparison.digits}f}{spread}"
+        return with_spread(values, self.comparison.digits) if values else "–"
 
     def _published(self, name: str) -> list[str]:
         found = [self.comparison.paper[name].get(heading, "") for heading in self.comparison.columns]
