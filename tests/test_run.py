@@ -311,7 +311,7 @@ def wait_for(found: Any, seconds: float) -> Any:
     raise AssertionError(f"nothing came within {seconds} s")
 
 
-def descendants(parent: int, name: str) -> list[int]:
+def children_named(parent: int, name: str) -> list[int]:
     """The processes with this in their command line that the parent started, or those that it started."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
@@ -327,8 +327,8 @@ def descendants(parent: int, name: str) -> list[int]:
 
 def workers_of(driver: int) -> list[int]:
     """The processes that train for a command that has no Ray: forked by a fork server of its own."""
-    (server,) = (pid for pid in descendants(driver, "forkserver") if driver == parent_of(pid))
-    return descendants(server, "forkserver")
+    (server,) = (pid for pid in children_named(driver, "forkserver") if driver == parent_of(pid))
+    return children_named(server, "forkserver")
 
 
 def parent_of(pid: int) -> int:
@@ -361,13 +361,13 @@ def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Finished
     if killed == "worker":
         os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     elif killed == "ray worker":
-        os.kill(descendants(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
+        os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
     elif killed == "driver":
         leftovers = workers_of(process.pid)
         assert len(leftovers) == 2
         process.kill()
     else:
-        leftovers = wait_for(lambda: len(found := descendants(process.pid, "Agent")) == 2 and found, 60)
+        leftovers = wait_for(lambda: len(found := children_named(process.pid, "Agent")) == 2 and found, 60)
         process.kill()
     said, errors = process.communicate(timeout=180)
     if killed == "driver":

@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from concord.storage import Folder
+from concord.errors import RunFailedError
+from concord.storage import Folder, StorageError
 
 # Ray Train's folder of checkpoints in a run's folder, and its list of them there.
 CHECKPOINTS, SNAPSHOT = "checkpoints", "checkpoint_manager_snapshot.json"
@@ -49,8 +50,13 @@ def last_checkpoint(run_folder: Folder) -> Path | None:
 
     Raises:
         InputError: it holds a file that would lie elsewhere.
+        RunFailedError: the list cannot be read.
     """
-    listed = _listed(run_folder)["checkpoint_results"]
+    try:
+        listed = _listed(run_folder)["checkpoint_results"]
+    except (ValueError, LookupError) as error:
+        at = f"{run_folder.display_path}/{CHECKPOINTS}/{SNAPSHOT}"
+        raise RunFailedError(f"{at}: cannot be read ({error})") from error
     return run_folder.fetch_tree(f"{CHECKPOINTS}/{listed[-1]['checkpoint_dir_name']}") if listed else None
 
 
@@ -90,6 +96,8 @@ def remove_partial_checkpoints(run_folder: Folder) -> None:
     """Remove what is not listed; for when no checkpoint is being written."""
     try:
         listed = {entry["checkpoint_dir_name"] for entry in _listed(run_folder)["checkpoint_results"]}
+    except StorageError:
+        raise
     except (OSError, ValueError, LookupError):
         return  # nobody knows
     for name in run_folder.names(CHECKPOINTS):

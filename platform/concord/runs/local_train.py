@@ -41,7 +41,7 @@ from concord.runs.worker import (
     trained,
     work_as,
 )
-from concord.storage import Folder
+from concord.storage import Folder, StorageError
 from concord.training.job import JobFile
 from concord.training.loop import ProcessContext
 from concord.training.options import TrainConfig
@@ -79,14 +79,15 @@ def train_here(job: JobFile, config: TrainConfig, run_folder: Folder, tracking_u
         job.path, job.source, job.rule, option_values(config), run_folder, tracking_uri, run_id, on_ray=False
     )
     for failures in itertools.count():
-        remove_partial_checkpoints(run_folder)
         try:
+            remove_partial_checkpoints(run_folder)
             said = _attempt(spec, last_checkpoint(run_folder), config.parallel.workers)
             break
-        except _WorkerDiedError as died:
-            if failures == config.parallel.max_failures or recorded_error(run_folder):
-                why = run_folder.problem() or recorded_error(run_folder) or str(died)
-                raise RunFailedError(f"training failed: {why}") from died
+        except (_WorkerDiedError, StorageError) as error:
+            why = run_folder.problem()
+            mistake = None if why else recorded_error(run_folder)
+            if mistake or failures == config.parallel.max_failures:
+                raise RunFailedError(f"training failed: {why or mistake or error}") from error
     return trained(said, lambda: _present(last_checkpoint(run_folder)))
 
 
