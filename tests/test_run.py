@@ -157,7 +157,7 @@ def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun) -> None:
     ],
 )
 def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
-    ray_cluster: None, output: Path, changes: dict[str, Any]
+    without_ray: None, output: Path, changes: dict[str, Any]
 ) -> None:
     job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py"))
     options = OPTIONS | {"name": "words", "output": output, "epochs": 12} | changes

@@ -61,7 +61,7 @@ def trains_here(config: TrainConfig) -> bool:
 
 
 def prepare_workers() -> None:
-    """Start importing what workers need, in a process of its own that they will be forked from."""
+    """Start importing what workers need, in a process of its own that they will be forked from; once for all runs."""
     forkserver.set_forkserver_preload(_PRELOADED)
     with _ctrl_c_ignored():
         forkserver.ensure_running()
@@ -74,6 +74,7 @@ def train_here(job: JobFile, config: TrainConfig, run_folder: Folder, tracking_u
         InputError: the data, or the checkpoint, do not fit; said by a worker.
         RunFailedError: training failed, also after ``max_failures`` replacements.
     """
+    prepare_workers()
     run_folder.remove(ERROR)
     spec = WorkerSpec(
         job.path, job.source, job.rule, option_values(config), run_folder, tracking_uri, run_id, on_ray=False
