@@ -21,9 +21,10 @@ from s3_server import BUCKET
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.runs import folder as run_folders
+from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.folder import RECORD, RunFolder, reserved_run, run_lifecycle
+from concord.runs.folder import RECORD, RunFolder
+from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import LOCK, OWNER, Folder
 from concord.tracking import Store
@@ -36,7 +37,7 @@ RESERVE = """
 import sys
 from pathlib import Path
 from concord.training.options import TrainConfig
-from concord.runs.folder import reserved_run
+from concord.runs.lifecycle import reserved_run
 config = TrainConfig().with_options(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
@@ -100,7 +101,7 @@ def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
 
 
 def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folders, "new_name", lambda *_: "now")
+    monkeypatch.setattr(lifecycle, "new_name", lambda *_: "now")
     everybody = threading.Barrier(4)
     Store.open(output)
 

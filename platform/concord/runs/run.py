@@ -22,11 +22,12 @@ from concord.gradients.layout import trainable
 from concord.options import option_values
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
-from concord.runs.folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
+from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
 from concord.runs.local_train import prepare_workers, train_here, trains_here
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
 from concord.runs.session import check_resources, ray_session
+from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.runs.worker import METRICS, Trained
 from concord.source_file import reason
