@@ -191,7 +191,8 @@ class _Worker:
             raise _WorkerDiedError(self.said)
         if self.said is None and (code := self.process.exitcode) is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            raise _WorkerDiedError(f"worker {self._rank} {how}")
+            short = "; the machine may have run out of memory" if code == -signal.SIGKILL else ""
+            raise _WorkerDiedError(f"worker {self._rank} {how}{short}")
         return self.said is not None
 
     def end(self) -> None:

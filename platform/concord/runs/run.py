@@ -128,9 +128,9 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
     config = config.resolved().with_options(**resolved_paths(config))
     check_cluster(config)
     here = trains_here(config)
-    if here:
-        prepare_workers()
     checked = preflight(job, config)
+    if here:
+        prepare_workers()  # while the store is opened
     environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
     tags |= lineage.tags if lineage else {}
