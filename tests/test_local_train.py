@@ -1,7 +1,8 @@
 """Training in processes of this machine, without Ray: the same result, and the same end whatever befalls a worker."""
 
-import subprocess
 import sys
+import types
+from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from concord.runs.checkpoints import (
     remove_partial_checkpoints,
 )
 from concord.runs.folder import run_folder, write_record
-from concord.runs.local_train import train_here, trains_here
+from concord.runs.local_train import _nothing_to_import, train_here, trains_here
 from concord.runs.worker import Trained
 from concord.storage import Folder, read_lines
 from concord.tracking import Store
@@ -72,7 +73,7 @@ def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said_and_named(out
     ("trouble", "error", "line"),
     [
         ("target", InputError, "^environment c: target 2 is out of range"),
-        ("infinite", RunFailedError, "^gradient of environment c is not finite at step 0"),
+        ("infinite", RunFailedError, "^the gradient of environment c is not finite at step 0"),
         ("bug", RunFailedError, "(?s)^training failed: ZeroDivisionError.*Traceback"),
     ],
 )
@@ -95,21 +96,14 @@ def test_what_asks_for_ray_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trains_here(config)
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from test_local_train import trained
-print("once")
-print(trained(Path({output!r}), workers=2).outcome.steps)
-"""
-
-
-def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(output: Path) -> None:
-    script = output.parent / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), output=str(output)))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
-    assert done.stdout == "once\n20\n", done.stderr
+def test_a_script_is_not_run_again_by_the_workers_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = types.ModuleType("__main__")
+    script.__file__ = "script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert "init_main_from_path" in get_preparation_data("worker")
+    with _nothing_to_import():
+        assert not {name for name in get_preparation_data("worker") if name.startswith("init_main")}
+    assert sys.modules["__main__"] is script
 
 
 # --- checkpoints

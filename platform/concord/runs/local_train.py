@@ -89,12 +89,7 @@ def train_here(job: JobFile, config: TrainConfig, run_folder: Folder, tracking_u
             mistake = None if why else recorded_error(run_folder)
             if mistake or failures == config.parallel.max_failures:
                 raise RunFailedError(f"training failed: {why or mistake or error}") from error
-    return trained(said, lambda: _present(last_checkpoint(run_folder)))
-
-
-def _present(checkpoint: Path | None) -> Path:
-    assert checkpoint is not None  # the loop ends with one
-    return checkpoint
+    return trained(said, lambda: last_checkpoint(run_folder))
 
 
 class _WorkerDiedError(Exception):

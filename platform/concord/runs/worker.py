@@ -94,7 +94,7 @@ class Trained:
     data: tuple[DataSummary, ...] = ()
 
 
-def trained(said: Mapping[str, Any], checkpoint: Callable[[], Path]) -> Trained:
+def trained(said: Mapping[str, Any], last_checkpoint: Callable[[], Path | None]) -> Trained:
     """What the first worker's result, as :func:`work_as` gives it, stands for.
 
     Raises:
@@ -106,7 +106,9 @@ def trained(said: Mapping[str, Any], checkpoint: Callable[[], Path]) -> Trained:
         raise RunFailedError(said["error"])
     history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
     outcome = Outcome(history, said["seconds"], said["steps"])
-    return Trained(outcome, checkpoint(), said["unsent"], tuple(said.get("data", ())))
+    checkpoint = last_checkpoint()
+    assert checkpoint is not None  # the loop ends with one
+    return Trained(outcome, checkpoint, said["unsent"], tuple(said.get("data", ())))
 
 
 def work_as(
