@@ -356,7 +356,7 @@ def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: Finished
     )
     checkpoints = output / "runs" / "hit" / "checkpoints"
     # With a second one Ray has taken the first down, and goes on from there.
-    wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 120)
+    wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 240)
     leftovers: list[int] = []
     if killed == "worker":
         os.kill(workers_of(process.pid)[0], signal.SIGKILL)
