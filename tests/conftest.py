@@ -57,6 +57,13 @@ def ray_cluster() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs train in processes of this machine, also where another test has started a Ray: most start sooner so."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("concord.runs.run.trains_here", lambda _: True)
+
+
 @pytest.fixture(scope="session")
 def coinrun() -> None:
     """Procgen and RLlib; without the extra, what needs them is skipped."""

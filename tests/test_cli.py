@@ -721,7 +721,7 @@ def test_a_job_file_is_found_from_where_the_user_is_and_imports_its_neighbours(
 
 
 def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
-    ray_cluster: None, concord_: Concord, job_file: Callable[..., str], tmp_path: Path
+    without_ray: None, concord_: Concord, job_file: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "talking_neighbour.py").write_text("print('the neighbour talks')\n")
     job_file(
@@ -742,7 +742,7 @@ def test_a_whole_run_prints_its_json_only_whatever_the_job_prints(
 
 
 def test_an_environment_that_only_a_worker_finds_damaged_is_one_line_too(
-    ray_cluster: None, concord_: Concord, job_file: Callable[..., str], folder: Path
+    without_ray: None, concord_: Concord, job_file: Callable[..., str], folder: Path
 ) -> None:
     np.savez(folder / "b", inputs=np.ones((8, 4), np.float32), targets=np.arange(8) % 2)
     words = ("train", job_file(beginning=FROM_FOLDER), "--data-dir", folder, "--output", "there", "--json")

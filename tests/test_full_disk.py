@@ -94,11 +94,16 @@ def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
         require_space(disk, 11 << 19)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("where", ["without_ray", pytest.param("ray_cluster", marks=pytest.mark.slow)])
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_there_is_space(
-    ray_cluster: None, disk: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    disk: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     """There are bytes, but no files: so a checkpoint is begun, and cannot be finished."""
+    request.getfixturevalue(where)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = disk / "runs" / "full"
     fillers = disk / "fillers"

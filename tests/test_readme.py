@@ -104,7 +104,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
-    ray_cluster: None, output: Path, tmp_path: Path, hospitals: Path
+    without_ray: None, output: Path, tmp_path: Path, hospitals: Path
 ) -> None:
     text = snippet("job")
     assert len(text.splitlines()) < 30

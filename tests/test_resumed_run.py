@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from concord.errors import InputError
-from concord.runs.folder import recorded_config, reserved_run, run_folder, run_lifecycle, write_record
+from concord.runs.folder import recorded_config, run_folder, write_record
+from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.run import send_unsent
 from concord.runs.worker import METRICS
 from concord.storage import Folder

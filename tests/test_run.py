@@ -157,7 +157,7 @@ def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun) -> None:
     ],
 )
 def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
-    ray_cluster: None, output: Path, changes: dict[str, Any]
+    without_ray: None, output: Path, changes: dict[str, Any]
 ) -> None:
     job = load_job(str(Path(__file__).parent / "jobs" / "dictionaries.py"))
     options = OPTIONS | {"name": "words", "output": output, "epochs": 12} | changes
@@ -312,6 +312,7 @@ def wait_for(found: Any, seconds: float) -> Any:
 
 
 def children_named(parent: int, name: str) -> list[int]:
+    """The processes with this in their command line that the parent started, or those that it started."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     parents = {int(pid): int(ppid) for pid, ppid, _ in rows}
@@ -321,31 +322,65 @@ def children_named(parent: int, name: str) -> list[int]:
             pid = parents[pid]
         return pid == parent
 
-    return [int(pid) for pid, _, args in rows if name in args and descends(int(pid))]
+    return [int(pid) for pid, _, args in rows if name in args and descends(int(pid)) and int(pid) != parent]
 
 
-@pytest.mark.parametrize("killed", ["worker", pytest.param("driver", marks=pytest.mark.slow)])
+def workers_of(driver: int) -> list[int]:
+    """The processes that train for a command that has no Ray: forked by a fork server of its own."""
+    (server,) = (pid for pid in children_named(driver, "forkserver") if driver == parent_of(pid))
+    return children_named(server, "forkserver")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+KILLED_AND_GOES_ON = [
+    "worker",
+    "driver",
+    "ray worker",
+    pytest.param("ray driver", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("killed", KILLED_AND_GOES_ON)
 def test_a_killed_run_ends_with_the_metrics_of_an_undisturbed_one(calm: FinishedRun, output: Path, killed: str) -> None:
-    slow = ("--name", "hit", "--pause", "0.15")
+    """On Ray Train and without; a run whose driver is killed goes on with the other of the two."""
+    import ray
+
+    slow = ["--name", "hit", "--pause", "0.15"]
+    if killed.startswith("ray"):
+        slow += ["--address", "local" if killed == "ray driver" else ray.get_runtime_context().gcs_address]
     process = subprocess.Popen(
         command(output, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()
     )
     checkpoints = output / "runs" / "hit" / "checkpoints"
     # With a second one Ray has taken the first down, and goes on from there.
-    wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 120)
+    wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 240)
+    leftovers: list[int] = []
     if killed == "worker":
-        os.kill(children_named(process.pid, "ray::RayTrainWorker")[0], signal.SIGKILL)
+        os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    elif killed == "ray worker":
+        os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
+    elif killed == "driver":
+        leftovers = workers_of(process.pid)
+        assert len(leftovers) == 2
+        process.kill()
     else:
-        agents = wait_for(lambda: len(found := children_named(process.pid, "Agent")) == 2 and found, 60)
+        leftovers = wait_for(lambda: len(found := children_named(process.pid, "Agent")) == 2 and found, 60)
         process.kill()
     said, errors = process.communicate(timeout=180)
     if killed == "driver":
-        assert process.returncode == -signal.SIGKILL
-        wait_for(lambda: not any(Path(f"/proc/{agent}").exists() for agent in agents), 30)  # Ray's end after 60 s
-        resumed = [*command(output)[:5], "--name", "hit", "--resume", "--output", str(output), "--json"]
-        done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
-        said, errors = done.stdout, done.stderr
-    report = json.loads(said.strip().splitlines()[-1])
+        wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in leftovers), 30)
+        report = start(output, name="hit", pause=0.15, resume=True).as_json()
+    else:
+        if killed == "ray driver":
+            assert process.returncode == -signal.SIGKILL
+            wait_for(lambda: not any(Path(f"/proc/{agent}").exists() for agent in leftovers), 30)  # Ray's: after 60 s
+            resumed = [*command(output)[:5], "--name", "hit", "--resume", "--output", str(output), "--json"]
+            done = subprocess.run(resumed, capture_output=True, text=True, timeout=180, check=False)
+            said, errors = done.stdout, done.stderr
+        report = json.loads(said.strip().splitlines()[-1])
     assert "metrics" in report, errors[-2000:]
     assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
     store = Store.open(output, None)

@@ -21,9 +21,10 @@ from s3_server import BUCKET
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
-from concord.runs import folder as run_folders
+from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.folder import RECORD, RunFolder, reserved_run, run_lifecycle
+from concord.runs.folder import RECORD, RunFolder
+from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import LOCK, OWNER, Folder
 from concord.tracking import Store
@@ -36,7 +37,7 @@ RESERVE = """
 import sys
 from pathlib import Path
 from concord.training.options import TrainConfig
-from concord.runs.folder import reserved_run
+from concord.runs.lifecycle import reserved_run
 config = TrainConfig().with_options(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
@@ -100,7 +101,7 @@ def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
 
 
 def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folders, "new_name", lambda *_: "now")
+    monkeypatch.setattr(lifecycle, "new_name", lambda *_: "now")
     everybody = threading.Barrier(4)
     Store.open(output)
 
@@ -352,19 +353,30 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
 # --- a whole run
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("where", "stop"),
+    [
+        ("processes", signal.SIGTERM),
+        ("processes", signal.SIGINT),
+        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
-    ray_cluster: None, output: Path, stop: signal.Signals
+    ray_cluster: None, output: Path, where: str, stop: signal.Signals
 ) -> None:
+    """Told as by a terminal, or by Slurm, which tell its workers as well, where those are of this machine."""
     import ray
 
-    address = ("--address", ray.get_runtime_context().gcs_address)
+    address = ("--address", ray.get_runtime_context().gcs_address) if where == "ray" else ()
     words = command(output, "--name", "a", "--pause", "0.3", *address)
     checkpoints = output / "runs" / "a" / "checkpoints"
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)
-            process.send_signal(stop)
+            os.killpg(process.pid, stop)
             said, errors = process.communicate(timeout=120)
         finally:
             process.kill()
@@ -374,4 +386,4 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     assert "Traceback" not in errors
     assert process.returncode == 1
     assert tracked(output)["a"].status == "KILLED"
-    assert start(output, name="a", resume=True, pause=0.3).model == f"models:/{JOB}/1"
+    assert start(output, name="a", resume=True, pause=0.3, workers=3).model == f"models:/{JOB}/1"

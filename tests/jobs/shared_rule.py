@@ -1,11 +1,14 @@
 """A job as a user writes it: three hospitals whose scanners differ, one rule that holds in all of them."""
 
+import os
+import signal
 import time
 from dataclasses import dataclass
 
 import torch
 
 from concord.environments import Environments
+from concord.storage import append_line
 from concord.training import Job, TrainConfig
 
 
@@ -27,6 +30,9 @@ def environments(config: Config) -> Environments:
         if name == "c":
             if config.trouble == "bug":
                 targets = targets[: 1 // (len(targets) - 80)]
+            if config.trouble == "killed":
+                append_line(config.run.output / "attempts", "c")
+                os.kill(os.getpid(), signal.SIGKILL)
             if config.trouble == "shape":
                 inputs = inputs[:, :3]
             if config.trouble == "empty":

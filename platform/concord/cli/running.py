@@ -202,28 +202,22 @@ class _Demo:
     seed: int = 0
     """Seed of data and training."""
     workers: int = 2
-    """Ray Train workers."""
+    """Worker processes."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, figures and MLflow's store."""
 
 
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The AND-mask beside the average."""
-    from concord.runs.run import preflight, run
-    from concord.runs.session import ray_session
-    from concord.tracking import Store
+    from concord.runs.run import run
     from concord.training.job import load_job
 
     options = parse(_Demo, words, "concord demo")
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
-    config.check()
-    preflight(job, config)  # this and the store, before Ray takes its seconds to start
-    Store.open(config.run.output)
-    reports = {}
-    with ray_session(config):
-        for aggregator in ("and-mask", "mean"):
-            reports[aggregator] = run(job, config.with_options(aggregator=aggregator), info)
+    reports = {
+        aggregator: run(job, config.with_options(aggregator=aggregator), info) for aggregator in ("and-mask", "mean")
+    }
     if not as_json:
         columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
         rows = [

@@ -13,9 +13,10 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
 from concord.machine import machine
 from concord.redaction import redact
-from concord.runs.folder import recorded_config, run_tags
+from concord.runs.folder import recorded_config
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info
+from concord.runs.tags import run_tags
 from concord.storage import display_path, resolve
 from concord.studies import journal as journals
 from concord.studies.execution import overrides

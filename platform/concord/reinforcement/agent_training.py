@@ -35,9 +35,11 @@ from concord.reinforcement.procgen_environment import (
 )
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
-from concord.runs.folder import RunFolder, reserved_run, run_lifecycle, run_tags
+from concord.runs.folder import RunFolder
+from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.run import FinishedRun, Info, already_finished, resolved_paths, send_unsent
 from concord.runs.session import ray_session
+from concord.runs.tags import run_tags
 from concord.runs.worker import METRICS
 from concord.storage import full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, Registered, log_model, register

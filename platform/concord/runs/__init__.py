@@ -1,1 +1,1 @@
-"""The life of a run: Ray session and Ray Train, its folder and who has it, resuming, progress, what is registered."""
+"""The life of a run: its workers, by Ray Train or of this machine, its folder and who has it, resuming, progress."""

@@ -1,63 +1,34 @@
 """The training loop on Ray Train: workers that own their environments, replaced when they die."""
 
 import contextlib
-import json
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from concord import logs
 from concord.aggregation.rule_file import RuleFile
-from concord.environments.summary import DataSummary
 from concord.errors import InputError, RunFailedError, to_be_sent
 from concord.options import option_values
 from concord.process_environment import environment_variables
-from concord.runs.worker import (
-    CHECKPOINTS,
-    ERROR,
-    METRICS,
-    SNAPSHOT,
-    WorkerSpec,
-    fetched_checkpoint,
-    recorded_error,
-    work,
-)
-from concord.storage import (
-    Folder,
-    apply_credentials,
-    full_disk,
-    storage_credentials,
-)
+from concord.runs.checkpoints import CHECKPOINTS, KEPT, remove_partial_checkpoints
+from concord.runs.worker import ERROR, METRICS, Trained, WorkerSpec, recorded_error, trained, work_as
+from concord.storage import Folder, apply_credentials, full_disk, storage_credentials
 from concord.tracking.journal import entries
 from concord.training.job import JobFile, job_from_source
+from concord.training.loop import ProcessContext
 from concord.training.options import TrainConfig
-from concord.training.outcome import Evaluation, Outcome
+from concord.training.outcome import Evaluation
+from concord.training.process import tune_process
 
 # Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
 # was done since the last checkpoint.
 _RESIZE_SECONDS = 30.0
 # How long workers that are interrupted may take to end.
 _INTERRUPTED_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What came back.
-
-    Attributes:
-        outcome: of the loop.
-        checkpoint: folder of the last checkpoint.
-        unsent: metrics that the store had not taken by the end; they are in the journal.
-        data: what it was trained and evaluated on, part by part; nothing of what is not tracked.
-    """
-
-    outcome: Outcome
-    checkpoint: Path
-    unsent: int
-    data: tuple[DataSummary, ...] = ()
 
 
 def train_on_ray(
@@ -95,9 +66,7 @@ def train_on_ray(
             )
         },
         scaling_config=scaling_config(
-            num_workers=(config.parallel.min_workers, config.parallel.workers)
-            if config.parallel.min_workers is not None
-            else config.parallel.workers,
+            num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
             use_gpu=config.parallel.use_gpu,
             # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
@@ -111,30 +80,68 @@ def train_on_ray(
             name=CHECKPOINTS,
             **run_folder.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.parallel.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            checkpoint_config=CheckpointConfig(num_to_keep=KEPT),
             # What failed is said once, by what is raised here; Ray says it with a traceback of its own for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     )
     run_folder.remove(ERROR)
-    _remove_partial_checkpoints(run_folder)
+    remove_partial_checkpoints(run_folder)
     try:
         with _interruptible(), _this_cluster():
             result = trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         why = run_folder.problem() or recorded_error(run_folder) or full_disk(error, run_folder.path) or _cause(error)
         raise RunFailedError(f"training failed: {why}") from error
-    said: dict[str, Any] = result.return_value
-    if "input_error" in said:
-        raise said["input_error"]
-    if "error" in said:
-        raise RunFailedError(said["error"])
-    assert result.checkpoint is not None
-    history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
-    checkpoint = fetched_checkpoint(run_folder, result.checkpoint)
-    return Trained(
-        Outcome(history, said["seconds"], said["steps"]), checkpoint, said["unsent"], tuple(said.get("data", ()))
+    return trained(cast(Any, result.return_value), lambda: fetched_checkpoint(run_folder, result.checkpoint))
+
+
+def work(loop_config: dict[str, Any]) -> dict[str, Any]:
+    """One worker of Ray Train."""
+    import ray.train
+    import ray.train.torch
+
+    assignment: WorkerSpec = loop_config["assignment"]
+    apply_credentials(assignment.storage_credentials)
+    context = ray.train.get_context()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    tune_process(threads=max(1, cores // context.get_local_world_size()))
+    place = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    here = ray.get_runtime_context()
+    logs.inherit_context(
+        assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
     )
+    _quiet_ray_train()
+    checkpoint = ray.train.get_checkpoint()
+    try:
+        start = fetched_checkpoint(assignment.folder, checkpoint) if checkpoint else None
+    except InputError as error:
+        return {"input_error": to_be_sent(error)}
+    return work_as(assignment, place, start, _keep)
+
+
+def _keep(folder: Path | None, metrics: dict[str, float]) -> None:
+    import ray.train
+
+    ray.train.report(metrics, checkpoint=None if folder is None else ray.train.Checkpoint.from_directory(folder))
+
+
+def fetched_checkpoint(run_folder: Folder, checkpoint: Any) -> Path:
+    """A checkpoint's files on this machine.
+
+    Not by Ray's own way, which writes what is called ``../name`` in a storage outside the folder.
+
+    Raises:
+        InputError: it holds such a file.
+    """
+    path = Path(checkpoint.path)
+    return run_folder.fetch_tree(f"{CHECKPOINTS}/{path.name}") if run_folder.remote else path
+
+
+def _quiet_ray_train() -> None:
+    """Ray Train logs every report of every worker, past its own log level; what the user logs still comes through."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
 
 
 @contextlib.contextmanager
@@ -239,26 +246,6 @@ def _last_evaluation(
     except RunFailedError as error:
         return type(error)(str(error))
     return trained.outcome.history[-1]
-
-
-def _remove_partial_checkpoints(folder: Folder) -> None:
-    """Remove what Ray Train does not know as a checkpoint: a process was killed as it was written.
-
-    For when none is being written, and Ray Train has not begun.
-    """
-    snapshot = f"{CHECKPOINTS}/{SNAPSHOT}"
-    if folder.remote:
-        folder.fetch(snapshot)
-    try:
-        text = (folder.path / snapshot).read_text()
-        json.loads(text)
-    except FileNotFoundError:
-        text = ""
-    except (OSError, ValueError):
-        return  # nobody knows
-    for name in folder.names(CHECKPOINTS):
-        if name.startswith("checkpoint_") and name != SNAPSHOT and f'"{name}"' not in text:
-            folder.remove(f"{CHECKPOINTS}/{name}")
 
 
 def _cause(error: BaseException) -> str:

@@ -22,12 +22,14 @@ from concord.gradients.layout import trainable
 from concord.options import option_values
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
-from concord.runs.folder import Lineage, ReservedRun, reserved_run, run_lifecycle, run_tags
+from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
+from concord.runs.local_train import prepare_workers, train_here, trains_here
 from concord.runs.progress import RunProgress
-from concord.runs.ray_train import Trained, train_on_ray
+from concord.runs.ray_train import train_on_ray
 from concord.runs.session import check_resources, ray_session
+from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
-from concord.runs.worker import METRICS
+from concord.runs.worker import METRICS, Trained
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, resolve
 from concord.tracking import MetricLog, Registered, Store, log_model, register
@@ -125,7 +127,10 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     config = config.resolved().with_options(**resolved_paths(config))
     check_cluster(config)
+    here = trains_here(config)
     checked = preflight(job, config)
+    if here:
+        prepare_workers()  # while the store is opened
     environments = checked.environments
     tags = run_tags(job.name, job.path, len(environments.train), environments.version)
     tags |= lineage.tags if lineage else {}
@@ -140,8 +145,10 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
         if reserved.report is not None:
             return already_finished(reserved, reserved.report, info)
         name, config = reserved.name, config.with_options(name=reserved.name)
-        progress.waiting("starting Ray")
-        dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+        dashboard = None
+        if not here:
+            progress.waiting("starting Ray")
+            dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
         with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
             workers = config.parallel.workers
@@ -151,7 +158,7 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
             if not opened.resumed:
                 store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
             with progress.training(store, run_id, config.schedule.epochs):
-                trained = train_on_ray(job, config, kept, store.uri, run_id)
+                trained = (train_here if here else train_on_ray)(job, config, kept, store.uri, run_id)
             session.close()  # Ray's processes are not needed for the rest
             end = trained.outcome.metrics
             if end.get("spread_reached") == 0:

@@ -1,22 +1,21 @@
-"""What one Ray Train worker does: its environments, the loop, metrics to the log, checkpoints through Ray Train."""
+"""What one worker does: its environments, the loop, metrics to the log, checkpoints to whoever keeps them."""
 
 import contextlib
-import logging
-import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
 from concord import logs
 from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
-from concord.errors import InputError, to_be_sent
+from concord.errors import InputError, RunFailedError, to_be_sent
 from concord.gradients import NonFiniteGradientError
+from concord.runs.checkpoints import CHECKPOINTS, journal_length, note_journal_length
 from concord.runs.failures import is_outage
 from concord.runs.folder import missing_run
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
@@ -24,7 +23,6 @@ from concord.storage import (
     Folder,
     FullDiskError,
     TakenOverError,
-    apply_credentials,
     full_disk_in_one_line,
     require_space,
     storage_credentials,
@@ -33,21 +31,20 @@ from concord.tracking import MetricLog, redact
 from concord.training.job import job_from_source
 from concord.training.loop import ProcessContext, WorkerData, prepare, train
 from concord.training.options import TrainConfig
-from concord.training.process import tune_process
+from concord.training.outcome import Evaluation, Outcome
 from concord.training.steps_so_far import StepsSoFar
 
 # The journal of a run's metrics, in the run's folder.
 METRICS = "metrics.jsonl"
-# Ray Train's folder of checkpoints there, and its list of them.
-CHECKPOINTS, SNAPSHOT = "checkpoints", "checkpoint_manager_snapshot.json"
-# What a checkpoint notes: how long the journal was when it was made.
-_JOURNAL_LENGTH = "concord_journal_length"
 # What went wrong in a worker, there too, if it was a mistake and no outage.
 ERROR = "error.txt"
 # How long the first worker, at its end, goes on trying to send metrics that a store did not take.
 _LAST_METRICS_SECONDS = 20.0
 # The same where a disk is full, which may be the store's as well.
 _FULL_DISK_METRICS_SECONDS = 2.0
+
+# What keeps a checkpoint; called in every worker, in the first one with its folder, with metrics to list beside it.
+Keep = Callable[[Path | None, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,7 @@ class WorkerSpec:
         folder: of the run, where the first worker keeps metrics before they are sent.
         tracking_uri, run_id: where they are sent; None keeps them in the journal alone.
         left_out: a training environment that is not to be trained on.
+        on_ray: whether the worker is Ray's, so that there is somebody to show live metrics to.
         log_context: how it logs.
         access: to the storages of the output and the data, see :func:`concord.storage.credentials`.
     """
@@ -74,39 +72,72 @@ class WorkerSpec:
     tracking_uri: str | None = field(repr=False)
     run_id: str | None
     left_out: str | None = None
+    on_ray: bool = True
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
 
-def work(loop_config: dict[str, Any]) -> dict[str, Any]:
-    """One worker. What is wrong with input or model comes back as a value: to start again would not mend it."""
-    import ray.train
-    import ray.train.collective
-    import ray.train.torch
+@dataclass(frozen=True)
+class Trained:
+    """What came back.
 
-    assignment: WorkerSpec = loop_config["assignment"]
-    apply_credentials(assignment.storage_credentials)
-    context = ray.train.get_context()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    tune_process(threads=max(1, cores // context.get_local_world_size()))
-    place = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
-    here = ray.get_runtime_context()
-    logs.inherit_context(
-        assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
-    )
-    _quiet_ray_train()
-    checkpoint = ray.train.get_checkpoint()
-    log, failed = _metric_log(assignment, checkpoint) if place.rank == 0 else (None, None)
-    failed = ray.train.collective.broadcast_from_rank_zero(failed)
+    Attributes:
+        outcome: of the loop.
+        checkpoint: folder of the last checkpoint.
+        unsent: metrics that the store had not taken by the end; they are in the journal.
+        data: what it was trained and evaluated on, part by part; nothing of what is not tracked.
+    """
+
+    outcome: Outcome
+    checkpoint: Path
+    unsent: int
+    data: tuple[DataSummary, ...] = ()
+
+
+def trained(said: Mapping[str, Any], last_checkpoint: Callable[[], Path | None]) -> Trained:
+    """What the first worker's result, as :func:`work_as` gives it, stands for.
+
+    Raises:
+        InputError, RunFailedError: as the worker says.
+    """
+    if "input_error" in said:
+        raise said["input_error"]
+    if "error" in said:
+        raise RunFailedError(said["error"])
+    history = tuple(Evaluation(*evaluation) for evaluation in said["history"])
+    outcome = Outcome(history, said["seconds"], said["steps"])
+    checkpoint = last_checkpoint()
+    assert checkpoint is not None  # the loop ends with one
+    return Trained(outcome, checkpoint, said["unsent"], tuple(said.get("data", ())))
+
+
+def work_as(
+    assignment: WorkerSpec, place: ProcessContext, start: Path | None, keep: Keep, *, cut: bool = True
+) -> dict[str, Any]:
+    """Train as one of the workers, in the default process group if there are several.
+
+    What is wrong with input or model comes back as a value: to start again would not mend it.
+
+    Args:
+        assignment: what all workers are told.
+        place: which of them this is.
+        start: the checkpoint to go on from.
+        keep: keeps a checkpoint.
+        cut: whether the journal is to be cut where the run goes on; otherwise it was.
+    """
+    log, failed = None, None
+    if place.rank == 0:
+        log, failed = open_log(assignment, journal_length(start) if cut else None)
+    failed = _from_first(failed, place)
     if failed:
-        return {"error": failed}
-    last_metrics_seconds = _LAST_METRICS_SECONDS
-    reporter = _RayReporter(place.rank, log, assignment.folder)
+        return {"error": failed, "unsent": 0, "metrics_seconds": 0.0}
+    result: dict[str, Any]
+    metrics_seconds = _LAST_METRICS_SECONDS
+    reporter = _Reporter(place, log, assignment.folder, keep)
     data: list[DataSummary] = []
     try:
         file = job_from_source(assignment.path, assignment.source, assignment.rule)
         job, name = file.job, file.name
-        folder = fetched_checkpoint(assignment.folder, checkpoint) if checkpoint else None
         config = job.config.with_options(**assignment.options)
 
         def load() -> WorkerData:
@@ -116,17 +147,23 @@ def work(loop_config: dict[str, Any]) -> dict[str, Any]:
             return prepared
 
         with _watched(assignment, name, config, place) as so_far:
-            outcome = train(job, config, place, reporter, folder, load, so_far)
+            outcome = train(job, config, place, reporter, start, load, so_far)
         data = _of_all(data, place)
+        result = {
+            "history": [tuple(evaluation) for evaluation in outcome.history],
+            "seconds": outcome.seconds,
+            "steps": outcome.steps,
+            "data": data,
+        }
     except InputError as error:  # raised in every worker
-        return {"input_error": to_be_sent(error)}
+        result = {"input_error": to_be_sent(error)}
     except NonFiniteGradientError as error:  # raised in every worker
-        return {"error": str(error)}
+        result = {"error": str(error)}
     except FullDiskError as error:  # raised in every worker
-        last_metrics_seconds = _FULL_DISK_METRICS_SECONDS
-        return {"error": str(error)}
+        metrics_seconds = _FULL_DISK_METRICS_SECONDS
+        result = {"error": str(error)}
     except Exception as error:
-        # Raised in this worker while others wait for it: Ray has to end them. A mistake in the job would only be
+        # Raised in this worker while others wait for it: they have to be ended. A mistake in the job would only be
         # made again, so the group that is started next finds it written down.
         if not is_outage(error):
             with contextlib.suppress(OSError):  # a folder that is not on this node must not hide the mistake
@@ -135,26 +172,8 @@ def work(loop_config: dict[str, Any]) -> dict[str, Any]:
                 assignment.folder.keep(ERROR)
         raise
     finally:
-        unsent = log.close(last_metrics_seconds) if log else 0
-    return {
-        "history": [tuple(evaluation) for evaluation in outcome.history],
-        "seconds": outcome.seconds,
-        "steps": outcome.steps,
-        "unsent": unsent,
-        "data": data,
-    }
-
-
-def fetched_checkpoint(run_folder: Folder, checkpoint: Any) -> Path:
-    """A checkpoint's files on this machine.
-
-    Not by Ray's own way, which writes what is called ``../name`` in a storage outside the folder.
-
-    Raises:
-        InputError: it holds such a file.
-    """
-    path = Path(checkpoint.path)
-    return run_folder.fetch_tree(f"{CHECKPOINTS}/{path.name}") if run_folder.remote else path
+        unsent = log.close(metrics_seconds) if log else 0
+    return result | {"unsent": unsent, "metrics_seconds": metrics_seconds}
 
 
 def _of_all(data: list[DataSummary], place: ProcessContext) -> list[DataSummary]:
@@ -162,7 +181,7 @@ def _of_all(data: list[DataSummary], place: ProcessContext) -> list[DataSummary]
     gathered: list[list[DataSummary]] = [data]
     if place.world_size > 1:
         gathered = [[] for _ in range(place.world_size)]
-        torch.distributed.all_gather_object(gathered, data)
+        dist.all_gather_object(gathered, data)
     parts = list(dict.fromkeys(part for of_one in gathered for part in of_one))
     return sorted(parts, key=lambda part: PURPOSES.index(part.purpose))
 
@@ -171,7 +190,7 @@ def _of_all(data: list[DataSummary], place: ProcessContext) -> list[DataSummary]
 def _watched(assignment: WorkerSpec, job: str, config: TrainConfig, place: ProcessContext) -> Iterator[StepsSoFar]:
     """Show what the worker does as it does it."""
     so_far = StepsSoFar()
-    if assignment.run_id is None:  # one of a study's many trials
+    if assignment.run_id is None or not assignment.on_ray:  # one of a study's many trials, or nobody to show it
         yield so_far
         return
     labels = {"run": str(config.run.name), "concord_job": job, "method": config.method, "rank": str(place.rank)}
@@ -179,14 +198,8 @@ def _watched(assignment: WorkerSpec, job: str, config: TrainConfig, place: Proce
         yield so_far
 
 
-def _quiet_ray_train() -> None:
-    """Ray Train logs every report of every worker, past its own log level; what the user logs still comes through."""
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
-
-
-def _metric_log(assignment: WorkerSpec, checkpoint: Any) -> tuple[MetricLog | None, str | None]:
-    """The log of a run that goes on from a checkpoint, or begins; or why its workers need not begin (again)."""
+def open_log(assignment: WorkerSpec, start: int | None) -> tuple[MetricLog | None, str | None]:
+    """The log of a run, cut at a byte of its journal; or why its workers need not begin (again)."""
     folder = assignment.folder
     try:
         folder.check_claim()
@@ -194,8 +207,6 @@ def _metric_log(assignment: WorkerSpec, checkpoint: Any) -> tuple[MetricLog | No
             return None, gone
         if error := recorded_error(folder):
             return None, error
-        with folder.in_one_line():
-            start = checkpoint.get_metadata().get(_JOURNAL_LENGTH) if checkpoint else 0
         with full_disk_in_one_line(folder.path):
             log = MetricLog.going_on(folder.lines(METRICS), assignment.tracking_uri, assignment.run_id, start)
     except (TakenOverError, FullDiskError) as problem:
@@ -203,24 +214,31 @@ def _metric_log(assignment: WorkerSpec, checkpoint: Any) -> tuple[MetricLog | No
     return log, None
 
 
-class _RayReporter:
-    """Metrics to the log, checkpoints through Ray Train."""
+def _from_first(problem: str | None, place: ProcessContext) -> str | None:
+    """What the first worker found, in every worker."""
+    said = [problem]
+    if place.world_size > 1:
+        dist.broadcast_object_list(said, 0)
+    return said[0]
 
-    def __init__(self, rank: int, log: MetricLog | None, folder: Folder) -> None:
-        self._rank = rank
+
+class _Reporter:
+    """Metrics to the log, checkpoints to be kept."""
+
+    def __init__(self, place: ProcessContext, log: MetricLog | None, folder: Folder, keep: Keep) -> None:
+        self._place = place
         self._log = log
         self._folder = folder
+        self._keep = keep
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         if self._log is not None:
             self._log.log(metrics, step)
 
     def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        import ray.train
-
-        if self._rank != 0:
+        if self._place.rank != 0:
             self._end_together(None)
-            ray.train.report({})
+            self._keep(None, {})
             self._end_together(None)
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -230,34 +248,28 @@ class _RayReporter:
 
     def _end_together(self, problem: str | None) -> None:
         """Raise in every worker what the first one found: others would wait for it, and be started again in vain."""
-        import ray.train.collective
-
-        problem = ray.train.collective.broadcast_from_rank_zero(problem)
+        problem = _from_first(problem, self._place)
         if problem is not None:
             raise FullDiskError(problem)
 
     def _prepare(self, folder: Path, write: Callable[[Path], None]) -> None:
         """Write a checkpoint into a folder of its own, with how long the journal is, which is kept before."""
-        import ray.train
-
         place = self._folder.path
         with full_disk_in_one_line(place):
             length = self._log.keep() if self._log is not None else 0
         with full_disk_in_one_line(folder):
             write(folder)
             # Who goes on from here cuts the journal there, and logs what comes after it anew.
-            ray.train.Checkpoint.from_directory(folder).update_metadata({_JOURNAL_LENGTH: length})
+            note_journal_length(folder, length)
         if not self._folder.remote:
             require_space(place, sum(file.stat().st_size for file in folder.rglob("*")))
 
     def _report(self, folder: Path, metrics: dict[str, float]) -> None:
-        """Have Ray Train keep the checkpoint; what is there of one that a full disk cut short is removed again."""
-        import ray.train
-
+        """Have the checkpoint kept; what is there of one that a full disk cut short is removed again."""
         before = set() if self._folder.remote else set(self._folder.names(CHECKPOINTS))
         try:
             with full_disk_in_one_line(self._folder.path), self._folder.in_one_line():
-                ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+                self._keep(folder, metrics)
         except FullDiskError:
             for partial in set(self._folder.names(CHECKPOINTS)) - before:
                 self._folder.remove(f"{CHECKPOINTS}/{partial}")

@@ -8,9 +8,11 @@ from typing import Any
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
-from concord.runs.folder import RECORD, Lineage, run_folder, run_tags
+from concord.runs.folder import RECORD, run_folder
+from concord.runs.lifecycle import Lineage
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info, run
+from concord.runs.tags import run_tags
 from concord.space import Point, format_point
 from concord.storage import display_path, resolve
 from concord.studies import journal as journals

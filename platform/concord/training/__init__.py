@@ -1,4 +1,4 @@
-"""Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
+"""Training: jobs and their options, the loop, evaluation, checkpoints; neither Ray nor MLflow."""
 
 from concord.training.comparison import Column, Comparison, FinishedRun, Runs
 from concord.training.evaluation import Measure, correct

@@ -11,7 +11,7 @@ class ParallelOptions(OptionGroup):
 
     # fmt: off
     workers: int = 1
-    """Ray Train workers, among which the environments are divided."""
+    """Worker processes, among which the environments are divided: of this machine, or Ray Train's on a cluster."""
     min_workers: int | None = None
     """Go on with as few workers as this when nodes leave, the environments divided anew, and with more when they come
     back; without it the run waits until there is room for all --workers."""

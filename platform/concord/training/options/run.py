@@ -33,7 +33,7 @@ class RunOptions(OptionGroup):
     """Make the model a version in the registry; without it, it is kept with the run alone, and a study does not train
     its winner once more."""
     address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    """Ray cluster to run on, or local; without it (or RAY_ADDRESS) what needs Ray starts it on this machine."""
     # fmt: on
 
     def check(self) -> None:

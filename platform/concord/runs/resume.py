@@ -1,0 +1,85 @@
+"""Whether a run or a study can go on: with the options, the files and the secrets that it was begun with."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from concord.errors import InputError
+from concord.options import NEEDED, flag_of, option_values
+from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
+from concord.runs.folder import kept_record, recorded_config, restored_config
+from concord.storage import Folder, resolve
+from concord.training.options import RunConfig
+
+
+def require_resumable(
+    job: str, config: RunConfig, kept: Folder, placement: Collection[str], defaults: RunConfig
+) -> dict[str, Any]:
+    """The record of a run that can go on with this configuration.
+
+    Args:
+        job: the job's name.
+        config: the options now.
+        kept: the run's folder.
+        placement: options that may differ.
+        defaults: the job's, which an option had that the run's version did not know.
+
+    Raises:
+        InputError: there is no such run, or it was begun with other options or files.
+    """
+    record = kept_record(kept)
+    if record["job"] != job:
+        raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
+    ours = recorded_config(config.resolved())
+    # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
+    # recorded what was asked for instead of what it stood for.
+    recorded = recorded_config(_at_defaults(config, defaults)) | without_secrets(record["config"])
+    theirs = recorded_config(restored_config(config, recorded).resolved())
+    theirs |= {option: value for option, value in recorded.items() if option in theirs and is_hidden(value)}
+    require_secrets(f"the run {config.run.name}", ours, recorded)
+    for option in ours:
+        if is_secret(option):  # what is recorded of it is only that it was given
+            continue
+        if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
+            raise InputError(
+                f"{flag_of(option)} {ours[option]}: the run {config.run.name} was started with "
+                f"{theirs[option]}; a resumed run keeps its options"
+                + (f", and {HIDDEN} is not recorded" if is_hidden(theirs[option]) else "")
+            )
+    require_same_sources(f"the run {config.run.name}", config.sources(), record.get("sources", {}))
+    return record
+
+
+def _at_defaults(config: RunConfig, defaults: RunConfig) -> RunConfig:
+    """The configuration with every option at its default; one that has none stays."""
+    values = {name: value for name, value in option_values(defaults).items() if value is not NEEDED}
+    paths = {name: resolve(value) for name, value in values.items() if isinstance(value, Path)}
+    return config.with_options(**(values | paths))
+
+
+def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse to go on without an option that was a secret at the start, since no record has it (InputError).
+
+    Args:
+        what: that goes on.
+        ours, theirs: the configuration now and then, each as :func:`recorded_config` gives it.
+    """
+    for option, value in theirs.items():
+        if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
+            named = flag_of(option)
+            raise InputError(f"{named}: {what} was started with one, and secrets are not recorded; give it again")
+
+
+def require_same_sources(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Refuse to go on with another text of a file that an option names (InputError).
+
+    Args:
+        what: that goes on.
+        ours, theirs: the files' texts by their names, now and at the start, see :meth:`RunConfig.sources`.
+    """
+    for name, source in ours.items():
+        if source != theirs.get(name):
+            raise InputError(
+                f"{name}: {what} was started with another text of this file; leave it out to go on with that text"
+            )

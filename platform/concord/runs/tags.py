@@ -1,0 +1,51 @@
+"""What is to be known of any run in MLflow: versions, the job's file, its commit, the submission."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+import concord
+
+
+def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:
+    """What is to be known of any run of a job: versions, of its data too, training environments, the file's commit."""
+    tags = {
+        "concord.version": concord.__version__,
+        "concord.job": job,
+        **({"concord.environments": str(environments)} if environments is not None else {}),
+        **({"concord.data": data} if data is not None else {}),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        # MLflow's own, for its interface.
+        "mlflow.source.name": _source_name(Path(path)),
+        "mlflow.source.type": "LOCAL",
+    }
+    if "CONCORD_SUBMISSION" in os.environ:
+        submission, dashboard = os.environ["CONCORD_SUBMISSION"], os.environ.get("CONCORD_DASHBOARD", "")
+        tags |= {"ray.submission": submission, "ray.dashboard": f"{dashboard}/#/jobs/{submission}"}
+    commit = _git(Path(path).parent, "rev-parse", "HEAD")
+    if commit is None:
+        return tags
+    # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
+    described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
+
+
+def _source_name(path: Path) -> str:
+    """The job's file, from the top of its checkout if it is in one: the rest of the path is of one machine."""
+    top = _git(path.parent, "rev-parse", "--show-toplevel")
+    return str(path.relative_to(top)) if top is not None and path.is_relative_to(top) else path.name
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says of the checkout the job lives in, if it lives in one."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

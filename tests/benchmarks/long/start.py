@@ -1,0 +1,124 @@
+"""What comes before the first training step: seconds, and CPU seconds of all processes, from the command to there."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from concord.benchmark import Row
+from concord.tracking.journal import entries
+
+WORKERS, REPEATS = (1, 2, 4), 3
+_EVERY_SECONDS = 0.05
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Start(NamedTuple):
+    """What a run took.
+
+    Attributes:
+        seconds, cpu: from the command to the first step.
+        whole_seconds, whole_cpu: from the command to its end.
+    """
+
+    seconds: float
+    cpu: float
+    whole_seconds: float
+    whole_cpu: float
+
+
+def rows() -> Iterator[Row]:
+    """Runs on this machine's processes against the same on Ray Train, in turn."""
+    for workers in WORKERS:
+        pairs = [(measured(workers), measured(workers, "--address", "local")) for _ in range(REPEATS)]
+        for field, what in (("seconds", "seconds"), ("cpu", "CPU seconds")):
+            ours, theirs = ([getattr(each, field) for each in side] for side in zip(*pairs, strict=True))
+            ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+            name = f"{what} from the command to the first step, workers: {workers}"
+            yield Row(name, statistics.median(ours), "on Ray Train", statistics.median(theirs), ratio, "≤ 0.5")
+
+
+def measured(workers: int, *options: str) -> Start:
+    """Run the synthetic task for two epochs, in a process of its own, and watch it."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", "synthetic", "--workers", str(workers), "--epochs", "2", "--name", "run", *options]
+        words += ["--output", folder, "--json"]
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        began, clock = time.time(), time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, "-m", "concord", *words],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            usage = _Usage(process.pid)
+            while process.poll() is None:
+                usage.look()
+                time.sleep(_EVERY_SECONDS)
+            whole = time.perf_counter() - clock
+            usage.look()
+            if process.returncode:
+                assert process.stderr is not None
+                raise RuntimeError(process.stderr.read())
+        first = _first_step(Path(folder) / "runs" / "run" / "metrics.jsonl")
+        return Start(first - began, usage.until(first), whole, usage.until(time.time()))
+
+
+def _first_step(journal: Path) -> float:
+    """When it was done, in seconds since 1970: steps are logged at the end of their epoch, with how fast they were."""
+    steps = 0
+    for entry in entries(journal):
+        if "step/loss" in entry.metrics and not steps:
+            at = entry.timestamp / 1000
+        if "steps_per_second" in entry.metrics:
+            return at - (steps - 1) / entry.metrics["steps_per_second"]
+        steps += "step/loss" in entry.metrics
+    raise ValueError(f"{journal}: no step was logged")
+
+
+class _Usage:
+    """CPU seconds of a process and all that come of it, over time; Linux only.
+
+    Each process is counted by itself, up to the last look at it.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._family: dict[tuple[int, str], float] = {}
+        self._looks: list[tuple[float, float]] = []
+
+    def look(self) -> None:
+        """Count now."""
+        running: dict[int, tuple[int, str, float]] = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                except OSError:  # it has just ended
+                    continue
+                running[int(folder.name)] = (int(fields[1]), fields[19], (int(fields[11]) + int(fields[12])) * _TICK)
+        members = {key for key in self._family if key[0] in running and running[key[0]][1] == key[1]}
+        if self._root in running:
+            members.add((self._root, running[self._root][1]))
+        ours = {process for process, _ in members}
+        while more := {process for process, (parent, _, _) in running.items() if parent in ours} - ours:
+            ours |= more
+        for process in ours:
+            _, started, seconds = running[process]
+            self._family[process, started] = seconds
+        self._looks.append((time.time(), sum(self._family.values())))
+
+    def until(self, moment: float) -> float:
+        """CPU seconds up to a moment, in seconds since 1970."""
+        return max((seconds for at, seconds in self._looks if at <= moment), default=0.0)
+
+
+if __name__ == "__main__":  # with numbers of workers, and what else is to be given to the command
+    for count in sys.argv[1].split(","):
+        print(count, *(f"{value:.1f}" for value in measured(int(count), *sys.argv[2:])), flush=True)
