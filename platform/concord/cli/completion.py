@@ -111,9 +111,7 @@ def _following() -> dict[str, list[str]]:
             with contextlib.suppress(InputError):  # the command can do nothing with this job
                 defaults = default_options(command, job, name)
                 of_jobs[name] = _words(type(defaults), defaults)
-            if command in ("compare", "report"):
-                with contextlib.suppress(InputError):  # it has no tables
-                    of_jobs[name] += comparisons_of(job)
+                of_jobs[name] += comparisons_of(job) if command == "compare" else []
         file = _words(ConfigFile) if command in ("train", "tune") else []
         following |= {f" {command} {job}": [*words, *file] for job, words in of_jobs.items()}
         if command in SUBMITTED:
