@@ -3,15 +3,18 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import s3_server
 import torch
+from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
 
+from concord.cli import main
 from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 
@@ -25,6 +28,7 @@ if threading.current_thread() is threading.main_thread():
 # No test claims how long an example takes: on a busy machine the first one imports, allocates and waits.
 settings.register_profile("concord", deadline=None)
 settings.load_profile("concord")
+SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and training would take longer
 
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
@@ -112,3 +116,47 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for runs, and no tracking server from outside."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def concord_(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: Path
+) -> Concord:
+    """The command line, in an empty working folder."""
+    working = tmp_path / "working"
+    working.mkdir()
+    monkeypatch.chdir(working)
+    for variable in ("CONCORD_DATA", "RAY_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def call(*words: object) -> Said:
+        capsys.readouterr()
+        started = time.monotonic()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as stop:  # from --help
+            status = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Said(status, captured.out, captured.err, time.monotonic() - started)
+
+    return call
+
+
+@pytest.fixture
+def refused(concord_: Concord, tmp_path: Path) -> Callable[..., str]:
+    """The one line of a refusal: the same with --json, and nothing is left behind."""
+
+    def call(*words: object) -> str:
+        before = files(tmp_path)
+        plain, as_json = concord_(*words), concord_(*words, "--json")
+        assert (plain.status, as_json.status) == (2, 2), plain.err
+        assert plain.out == ""
+        assert as_json.err == plain.err
+        (line,) = plain.err.splitlines()
+        assert as_json.json == {"error": line.removeprefix("concord: ")}
+        assert line.startswith("concord: ")
+        assert max(plain.seconds, as_json.seconds) < SECONDS
+        assert files(tmp_path) == before
+        return line.removeprefix("concord: ")
+
+    return call

@@ -12,9 +12,9 @@ from test_shortcut_environments import write_sst2
 
 from concord.cli import main
 from concord.cli.comparing import planned
+from concord.job_files import built_in_jobs
 from concord.runs.run import criterion_of, preflight, shortfall
 from concord.training import ProcessContext, load_job, train
-from concord.training.job import built_in_jobs
 from concord.training.loop import Silent
 
 

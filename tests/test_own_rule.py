@@ -14,7 +14,7 @@ from test_readme import snippet
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
-from concord.cli.cluster import _checked
+from concord.cli.cluster import check_command
 from concord.cli.parsing import job_and_words, parse, with_own_rule
 from concord.errors import InputError
 from concord.options import option_values
@@ -113,7 +113,7 @@ def test_help_has_the_fields_with_what_the_file_says_of_them(
     with pytest.raises(SystemExit):
         main(["train", JOB, "--aggregator", f"{rule_file}:TrimmedSign", "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--dead-zone FLOAT Magnitude up to which a component casts no vote." in said
+    assert "--dead-zone 0 Magnitude up to which a component casts no vote." in said
 
 
 def test_a_seed_of_the_rule_is_the_run_s(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_submission_takes_the_rule_s_file_along(
     job, own = with_own_rule(load_job(JOB), ["--aggregator", str(rule_file), "--dead-zone", "1"][2:], None)
     assert job.rule is None
     job, own = with_own_rule(load_job(JOB), ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"])
-    assert _checked("train", job, own, JOB)[0].startswith("shared-rule-TrimmedSign-")
+    assert check_command("train", job, own, JOB)[0].startswith("shared-rule-TrimmedSign-")
     assert job.rule is not None
     assert inside(Path(job.rule.path), tmp_path) == Path("my_rule.py")
     (tmp_path / "elsewhere").mkdir()

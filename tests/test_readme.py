@@ -1,5 +1,6 @@
 """The code and the commands of the README and of the documents do what the text says."""
 
+import importlib
 import re
 import shlex
 import shutil
@@ -239,10 +240,9 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     """
     from concord.cli import COMMANDS, cluster
     from concord.cli.comparing import planned, tables_and_options
+    from concord.cli.job_options import default_options
     from concord.cli.parsing import job_and_words, parse, with_own_rule
     from concord.comparisons.plan import comparisons_of
-    from concord.studies.options import combined
-    from concord.studies.report import StudyReport
 
     def parsed(*arguments: Any, **given: Any) -> None:
         parse(*arguments, **given)
@@ -252,32 +252,30 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     words = ["synthetic" if word == "JOB" else word for word in words if word not in left_out]
     command, rest = words[0], words[1:]
     if command == "submit":
-        mine, rest = cluster._divided(rest)
-        parse(cluster._Submit, mine, "concord submit")
+        mine, rest = cluster.split_options(rest)
+        parse(cluster.Submit, mine, "concord submit")
         command, rest = rest[0], rest[1:]
     if {"--config", "--print-config"} & set(rest):
-        COMMANDS[command]([*rest, "--print-config"], True)
+        getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
     elif command in ("train", "tune"):
         job, own = with_own_rule(*job_and_words(rest, command))
-        cluster._checked(command, job, own, rest[0])
+        cluster.check_command(command, job, own, rest[0])
     elif command == "compare":
         job, own = job_and_words(rest, command)
         planned(job, *tables_and_options(own), f"concord compare {rest[0]}", check=False)
-    elif command == "report":
+    elif command in ("report", "data"):
         job, own = job_and_words(rest, command)
         named, own = tables_and_options(own)
         named = [each for each in named if each != "TABLE"]
         assert set(named) <= set(comparisons_of(job) if named else ())
-        report = job.job.report
-        parse(StudyReport if report is None else combined(report.options, StudyReport), own, "concord report")
-    elif command == "data":
-        job, own = job_and_words(rest, command)
-        parse(job.job.data.options, own, "concord data")
+        defaults = default_options(command, job, rest[0])
+        parse(type(defaults), own, f"concord {command}", defaults)
     else:
+        module = importlib.import_module(COMMANDS[command])
         with monkeypatch.context() as patched:
-            patched.setattr(sys.modules[COMMANDS[command].__module__], "parse", parsed)
+            patched.setattr(module, "parse", parsed)
             with pytest.raises(Parsed):
-                COMMANDS[command](rest, False)
+                getattr(module, command)(rest, False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -14,6 +14,7 @@ from test_space import points, spaces
 
 from concord.aggregation import AGGREGATORS
 from concord.errors import InputError
+from concord.job_files import built_in_jobs
 from concord.options import options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
 from concord.studies.options import StudyOptions
@@ -31,7 +32,6 @@ from concord.studies.spaces import (
     wide,
 )
 from concord.training import Study, TrainConfig, load_job
-from concord.training.job import built_in_jobs
 
 claim = settings(max_examples=15, deadline=None)
 varied_spaces = spaces().filter(lambda space: bool(space.varied()))

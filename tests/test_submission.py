@@ -321,7 +321,7 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
     assert status == 0, printed.err
     assert (result["status"], result["exit_status"], result["name"]) == ("succeeded", 0, "first")
     assert result["submission"].startswith("first-")
-    assert "run first: 3 environments, 1 workers" in printed.err
+    assert "data: 3 environments for training" in printed.err
     record = json.loads((head.folder / "runs" / "runs" / "first" / "run.json").read_text())
     assert record["report"]["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)

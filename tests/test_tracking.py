@@ -30,6 +30,7 @@ from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import MetricLog, Store, log_model, models, promote, register, registry, show
 from concord.tracking.client import redact
 from concord.tracking.journal import Journal, cut, entries
+from concord.tracking.run_search import Condition, RunSearch
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -186,6 +187,17 @@ def test_a_run_keeps_what_it_is_given(store: Store, tmp_path: Path) -> None:
     assert store.artifacts is not None
     assert (store.artifacts / run_id / "artifacts" / "figures" / "figure.txt").read_text() == "a figure"
     assert json.loads((store.artifacts / run_id / "artifacts" / "tables" / "best.json").read_text()) == {"best": 3}
+
+
+def test_runs_of_all_jobs_are_found_on_a_server_as_in_a_file(store: Store, server: Server) -> None:
+    for each in (store, Store.open(Path("unused"), server.uri)):
+        for job, accuracy in (("one", 0.5), ("two", 0.75), ("two", 0.25)):
+            run_id = each.start_run(job, f"{job} {accuracy}", {"lr": 0.1}, {"concord.job": job})
+            each.log_metrics(run_id, {"accuracy": accuracy})
+        best = RunSearch(metric="accuracy", where=(Condition.of("lr=1e-1"),))
+        assert [run.metrics["accuracy"] for run in best.find(each, 2)] == [0.75, 0.5]
+        assert [run.name for run in RunSearch(job="two").find(each, 9)] == ["two 0.25", "two 0.75"]
+        assert len(list(each.search("tags.`concord.job` != ''", page=2))) == 3, "also where an answer has several pages"
 
 
 def test_a_run_can_be_resumed_ended_and_deleted(store: Store) -> None:

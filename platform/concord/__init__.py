@@ -1,12 +1,19 @@
 """Train a model on what its environments agree on."""
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 # Written where the package is sent to a cluster, on which another version may be installed, or none.
 _SENT = Path(__file__).parent / "VERSION"
 
-try:
-    __version__ = _SENT.read_text(encoding="utf-8") if _SENT.exists() else version("concord")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+
+def __getattr__(name: str) -> Any:
+    """The version, found when it is asked for: that takes longer than all else of ``concord --help``."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return _SENT.read_text(encoding="utf-8") if _SENT.exists() else version("concord")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

@@ -1,10 +1,11 @@
-"""The command line. Each command is a dataclass of its options; ``train`` and ``report`` take a job's own.
+"""The command line. Each command is a function that is imported when it is called, with a dataclass of its options.
 
 Results go to standard output, everything else to standard error; with ``--json`` the last line on standard output is
 one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
 import contextlib
+import importlib
 import json
 import math
 import sys
@@ -15,14 +16,22 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.bench import bench
-from concord.cli.cluster import logs, stop, submissions, submit
-from concord.cli.comparing import compare
 from concord.cli.output import error_line, without_passwords
-from concord.cli.registry import models, ui
-from concord.cli.running import data, demo, jobs, report, train, tune
-from concord.cli.scaling import scaling
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
+
+Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
+# The module of each command: a function of its name, which takes the other words, and whether --json was given. Beside
+# it are its options, a dataclass of its name (``Demo``), unless they depend on a job, see concord.cli.job_options.
+COMMANDS = {
+    **dict.fromkeys(("jobs", "train", "tune"), "concord.cli.running"),
+    "compare": "concord.cli.comparing",
+    **dict.fromkeys(("report", "data", "demo"), "concord.cli.running"),
+    **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.cluster"),
+    "runs": "concord.cli.runs",
+    **dict.fromkeys(("models", "ui"), "concord.cli.registry"),
+    "bench": "concord.cli.bench",
+    "scaling": "concord.cli.scaling",
+}
 
 USAGE = """\
 usage: concord COMMAND [options]
@@ -36,13 +45,15 @@ usage: concord COMMAND [options]
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord submit train|tune JOB         the same on a cluster, through Ray Jobs; --follow shows the log
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
+  concord runs                          what was tracked: list, find, and --compare NAME NAME
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
   concord scaling                       bytes and messages of a step against workers
 
 JOB is a name from `concord jobs` or a Python file of your own.
-Every command takes --help, and --json: then the last line on standard output is one JSON object."""
+Every command takes --help, and --json: then the last line on standard output is one JSON object.
+concord --completion bash (or zsh) writes a script that completes all this with Tab; its first lines say how."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,9 +85,14 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
             if not as_json:
                 print(concord.__version__)
             return 0, {"version": concord.__version__}
+        if words[0] == "--completion":
+            from concord.cli.completion import completion
+
+            return 0, completion(words[1:], as_json)
         if words[0] not in COMMANDS:
             raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
-        return 0, COMMANDS[words[0]](words[1:], as_json)
+        command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
+        return 0, command(words[1:], as_json)
     except (InputError, RunFailedError) as error:
         status, problem = (2 if isinstance(error, InputError) else 1), as_option(error)
         partial = error.result if isinstance(error, UnfinishedError) else {}
@@ -97,25 +113,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-COMMANDS: dict[str, Callable[[Sequence[str], bool], Mapping[str, Any]]] = {
-    "jobs": jobs,
-    "train": train,
-    "tune": tune,
-    "compare": compare,
-    "report": report,
-    "data": data,
-    "demo": demo,
-    "submit": submit,
-    "submissions": submissions,
-    "logs": logs,
-    "stop": stop,
-    "models": models,
-    "ui": ui,
-    "bench": bench,
-    "scaling": scaling,
-}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ _FIELDS = ("name", "seconds", "reference", "reference_seconds", "ratio", "memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bench:
+class Bench:
     """Ratios, measured interleaved on this machine.
 
     Every row is printed to standard error as soon as it is measured, with --json as a JSON line; Ctrl-C ends with the
@@ -32,10 +32,10 @@ class _Bench:
 
 def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The benchmark table."""
+    options = parse(Bench, words, "concord bench")
     from concord.benchmark import benchmark_files, rows_of
     from concord.machine import machine
 
-    options = parse(_Bench, words, "concord bench")
     files = benchmark_files(options.only, options.all)
     rows: list[Row] = []
     problems = []

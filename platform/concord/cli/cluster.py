@@ -14,8 +14,17 @@ from typing import Annotated, Any
 import tyro
 
 from concord import logs as structured_logs
+from concord.cli.job_options import default_options
 from concord.cli.output import info, table, without_passwords
-from concord.cli.parsing import job_and_words, option_of, option_value, parse, replaced_option, with_own_rule
+from concord.cli.parsing import (
+    asks_for_help,
+    job_and_words,
+    option_of,
+    option_value,
+    parse,
+    replaced_option,
+    with_own_rule,
+)
 from concord.errors import InputError, RunFailedError
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
@@ -28,7 +37,7 @@ _LARGEST_PACKAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Where:
+class _ClusterOptions:
     """A Ray cluster."""
 
     address: str | None = None
@@ -44,7 +53,7 @@ class _Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Submit(_Where):
+class Submit(_ClusterOptions):
     """Run a command on a Ray cluster, through Ray Jobs: concord submit train|tune|compare JOB, with its own options."""
 
     follow: bool = False
@@ -63,7 +72,7 @@ class _Submit(_Where):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Submissions(_Where):
+class Submissions(_ClusterOptions):
     """The jobs of a Ray cluster, the newest first."""
 
     all: bool = False
@@ -71,7 +80,7 @@ class _Submissions(_Where):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Logs(_Where):
+class Logs(_ClusterOptions):
     """What a submission has printed."""
 
     id: tyro.conf.Positional[str]
@@ -81,7 +90,7 @@ class _Logs(_Where):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stop(_Where):
+class Stop(_ClusterOptions):
     """End a submission, and wait until it has ended."""
 
     id: tyro.conf.Positional[str]
@@ -90,10 +99,10 @@ class _Stop(_Where):
 
 def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Check the command here, send it, and follow it if that is wanted."""
-    mine, rest = _divided(words)
-    if not rest or rest[0] in {"-h", "--help"}:
-        mine, rest = [*mine, *rest], []
-    options = parse(_Submit, mine, "concord submit")
+    submit_words, rest = split_options(words)
+    if not rest or asks_for_help(rest[:1]):
+        submit_words, rest = [*submit_words, *rest], []
+    options = parse(Submit, submit_words, "concord submit")
     if not rest or rest[0] not in SUBMITTED:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
         raise InputError(
@@ -101,15 +110,15 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         )
     command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
     job, own = with_own_rule(job, own)
-    if {"-h", "--help"} & set(own):
+    if asks_for_help(own):
         from concord.cli.comparing import compare
         from concord.cli.running import train, tune
 
         return {"train": train, "tune": tune, "compare": compare}[command](rest[1:], as_json)
-    name, fields = _checked(command, job, own, rest[1])
+    name, fields = check_command(command, job, own, rest[1])
+    from concord.job_files import built_in_jobs
     from concord.submission.package import inside, packed
     from concord.submission.profile import Profile
-    from concord.training.job import built_in_jobs
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.header, options.tracking_uri)
     if profile.tracking_uri is not None and without_passwords(profile.tracking_uri) != profile.tracking_uri:
@@ -117,7 +126,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             f"--tracking-uri {without_passwords(profile.tracking_uri)}: holds a password, which everybody who may look "
             "at the cluster could read; give it to the cluster's nodes, as MLFLOW_TRACKING_PASSWORD"
         )
-    own += _of_profile(own, profile, fields)
+    own += _profile_options(own, profile, fields)
     _require_absolute(own)
     folder = options.working_dir
     if folder is not None and not folder.is_dir():
@@ -170,7 +179,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command, "job": job.name}
     result |= {"name": name, "seconds": round(seconds, 3)}
     if options.follow:
-        return result | _followed(cluster, identity, as_json)
+        return result | _follow(cluster, identity, as_json)
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
@@ -179,11 +188,11 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """List them."""
-    options = parse(_Submissions, words, "concord submissions")
+    options = parse(Submissions, words, "concord submissions")
     found = [each for each in _cluster(options).submissions() if options.all or each.job]
     if not as_json:
         rows = [
-            [each.id, each.status, f"{each.command} {each.job}".strip(), _clock(each.started), _lasted(each)]
+            [each.id, each.status, f"{each.command} {each.job}".strip(), _format_time(each.started), _seconds(each)]
             for each in found
         ]
         table(["submission", "status", "what", "started", "seconds"], rows)
@@ -192,10 +201,10 @@ def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Show one's log."""
-    options = parse(_Logs, words, "concord logs")
+    options = parse(Logs, words, "concord logs")
     cluster = _cluster(options)
     if options.follow:
-        return {"submission": options.id} | _followed(cluster, options.id, as_json)
+        return {"submission": options.id} | _follow(cluster, options.id, as_json)
     text = cluster.logs(options.id)
     if not as_json:
         print(text, end="")
@@ -204,50 +213,44 @@ def logs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def stop(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """End one."""
-    options = parse(_Stop, words, "concord stop")
+    options = parse(Stop, words, "concord stop")
     ended = _cluster(options).stop(options.id, _STOP_SECONDS)
     if not as_json:
         print(f"{ended.id}: {ended.status}")
     return {"submission": ended.id, "status": ended.status}
 
 
-def _cluster(options: _Where) -> Any:
+def _cluster(options: _ClusterOptions) -> Any:
     from concord.submission.cluster import Cluster
     from concord.submission.profile import Profile
 
     return Cluster(Profile.find(options.profile, options.address, options.token_file, options.header))
 
 
-def _divided(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of the submission's own options, wherever they stand, and the others."""
-    own = {f"--{field.name.replace('_', '-')}": field.type is bool for field in dataclasses.fields(_Submit)}
-    mine, rest, waiting = [], [], list(words)
+    own = {f"--{field.name.replace('_', '-')}": field.type is bool for field in dataclasses.fields(Submit)}
+    submit_words, rest, waiting = [], [], list(words)
     while waiting:
         word = waiting.pop(0)
         flag = option_of(word)
         if flag not in own and flag.replace("--no-", "--", 1) not in own:
             rest.append(word)
             continue
-        mine.append(word)
+        submit_words.append(word)
         if not own.get(flag, True) and "=" not in word and waiting:
-            mine.append(waiting.pop(0))
-    return mine, rest
+            submit_words.append(waiting.pop(0))
+    return submit_words, rest
 
 
-def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
+def check_command(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
     """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
     from concord.options import options_of
     from concord.runs.folder import new_name
-    from concord.studies.options import options_for
-    from concord.training.job import CustomJob
 
-    defaults = job.job.config
-    if command == "tune":
-        if isinstance(job.job, CustomJob):
-            raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
-        defaults = options_for(job.job.config, list(job.job.studies))
+    defaults = default_options(command, job, reference)
     fields = set(options_of(type(defaults)))
-    clash = fields & {field.name for field in dataclasses.fields(_Submit)} - {"address", "tracking_uri"}
+    clash = fields & {field.name for field in dataclasses.fields(Submit)} - {"address", "tracking_uri"}
     if clash:
         option = sorted(clash)[0].replace("_", "-")
         raise InputError(f"job option --{option}: also an option of concord submit; rename it")
@@ -286,7 +289,7 @@ def _checked_comparison(job: Any, words: Sequence[str]) -> tuple[str, set[str]]:
     return plan.name, set(options_of(type(plan.base)))
 
 
-def _of_profile(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:
+def _profile_options(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:
     """Options that the profile gives where the words do not."""
     wanted = {"--output": profile.output, "--data-dir": profile.data_dir if "data_dir" in fields else None}
     return [
@@ -304,7 +307,7 @@ def _require_absolute(words: Sequence[str]) -> None:
         raise InputError(f"--output {value}: give the whole path, from / on, as the cluster's nodes see it")
 
 
-def _followed(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
+def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
     """Show the log to the end; another exit status than 0 becomes this command's."""
     stream = sys.stderr if as_json else sys.stdout
 
@@ -325,9 +328,9 @@ def _followed(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
     return {"status": ended.status, "exit_status": ended.exit_status}
 
 
-def _clock(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _lasted(each: Any) -> str:
+def _seconds(each: Any) -> str:
     return "" if each.started is None else f"{(each.ended or time.time()) - each.started:.0f}"

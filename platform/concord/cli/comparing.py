@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from concord.cli.help import compare_brief
 from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, option_of, parse, with_own_rule
 from concord.errors import InputError, UnfinishedError
@@ -15,9 +16,9 @@ _WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "
 
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
+    job, rest = job_and_words(words, "compare")
     from concord.comparisons.plan import comparisons_of
 
-    job, rest = job_and_words(words, "compare")
     comparisons_of(job)
     tables, rest = tables_and_options(rest)
     plan = planned(job, tables, rest, f"concord compare {words[0]}")
@@ -96,7 +97,8 @@ def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str,
     job, rest = with_own_rule(job, words)
     command = options_for(job.job.config)
     kind = type(command)
-    return make_plan(job, tables, parse(kind, rest, program, command), given_options(kind, rest), check=check)
+    options = parse(kind, rest, program, command, compare_brief(job))
+    return make_plan(job, tables, options, given_options(kind, rest), check=check)
 
 
 def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

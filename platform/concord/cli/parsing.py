@@ -5,35 +5,60 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import tyro
-from tyro import _errors as tyro_errors
-
+from concord.cli.help import HELP, Brief, job_list, option_help
+from concord.cli.output import info
 from concord.errors import InputError
+from concord.job_files import built_in_jobs
 from concord.options import NEEDED, option_values, options_of
 
 Options = TypeVar("Options")
 
 
-def parse(options: type[Options], words: Sequence[str], program: str, default: Options | None = None) -> Options:
-    """The options in these words; what is wrong with them becomes one line."""
+def parse(
+    options: type[Options],
+    words: Sequence[str],
+    program: str,
+    default: Options | None = None,
+    brief: Brief | None = None,
+) -> Options:
+    """The options in these words; what is wrong with them becomes one line.
+
+    Args:
+        options: a dataclass.
+        words: the words.
+        program: the command that they were given to.
+        default: values of what is not given, if they are not the dataclass's.
+        brief: what ``--help`` shows; without it, ``--help`` shows everything as ``--help-all`` does.
+    """
+    import tyro
+    from tyro import _errors as tyro_errors
 
     def refuse(event: Any) -> None:
         raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
 
+    if brief is not None and "--help-all" not in words and asks_for_help(words):
+        print(brief.text(program, option_help(options, default)))
+        raise SystemExit(0)
     given: dict[str, Any] = {}
     if default is not None:
         given["default"] = _with_missing(default)
+    words = ["--help" if word == "--help-all" else word for word in words]
     with tyro_errors.on_parse_error(refuse):
-        parsed: Options = tyro.cli(
-            options, prog=program, args=list(words), config=(tyro.conf.OmitArgPrefixes,), **given
-        )
+        parsed: Options = tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **given)
     return parsed
 
 
 def _with_missing(default: Any) -> Any:
     """With what tyro calls a value that has to be given."""
+    import tyro
+
     needed = [name for name, value in option_values(default).items() if value is NEEDED]
     return default.with_options(**dict.fromkeys(needed, tyro.MISSING)) if needed else default
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether the words ask what there is to give."""
+    return not HELP.isdisjoint(words)
 
 
 # What tyro calls the values of an option, in words.
@@ -82,14 +107,16 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
 
 
 def job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
-    """The job that the first word names, and the other words."""
-    from concord.training.job import built_in_jobs, load_job
-
+    """The job that the first word names, and the other words; without any, the jobs there are are listed."""
+    if words and words[0] in HELP:
+        print(job_list(command))
+        raise SystemExit(0)
+    if not words:
+        info(job_list(command))
     if not words or words[0].startswith("-"):
-        if words and words[0] in {"-h", "--help"}:
-            print(f"usage: concord {command} JOB [options]\n\nOptions depend on the job: concord {command} JOB --help")
-            raise SystemExit(0)
         raise InputError(f"{command}: which job? one of {', '.join(built_in_jobs())}, or a Python file")
+    from concord.training.job import load_job
+
     return load_job(words[0]), list(words[1:])
 
 

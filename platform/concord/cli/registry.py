@@ -20,7 +20,7 @@ from concord.storage import display_path
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Models:
+class Models:
     """The model registry: list the versions, show one, or promote one to champion."""
 
     do: tyro.conf.Positional[Literal["list", "show", "promote"]] = "list"
@@ -39,16 +39,16 @@ class _Models:
 
 def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The model registry."""
+    options = parse(Models, words, "concord models")
     from concord.tracking import models, promote, show
 
-    options = parse(_Models, words, "concord models")
     if options.do != "list" and options.name is None:
         raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
     if options.do == "promote" and not (options.version or "").isdecimal():
         raise InputError(f"models promote {options.name}: which version? give its number")
     if options.or_better and options.do != "promote":
         raise InputError(f"--or-better: only with models promote, not {options.do}")
-    store = _store(options.output, options.tracking_uri)
+    store = open_store(options.output, options.tracking_uri)
     if options.do == "list":
         versions = models(store)
     elif options.do == "show":
@@ -60,7 +60,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         print(f"{version.uri}  {_aliases(version)}")
         described = {
             "trained by": _method(version),
-            "judged by": _judged(version),
+            "judged by": _criterion(version),
             "takes": version.inputs,
             "gives": version.outputs,
             "data": version.data,
@@ -73,7 +73,10 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         table(["metric", "value"], [[name, f"{value:.4f}"] for name, value in sorted(version.metrics.items())])
     elif not as_json:
         rows = [
-            [v.name, str(v.version), _aliases(v), _judged(v), _method(v), _signature(v), v.run or "", f"{v.created:%F}"]
+            [
+                *(v.name, str(v.version), _aliases(v), _criterion(v)),
+                *(_method(v), _signature(v), v.run or "", f"{v.created:%F}"),
+            ]
             for v in versions
         ]
         table(["model", "version", "aliases", "judged by", "trained by", "signature", "run", "date"], rows)
@@ -112,12 +115,13 @@ def _signature(version: Any) -> str:
     return f"{version.inputs} → {version.outputs}" if version.inputs else ""
 
 
-def _judged(version: Any) -> str:
+def _criterion(version: Any) -> str:
     value = version.metrics.get(version.criterion)
     return "" if value is None else f"{version.criterion} {value:.4f}"
 
 
-def _store(output: Path, tracking_uri: str | None) -> Any:
+def open_store(output: Path, tracking_uri: str | None) -> Any:
+    """The store that is there; a folder without one is refused (InputError), not given one."""
     from concord.tracking import Store
 
     local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
@@ -129,7 +133,7 @@ def _store(output: Path, tracking_uri: str | None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ui:
+class Ui:
     """The MLflow UI on this machine's store; Ctrl-C stops it."""
 
     output: Path = DEFAULT_OUTPUT
@@ -144,10 +148,10 @@ class _Ui:
 
 def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG001
     """The MLflow UI, and the Ray dashboard's address."""
-    options = parse(_Ui, words, "concord ui")
+    options = parse(Ui, words, "concord ui")
     if not 0 < options.port < 2**16:
         raise InputError(f"--port {options.port}: must lie between 1 and {2**16 - 1}")
-    store = _store(options.output, options.tracking_uri)
+    store = open_store(options.output, options.tracking_uri)
     from concord.runs.dashboard import described, running_dashboard
 
     dashboard = running_dashboard()

@@ -9,41 +9,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.cli.config_file import FileOptions, as_yaml, file_options, with_file_options
+from concord.cli.help import Brief, train_brief, tune_brief
+from concord.cli.job_options import default_options
 from concord.cli.output import info, nested_table, table, without_passwords
-from concord.cli.parsing import given_options, job_and_words, option_value, parse, with_own_rule
+from concord.cli.parsing import asks_for_help, given_options, job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.job_files import JobText, job_texts
 from concord.options import option_values
 from concord.storage import check_address, display_path, is_remote, resolve
 
 
+@dataclass(frozen=True)
+class Jobs:
+    """What there is to run, and what each reproduces."""
+
+
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """What there is to run."""
-    from concord.training.job import built_in_jobs, load_job
-
-    parse(_NoOptions, words, "concord jobs")
-    jobs = [{"name": name, "reproduces": load_job(name).job.reproduces} for name in built_in_jobs()]
+    parse(Jobs, words, "concord jobs")
+    jobs = [{"name": each.name, "reproduces": _reproduces(each)} for each in job_texts()]
     if not as_json:
         table(["job", "reproduces"], [[job["name"], job["reproduces"]] for job in jobs])
     return {"jobs": jobs}
 
 
-@dataclass(frozen=True)
-class _NoOptions:
-    """What there is to run, and what each reproduces."""
+def _reproduces(text: JobText) -> str:
+    if text.reproduces is not None:
+        return text.reproduces
+    from concord.training.job import load_job
+
+    return str(load_job(text.name).job.reproduces)
 
 
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
+    job, rest = job_and_words(words, "train")
+    from concord.cli.config_file import file_options
     from concord.runs.run import run
     from concord.training.job import CustomJob
 
-    job, rest = job_and_words(words, "train")
     file, rest = file_options(rest)
     record = _resumed_run(rest)
     job, rest = with_own_rule(job, rest, record or _as_record(file))
-    config, print_config = _parsed(job.job.config, rest, f"concord train {words[0]}", record, file)
+    program = f"concord train {words[0]}"
+    config, print_config = _parse_over(job.job.config, rest, program, record, file, train_brief(job))
     if print_config:
         return _print_config(job, config.resolved(), as_json)
     report = job.job.run(job, config, info) if isinstance(job.job, CustomJob) else run(job, config, info)
@@ -57,16 +67,23 @@ def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     from concord.runs.folder import kept_record, run_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if "--resume" not in words or "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+    if "--resume" not in words or "--name" not in words[:-1] or asks_for_help(words):
         return None
-    return kept_record(run_folder(_output(words), words[words.index("--name") + 1]))
+    return kept_record(run_folder(_output_option(words), words[words.index("--name") + 1]))
 
 
-def _parsed(
-    defaults: Any, words: Sequence[str], program: str, record: Mapping[str, Any] | None, file: FileOptions | None
+def _parse_over(
+    defaults: Any,
+    words: Sequence[str],
+    program: str,
+    record: Mapping[str, Any] | None,
+    file: Any,
+    brief: Brief,
 ) -> tuple[Any, bool]:
     """The options in these words, over those of the file, over those that a run or study was started with, which need
     not be given again; and whether they are to be printed."""
+    from concord.cli.config_file import with_file_options
+
     if record is not None:
         from concord.runs.folder import restored_config
 
@@ -76,11 +93,11 @@ def _parsed(
         defaults = restored_config(defaults, recorded)
     defaults = file.over(defaults) if file is not None else defaults
     command = with_file_options(defaults)
-    parsed = parse(type(command), words, program, command)
+    parsed = parse(type(command), words, program, command, brief)
     return parsed.options, parsed.file.print_config
 
 
-def _as_record(file: FileOptions | None) -> Mapping[str, Any] | None:
+def _as_record(file: Any) -> Mapping[str, Any] | None:
     """What a file that is a run's record says of a rule of the user's own."""
     if file is None or file.rule is None:
         return None
@@ -88,6 +105,7 @@ def _as_record(file: FileOptions | None) -> Mapping[str, Any] | None:
 
 
 def _print_config(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
+    from concord.cli.config_file import as_yaml
     from concord.runs.folder import recorded_config
 
     recorded = recorded_config(options)
@@ -96,7 +114,7 @@ def _print_config(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
     return {"job": job.name, "config": recorded}
 
 
-def _output(words: Sequence[str]) -> Path:
+def _output_option(words: Sequence[str]) -> Path:
     """The output folder, before the options are read."""
     output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
     check_address("output", output)
@@ -115,24 +133,22 @@ def _print_report(report: Any) -> None:
 
 def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One study."""
-    from concord.studies.options import options_for
-    from concord.studies.plan import make_plan
-    from concord.training.job import CustomJob
-
     job, rest = job_and_words(words, "tune")
-    if isinstance(job.job, CustomJob):
-        raise InputError(f"tune {words[0]}: this job trains in a way of its own, and has nothing that is searched")
+    from concord.cli.config_file import file_options
+
     file, rest = file_options(rest)
     record = _earlier_study(job, rest)
     job, rest = with_own_rule(job, rest, record or _as_record(file))
-    defaults = options_for(job.job.config, list(job.job.studies))
-    options, print_config = _parsed(defaults, rest, f"concord tune {words[0]}", record, file)
+    defaults = default_options("tune", job, words[0])
+    options, print_config = _parse_over(defaults, rest, f"concord tune {words[0]}", record, file, tune_brief(job))
     if print_config:
         return _print_config(job, options, as_json)
     given = given_options(type(options), rest).union(record["given"] if record else ())
     if file is not None:  # what is as it was anyway may be varied
         there = option_values(defaults)
         given |= {name for name, value in option_values(file.over(defaults)).items() if value != there[name]}
+    from concord.studies.plan import make_plan
+
     plan = make_plan(job, options, given)
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
@@ -147,10 +163,10 @@ def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
     from concord.studies.plan import kept_study, study_folder
 
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if "--name" not in words[:-1] or {"-h", "--help"} & set(words):
+    if "--name" not in words[:-1] or asks_for_help(words):
         return None
     name = words[words.index("--name") + 1]
-    record = None if "/" in name else kept_study(study_folder(_output(words), name))
+    record = None if "/" in name else kept_study(study_folder(_output_option(words), name))
     if record is None:
         return None
     if record["job"] != job.name:
@@ -196,7 +212,7 @@ def _print_reruns(result: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Demo:
+class Demo:
     """Train the AND-mask and the average on the same synthetic data, and compare them."""
 
     seed: int = 0
@@ -209,10 +225,10 @@ class _Demo:
 
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The AND-mask beside the average."""
+    options = parse(Demo, words, "concord demo")
     from concord.runs.run import run
     from concord.training.job import load_job
 
-    options = parse(_Demo, words, "concord demo")
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
     reports = {
@@ -234,10 +250,10 @@ def _print_next_steps(report: Any, output: Path) -> None:
     program = program if program.exists() else Path("concord")
     ui = "" if output == DEFAULT_OUTPUT else f" --output {output}"
     print(f"figures      {report.folder / 'figures'}")
-    print(f"runs, models {_shortened(program)} ui{ui}")
+    print(f"runs, models {_relative(program)} ui{ui}")
     if report.model is None:
         return
-    python = _shortened(program.with_name("python")) if program.parent != Path() else "python"
+    python = _relative(program.with_name("python")) if program.parent != Path() else "python"
     width, uri = 34, without_passwords(report.tracking_uri)
     print(
         f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{uri}'); "
@@ -246,7 +262,7 @@ def _print_next_steps(report: Any, output: Path) -> None:
     )
 
 
-def _shortened(path: Path) -> str:
+def _relative(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.absolute().relative_to(Path.cwd()))
     return str(path)
@@ -255,13 +271,11 @@ def _shortened(path: Path) -> str:
 def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Make the data of a job."""
     job, rest = job_and_words(words, "data")
-    data = getattr(job.job, "data", None)
-    if data is None:
-        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
-    options = parse(data.options, rest, f"concord data {words[0]}")
+    defaults = default_options("data", job, words[0])
+    options = parse(type(defaults), rest, f"concord data {words[0]}", defaults)
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
-    result: Mapping[str, Any] = data.make(options, info)
+    result: Mapping[str, Any] = job.job.data.make(options, info)
     if not as_json:
         nested_table("data", result)
     return {"job": job.name, **result}
@@ -274,14 +288,13 @@ def _require_disk(option: str, path: Path | None, why: str) -> None:
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
-    from concord.cli.comparing import report_comparisons, tables_and_options
-    from concord.studies.options import combined
-    from concord.studies.report import StudyReport, report_studies
-
     job, rest = job_and_words(words, "report")
+    from concord.cli.comparing import report_comparisons, tables_and_options
+    from concord.studies.report import report_studies
+
     tables, rest = tables_and_options(rest)
-    kind = StudyReport if job.job.report is None else combined(job.job.report.options, StudyReport)
-    options = parse(kind, rest, f"concord report {words[0]}")
+    defaults = default_options("report", job, words[0])
+    options = parse(type(defaults), rest, f"concord report {words[0]}", defaults)
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
     compared: Mapping[str, Any] = {}

@@ -17,7 +17,7 @@ _TITLES = {"synthetic-mlp": "the synthetic task's MLP", "fast-resnet": "FastResN
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scaling:
+class Scaling:
     """Bytes and messages of a step against workers, worked out for gloo; nothing is trained."""
 
     aggregator: str = "and-mask"
@@ -54,11 +54,11 @@ class _Scaling:
 
 def scaling(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """What a step sends against workers."""
+    options = parse(Scaling, words, "concord scaling")
+    options.check()
     from concord.aggregation.selection import aggregator
     from concord.analysis.wire_model import StepCost, all_reduce_traffic, ring_bytes, step_traffic
 
-    options = parse(_Scaling, words, "concord scaling")
-    options.check()
     layers = {name: _layer_sizes(name) for name in options.networks}
     rule = aggregator(cast(Any, options.aggregator))  # which refuses a name that is none
     cost = StepCost(*options.cost) if options.cost else None

@@ -11,6 +11,7 @@ from concord.comparisons.plan import Plan, PlannedRun, spec_of
 from concord.comparisons.results import FIGURES, TABLES, ComparisonResult, KeptRuns, read_results, write_results
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
+from concord.job_files import built_in_jobs
 from concord.machine import machine
 from concord.redaction import redact
 from concord.runs.folder import recorded_config
@@ -23,7 +24,6 @@ from concord.studies.execution import overrides
 from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.progress import STUDY_METRICS, StudyProgress
 from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
-from concord.training.job import built_in_jobs
 
 
 def experiment(job: str) -> str:

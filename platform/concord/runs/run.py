@@ -24,6 +24,7 @@ from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
 from concord.runs.local_train import prepare_workers, train_here, trains_here
+from concord.runs.opening import opening_lines
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
 from concord.runs.session import check_resources, ray_session
@@ -151,8 +152,10 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
             dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
         with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
-            workers = config.parallel.workers
-            info(f"run {name}: {len(environments.train)} environments, {workers} workers, {config.method}")
+            registers = config.run.register and checked.example is not None
+            criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
+            for line in opening_lines(opened, config, environments, criterion, required(job.job, config)):
+                info(line)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             if not opened.resumed:
@@ -320,8 +323,8 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
     """Refuse what is required of a champion, if it is not reported (InputError)."""
     with _blamed(job, "what it requires of a champion cannot be found out"):
-        required = job.job.required(config) if job.job.required is not None else {}
-    for metric in required:
+        names = required(job.job, config)
+    for metric in names:
         if metric not in reported:
             raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
@@ -475,12 +478,12 @@ def _finished(
     )
 
 
-def criterion_of(job: Job[Any], metrics: Mapping[str, float], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
+def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
     """The metric by which versions of the job's model are compared, and whether it is to be large or small.
 
     Args:
         job: the job.
-        metrics: of the finished run.
+        metrics: that the run has.
         reported: which of them are to be large or small, see :class:`Checked`.
 
     Raises:
@@ -499,9 +502,14 @@ def criterion_of(job: Job[Any], metrics: Mapping[str, float], reported: Mapping[
     raise RunFailedError("criterion: nothing to compare models by")
 
 
+def required(job: Job[Any], config: TrainConfig) -> Mapping[str, float]:
+    """The least values of metrics with which a version of the job's model can be the champion."""
+    return job.required(config) if job.required is not None else {}
+
+
 def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
     """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
-    for name, least in (job.required(config) if job.required is not None else {}).items():
+    for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)
         if not value >= least:  # so that NaN falls short, too
             return f"{name} {value:g} is below {least:g}, which the job requires of a champion"

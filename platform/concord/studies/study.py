@@ -8,6 +8,7 @@ from typing import Any
 from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
+from concord.job_files import built_in_jobs
 from concord.runs.folder import RECORD, run_folder
 from concord.runs.lifecycle import Lineage
 from concord.runs.live_metrics import Published
@@ -26,7 +27,6 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.spaces import config_at, resolved_at
 from concord.studies.stopping import StopRule, replay, scheduler
 from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
-from concord.training.job import built_in_jobs
 
 
 def run_study(plan: Plan, info: Info) -> StudyResult:

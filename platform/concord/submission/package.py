@@ -11,8 +11,8 @@ from pathlib import Path
 
 import concord
 from concord.errors import InputError
+from concord.job_files import jobs_folder
 from concord.redaction import is_secret_file
-from concord.training.job import jobs_folder
 
 # Never of use on the cluster, or not for others' eyes; as is what begins with a dot.
 _LEFT_OUT_FOLDERS = {

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,6 +50,9 @@ _CONTEXT = "mlflow.data.context"
 # Begins the name of a tag that marks points of a run as of a branch that was left: those logged from the time in its
 # name on, and before the time that is its value (ms since 1970). The run went on from a checkpoint before them.
 LEFT = "concord.left."
+
+# The order of runs, in MLflow's language, if none is asked for.
+NEWEST = "attributes.start_time DESC"
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -316,18 +319,44 @@ class Store:
 
     def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
         """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
-        found: list[Run] = []
         with failures(self.uri, f"read experiment {experiment!r}"):
             entry = self.client.get_experiment_by_name(experiment)
-            condition = "attributes.status = 'FINISHED'" if finished_only else ""
-            token: str | None = ""
-            while entry is not None and token is not None:
-                page = self.client.search_runs(
-                    [entry.experiment_id], condition, order_by=["attributes.start_time DESC"], page_token=token or None
-                )
-                found.extend(self._run(each) for each in page)
-                token = page.token or None
-        return found
+        if entry is None:
+            return []
+        return list(
+            self.search("attributes.status = 'FINISHED'" if finished_only else "", within=[entry.experiment_id])
+        )
+
+    def search(
+        self,
+        condition: str,
+        order: str = NEWEST,
+        within: Sequence[str] | None = None,
+        page: int = 1000,
+    ) -> Iterator[Run]:
+        """Return the runs that fulfil a condition, asked for as they are taken.
+
+        Args:
+            condition: in MLflow's language; empty for all runs.
+            order: in MLflow's language.
+            within: ids of experiments; None takes all.
+            page: how many runs to ask for at a time.
+        """
+        token: str | None = ""
+        with failures(self.uri, "search runs"):
+            if within is None:
+                within = [each.experiment_id for each in self._experiments()]
+            while within and token is not None:
+                found = self.client.search_runs(within, condition, 1, page, [order], token or None)
+                yield from map(self._run, found)
+                token = found.token or None
+
+    def _experiments(self) -> Iterator[Any]:
+        token: str | None = ""
+        while token is not None:
+            found = self.client.search_experiments(page_token=token or None)
+            yield from found
+            token = found.token or None
 
     def _experiment(self, name: str) -> str:
         """Return the experiment's id, creating it, or bringing it back if it was deleted."""

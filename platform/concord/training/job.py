@@ -7,11 +7,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-import concord
 from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
+from concord.job_files import built_in_jobs
 from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
@@ -197,19 +197,6 @@ class JobFile:
         """The job's name."""
         name: str = self.job.name
         return name
-
-
-def jobs_folder() -> Path:
-    """Where the built-in jobs are: inside an installed package, or beside ``platform/`` in a source tree."""
-    package = Path(concord.__file__).parent
-    inside = package / "jobs"
-    return inside if inside.is_dir() else package.parent.parent / "jobs"
-
-
-def built_in_jobs() -> dict[str, Path]:
-    """The files of the built-in jobs by the jobs' names."""
-    files = sorted(jobs_folder().glob("*.py"))
-    return {path.stem.replace("_", "-"): path for path in files if not path.stem.startswith("_")}
 
 
 def load_job(reference: str) -> JobFile:

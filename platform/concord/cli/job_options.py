@@ -1,0 +1,47 @@
+"""The options of those commands that take a job: they depend on it."""
+
+from typing import Any
+
+from concord.errors import InputError
+
+JOB_COMMANDS = ("train", "tune", "compare", "report", "data")
+
+
+def default_options(command: str, job: Any, reference: str) -> Any:
+    """The options of a command with this job, an instance with their defaults.
+
+    Args:
+        command: one of ``JOB_COMMANDS``.
+        job: the job with its file.
+        reference: as the user called it.
+
+    Raises:
+        InputError: the command can do nothing with this job.
+    """
+    from concord.comparisons.options import options_for as compare_options
+    from concord.comparisons.plan import comparisons_of
+    from concord.options import defaults_of
+    from concord.studies.options import combined, options_for
+    from concord.studies.report import StudyReport
+    from concord.training.job import CustomJob
+
+    match command:
+        case "train":
+            return job.job.config
+        case "tune" if isinstance(job.job, CustomJob):
+            raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
+        case "tune":
+            return options_for(job.job.config, list(job.job.studies))
+        case "compare" if isinstance(job.job, CustomJob):
+            raise InputError(f"compare {reference}: this job trains in a way of its own, and has nothing to compare")
+        case "compare":
+            comparisons_of(job)  # which refuses a job without any
+            return compare_options(job.job.config)
+        case "report":
+            own = job.job.report
+            return defaults_of(StudyReport if own is None else combined(own.options, StudyReport))
+        case _:
+            data = getattr(job.job, "data", None)
+            if data is None:
+                raise InputError(f"data {reference}: this job reads data that are there, or makes its own when it runs")
+            return defaults_of(data.options)

@@ -1,0 +1,166 @@
+"""The command on tracked runs: it lists them, finds some, and puts them side by side."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from concord.cli.output import format_value, info, table
+from concord.cli.parsing import parse
+from concord.cli.registry import open_store
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError
+
+_SPLITS = ("train", "held_out", "validation", "ood")
+# Metrics that are good where they are small, by how their names end.
+_SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
+_MOST_METRICS = 4
+# Tags of a run that may explain its metrics as its options do, by the names they are shown under.
+_TAGS = {
+    "concord.environments": "training environments",
+    "concord.data": "data version",
+    "concord.commit": "commit",
+    "concord.version": "concord version",
+    "torch": "torch version",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Tracked runs of all jobs, the newest first: list them, find some, or --compare them."""
+
+    job: str | None = None
+    """Only runs of this job."""
+    status: Literal["running", "finished", "failed", "killed"] | None = None
+    """Only runs that are so."""
+    name: str | None = None
+    """Only runs with this in their names."""
+    where: tuple[str, ...] = ()
+    """Only runs for which all of these hold, such as objective=irm 'ood_accuracy>0.9' (with quotes: to a shell > and <
+    are redirections)."""
+    study: str | None = None
+    """Trials of this study, instead of runs."""
+    metric: str | None = None
+    """Metric to order by, such as ood_accuracy; the best come first, and runs without it are left out."""
+    mode: Literal["max", "min"] | None = None
+    """Whether the metric is good when it is large or small; min for losses and errors, max for others, if not given."""
+    show: tuple[str, ...] = ()
+    """Further options and metrics to show."""
+    top: int = 20
+    """Rows of the table."""
+    compare: tuple[str, ...] = ()
+    """Names (or ids) of runs to put side by side: the options that differ, and the metrics."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder of MLflow's store, without a tracking URI."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
+
+
+def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+    """List, find or compare runs."""
+    options = parse(Runs, words, "concord runs")
+    if options.top < 1:
+        raise InputError(f"--top {options.top}: must be at least 1")
+    if len(options.compare) == 1:
+        raise InputError(f"--compare {options.compare[0]}: with which other? give two names, or more")
+    if options.mode and not options.metric:
+        raise InputError(f"--mode {options.mode}: of which metric? give --metric too")
+    from concord.tracking.run_search import Condition, RunSearch, named_run
+
+    where = tuple(map(Condition.of, options.where))
+    store = open_store(options.output, options.tracking_uri)
+    if options.compare:
+        return _compared([named_run(store, "compare", name) for name in options.compare], as_json)
+    metric = _field_name(options.metric) if options.metric else None
+    search = RunSearch(
+        job=options.job,
+        status=options.status,
+        name=options.name,
+        study=options.study,
+        where=where,
+        metric=metric,
+        largest=options.mode == "max" or (options.mode is None and not str(metric).endswith(_SMALL_IS_GOOD)),
+        show=tuple(map(_field_name, options.show)),
+    )
+    found = search.find(store, options.top)
+    if not as_json:
+        _print_list(found, [*([metric] if metric else []), *search.show])
+    return {"runs": [_as_json(run) for run in found]}
+
+
+def _field_name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:
+    if not found:
+        info("there is no such run")
+        return
+    columns = list(dict.fromkeys([*asked, *_main_metrics(found)]))
+    rows = [
+        [run.name, _job(run), run.status.lower(), f"{run.started:%Y-%m-%d %H:%M}", *(_cell(run, c) for c in columns)]
+        for run in found
+    ]
+    table(["run", "job", "status", "started (UTC)", *(column.replace("_", " ") for column in columns)], rows)
+
+
+def _main_metrics(found: Iterable[Any]) -> list[str]:
+    """The metrics to show of these runs: each split's accuracy, or loss where there is none."""
+    known = {name for run in found for name in _short(run.metrics)}
+    splits = [[f"{split}_{measure}" for measure in ("accuracy", "loss")] for split in _SPLITS]
+    chosen = [name for names in splits for name in [each for each in names if each in known][:1]]
+    return chosen or sorted(known)[:_MOST_METRICS]
+
+
+def _job(run: Any) -> str:
+    """The job, and the study if the run is all of one or a part of one."""
+    study = run.tags.get("concord.study")
+    return " ".join(filter(None, (run.tags.get("concord.job"), f"(study {study})" if study else None)))
+
+
+def _cell(run: Any, name: str) -> str:
+    value = run.metrics.get(name, run.parameters.get(name))
+    return "" if value is None else format_value(value)
+
+
+def _short(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without those of single environments and layers, and of how long steps take."""
+    return {name: value for name, value in sorted(metrics.items()) if "/" not in name and not name.startswith("step")}
+
+
+def _compared(found: Sequence[Any], as_json: bool) -> Mapping[str, Any]:
+    described = [_described(run) for run in found]
+    options = {
+        name: values
+        for name in sorted({name for each in described for name in each})
+        if len(set(values := [each.get(name) for each in described])) > 1
+    }
+    short = [_short(run.metrics) for run in found]
+    metrics = {name: [each.get(name) for each in short] for name in sorted({name for each in short for name in each})}
+    if not as_json:
+        names = [run.name for run in found]
+        rows = [[name, *("" if value is None else str(value) for value in values)] for name, values in options.items()]
+        table(["differs", *names], rows)
+        rows = [[name, *("" if value is None else format_value(value) for value in v)] for name, v in metrics.items()]
+        table(["metric", *names], rows)
+    return {"runs": [_as_json(run) for run in found], "options": options, "metrics": metrics}
+
+
+def _described(run: Any) -> dict[str, str]:
+    """What may explain a run's metrics: job, options, data, versions."""
+    tags = {name: run.tags[tag] for tag, name in _TAGS.items() if tag in run.tags}
+    options = {name: value for name, value in run.parameters.items() if name not in ("name", "resume")}
+    return {"job": _job(run), "status": run.status.lower(), **tags, **options}
+
+
+def _as_json(run: Any) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "run_id": run.run_id,
+        "job": run.tags.get("concord.job"),
+        "study": run.tags.get("concord.study"),
+        "status": run.status.lower(),
+        "started": run.started.isoformat(timespec="seconds"),
+        "options": run.parameters,
+        "metrics": _short(run.metrics),
+    }

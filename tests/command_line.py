@@ -1,0 +1,32 @@
+"""What a command answers, as tests look at it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        (line,) = self.out.splitlines()
+        return json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+Concord = Callable[..., Said]
+
+
+def files(folder: Path) -> set[str]:
+    """The files in a folder, but for those that Python makes of modules."""
+    return {str(path) for path in folder.rglob("*") if "__pycache__" not in path.parts}
