@@ -195,9 +195,8 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     measure = study_options.metric or ("accuracy" if "train_accuracy" in checked.reported else "loss")
     plain = measure.removeprefix("worst_")
     mode_of, reported = dict(checked.measures), list(checked.reported)
-    if plain in mode_of:  # otherwise it is not reported, which is said first
-        mode_of[plain] = chosen_mode(measure, study_options.mode, mode_of)
-    criterion = Criterion.of(study_options.selection, measure, mode_of.get(plain) or "max")
+    mode_of[plain] = mode = chosen_mode(measure, study_options.mode, mode_of)
+    criterion = Criterion.of(study_options.selection, measure, mode)
     if criterion.metric.removeprefix("worst_") in reported:  # trials find the worst environment, if the job does not
         reported.append(criterion.metric)
     train = checked.environments.train
@@ -207,7 +206,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
             raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
         reported += [f"left_out_{each}" for each in mode_of]
         reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
-    check_metric(criterion, measure, reported, study_options.metric is not None)
+    check_metric(criterion, reported)
     if study_options.folds > len(train):
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, study_options.suggest, study.suggestions))

@@ -91,9 +91,12 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
         known: what the job's measures say.
 
     Raises:
-        InputError: the job does not say, nor does ``--mode``; or they contradict each other.
+        InputError: the job does not report it; or does not say, nor does ``--mode``; or they contradict each other.
     """
     plain = measure.removeprefix("worst_")
+    if plain not in known:
+        there = ", ".join(sorted(known))
+        raise InputError(f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…")
     said = known.get(plain)
     if said is None and asked is None:
         raise InputError(
@@ -125,15 +128,10 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
     return {f"worst_{split}_{measure}": worst(values, mode) for split, values in splits.items()}
 
 
-def check_metric(criterion: Criterion, measure: str, reported: Sequence[str], given: bool) -> None:
+def check_metric(criterion: Criterion, reported: Sequence[str]) -> None:
     """Refuse a criterion that trials do not report (InputError)."""
     if criterion.metric in reported:
         return
-    measures = sorted({name.removeprefix("train_") for name in reported if name.startswith("train_")})
-    if given and measure.removeprefix("worst_") not in measures:
-        raise InputError(
-            f"--metric {measure}: the job does not report it; there are {', '.join(measures)}, each also as worst_…"
-        )
     right = {
         "held-out": "nothing is held out; give --held-out above 0",
         "validation": "the job has no validation environments",

@@ -1,7 +1,7 @@
 """Training: jobs and their options, the loop, Ray Train around it, and the run from data to registered model."""
 
 from concord.training.comparison import Column, Comparison, FinishedRun, Runs
-from concord.training.evaluation import Measure, correct
+from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
 from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, built_in_jobs, load_job
 from concord.training.loop import ProcessContext, Reporter, build_model, share, train
 from concord.training.options import RunConfig, TrainConfig
@@ -12,6 +12,7 @@ __all__ = [
     "Comparison",
     "CustomJob",
     "Data",
+    "EnvironmentEvaluation",
     "Evaluation",
     "FinishedRun",
     "Job",

@@ -12,11 +12,12 @@ from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
+from concord.objectives import Objective
 from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.comparison import Comparison
-from concord.training.evaluation import Measure, Mode, PerExample
+from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Outcome
 from concord.training.rule_options import config_with_rule
@@ -42,12 +43,15 @@ class Job(Generic[Config]):
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
             weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
+        objective: from the configuration, what is minimized in place of what ``--objective`` names, see
+            :class:`~concord.objectives.Objective`; it may have parameters, an optimizer and a schedule of its own.
         config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
             :class:`TrainConfig` to add some. A class means its defaults.
         measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
             does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
             ``accuracy`` where there is a loss and the targets are classes.
+        evaluation: the job's own evaluation of whole environments, at the same moments as the measures.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small, where it is no measure that says so itself.
         required: the least values of metrics with which a version can be the champion at all, from the configuration:
@@ -83,6 +87,8 @@ class Job(Generic[Config]):
     studies: Mapping[str, "Study"] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
+    objective: Callable[[Config], Objective] | None = field(default=None, kw_only=True)
+    evaluation: EnvironmentEvaluation | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_defaults(self)
@@ -286,5 +292,13 @@ def _check_measures(job: Job[Any] | CustomJob[Any], path: str) -> None:
     measures = {} if job.measures is None else job.measures
     if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):
         raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
+    if not isinstance(job.evaluation, EnvironmentEvaluation | None):
+        raise InputError(
+            f"job {path}: evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}})"
+        )
+    if job.objective is not None and not callable(job.objective):
+        raise InputError(
+            f"job {path}: objective is of type {type(job.objective).__name__}; expected a function, see Job"
+        )
     if job.mode not in ("max", "min", None):
         raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")
