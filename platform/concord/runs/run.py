@@ -290,7 +290,8 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         _check_objective(job, objective, model, first, len(environments.train))
     measures = modes(given, job.job.evaluation)
     with _blamed(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, [name for name in measures if name != "loss"], trainable(model))
+        own = () if job.job.evaluation is None else job.job.evaluation.modes
+        check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)

@@ -20,8 +20,8 @@ class Optimization:
     step. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1``
     towards zero and stops there.
 
-    An objective's own module is trained here, too: like the model, or by the objective's own optimizer, without clipping
-    and penalties.
+    An objective's own module is trained here, too: like the model, or by the objective's optimizer, which knows neither
+    clipping nor penalties.
 
     Args:
         parameters: the trainable parameters of the model.
