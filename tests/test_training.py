@@ -387,6 +387,31 @@ def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(
     torch.testing.assert_close(torch.tensor(shared), torch.tensor(_step_metrics(alone)), rtol=1e-4, atol=1e-5)
 
 
+# --- memory
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.25])
+def test_a_process_holds_its_data_once(held_out: float) -> None:
+    def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((4000, 64), float(ord(name))), torch.zeros(4000, dtype=torch.long)
+
+    job = Job(lambda _: Environments(load, ["a", "b", "c"]), lambda _: nn.Linear(64, 3), cross_entropy)
+    before = bytes_of_tensors()
+    run = training(job, CONFIG.with_options(epochs=2, evaluations=2, held_out=held_out), ProcessContext(), Silent())
+    next(run)  # in the middle of it
+    data = 3 * 4000 * (64 * 4 + 8)
+    assert data <= bytes_of_tensors() - before < 1.1 * data
+
+
+def bytes_of_tensors() -> int:
+    """Memory of all tensors that there are, each part of it counted once."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other libraries have lying about warns when it is looked at
+        tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
 # --- where gradients come from
 
 

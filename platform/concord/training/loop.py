@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
+from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import described, difference
 from concord.errors import InputError, to_be_sent
@@ -159,11 +159,10 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
         environments = environments.leaving_out(left_out)
     check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
-    own = environments.train if config.aggregation.per_example else share(environments.train, place)
-    training = [split_held_out(e, config.data.held_out, config.run.seed) for e in environments.load(own)]
+    training = environments.split(own, config.data.held_out, config.run.seed, place.device)
     names = share(environments.validation + environments.test + environments.observed, place)
     eval_only = [(name, environments[name]) for name in names]
-    return WorkerData(environments, training, eval_only)
+    return WorkerData(environments.only_names(), training, eval_only)
 
 
 def train(
