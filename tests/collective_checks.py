@@ -847,7 +847,8 @@ def training_with_an_objectives_own_parameters_does_not_depend_on_placement(part
     """The job's own evaluation, too: what it draws at random is the same."""
     job = load_job(str(Path(__file__).parent / "jobs" / "calibrated.py")).job
     job = job if part == "own" else dataclasses.replace(job, objective=None)
-    config = job.config(epochs=2, batch_size=8, lr=1e-2, objective="erm" if part == "own" else "dann", clip=1.0)
+    objective = "erm" if part == "own" else "dann"
+    config = job.config.with_options(epochs=2, batch_size=8, lr=1e-2, objective=objective, clip=1.0)
     alone = train(job, config, ProcessContext(), Silent()).metrics
     together = train(job, config, ProcessContext(dist.get_rank(), dist.get_world_size()), Silent()).metrics
     assert together.keys() == alone.keys()

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 def config(**changes: Any) -> TrainConfig:
     defaults = {"epochs": 6, "batch_size": 8, "lr": 1e-2, "evaluations": 3, "checkpoints": 3, "held_out": 0.2}
-    made: TrainConfig = JOB.config(**{**defaults, **changes})
+    made: TrainConfig = JOB.config.with_options(**{**defaults, **changes})
     return made
 
 
@@ -61,9 +61,9 @@ def test_an_objectives_parameters_are_trained_as_in_a_loop_of_ones_own(tmp_path:
     assert isinstance(objective.module, nn.Module)
     assert objective.optimizer is not None
     assert objective.schedule is not None
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [outcome.steps // 2, outcome.steps * 3 // 4])
-    stream = BatchStream(parts, settings.batch_size, settings.seed)
+    stream = BatchStream(parts, settings.data.batch_size, seed=0)
     for step in range(outcome.steps):
         optimizer.zero_grad()
         objective.optimizer.zero_grad()
@@ -73,7 +73,7 @@ def test_an_objectives_parameters_are_trained_as_in_a_loop_of_ones_own(tmp_path:
     _, states = kept_in(kept.checkpoints[-1])
     torch.testing.assert_close(states["objective_module"], dict(objective.module.state_dict()))
     assert states["objective_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
-    assert states["optimizer"]["param_groups"][0]["lr"] == pytest.approx(settings.lr / 100)
+    assert states["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
     assert objective.module.logs.abs().max() > 0.05  # it has learned
 
 
@@ -148,13 +148,13 @@ def test_an_evaluation_can_be_the_criterion_and_the_least_of_it_be_the_best() ->
     checked = preflight(FILE, config())
     metrics = train(JOB, config(epochs=1), ProcessContext(), Silent()).metrics
     assert criterion_of(JOB, metrics, checked.reported) == ("validation_calibration_error", "min")
-    options = options_for(JOB.config)(metric="worst_calibration_error", name="least", lr=0.1)
+    options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = make_plan(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
     with pytest.raises(InputError, match="criterion validation_drawn does not say whether large or small is good"):
         preflight(dataclasses.replace(FILE, job=dataclasses.replace(JOB, criterion="validation_drawn")), config())
     with pytest.raises(InputError, match="--metric drawn: the job does not say whether large or small is good"):
-        make_plan(FILE, options_for(JOB.config)(metric="drawn"), {"metric"})
+        make_plan(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
 
 
 def test_random_numbers_of_an_evaluation_depend_on_seed_environment_and_step_alone() -> None:

@@ -1,8 +1,10 @@
 """The training loop in this process: exact to resume, honest about what is wrong, the same wherever it runs."""
 
 import dataclasses
+import gc
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from concord.training import Job, ProcessContext, TrainConfig, build_model, load
 from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
+from concord.training.loop import Silent, training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
 

@@ -1,7 +1,6 @@
 """A job with an objective and an evaluation of its own: temperatures that are learned, and the error of calibration."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +8,6 @@ from torch import Tensor, nn
 from concord.environments import Environment, Environments
 from concord.objectives import Objective
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
-from concord.training.options import AggregatorOption
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    """Four small environments."""
-
-    aggregator: AggregatorOption = "mean"
 
 
 class Temperatures(nn.Module):
@@ -67,5 +58,5 @@ job = Job(
     objective=lambda _: Tempered(nn.functional.cross_entropy),
     evaluation=EnvironmentEvaluation(calibration, {"calibration_error": "min", "drawn": None}),
     criterion="validation_calibration_error",
-    config=Config,
+    config=TrainConfig().with_options(aggregator="mean"),
 )

@@ -285,7 +285,7 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
         InputError: the fraction is not in [0, 1), or one example is to be split.
     """
     kept, held = held_out_places(environment, fraction, seed)
-    if held is None:
+    if kept is None or held is None:
         return HeldOut(environment, None)
     return HeldOut(*(Environment(environment.name, environment.take(places)) for places in (kept, held)))
 

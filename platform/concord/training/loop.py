@@ -159,6 +159,7 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
         environments = environments.leaving_out(left_out)
     check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
+    own = environments.train if config.aggregation.per_example else share(environments.train, place)
     training = environments.split(own, config.data.held_out, config.run.seed, place.device)
     names = share(environments.validation + environments.test + environments.observed, place)
     eval_only = [(name, environments[name]) for name in names]
@@ -487,7 +488,9 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
 
 def check_own_objective(config: TrainConfig, objective: Objective) -> None:
     """Refuse options that a job's own objective cannot be trained with (InputError)."""
-    config.require("objective", config.objective.objective == "erm", "the job has an objective of its own; leave this out")
+    config.require(
+        "objective", config.objective.objective == "erm", "the job has an objective of its own; leave this out"
+    )
     if objective.coupled:
         said = "the job's objective couples the environments: its gradient is one"
         config.require("aggregator", config.chosen_aggregator == "mean", f"{said}, give mean")
