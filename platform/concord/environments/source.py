@@ -45,8 +45,7 @@ class InMemory(ExampleSource):
         """A view of a slice; a copy of the examples at these places."""
         if isinstance(examples, slice):
             return pytree.tree_map(lambda leaf: leaf[examples], self.data)
-        flat = examples.flatten()
-        return pytree.tree_map(lambda leaf: _rows(leaf, flat).unflatten(0, examples.shape), self.data)
+        return pytree.tree_map(lambda leaf: _rows(leaf, examples), self.data)
 
 
 def end_to_end(sources: Sequence[InMemory], device: torch.device | str) -> InMemory:
@@ -109,12 +108,13 @@ _AS_ONE_NUMBER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 
 def _rows(table: Tensor, places: Tensor) -> Tensor:
-    """These rows of ``(rows, ...)``."""
+    """These rows of ``(rows, ...)``, laid out as their places are."""
+    flat, shape = places.reshape(-1), (*places.shape, *table.shape[1:])
     width = table.element_size() * math.prod(table.shape[1:])
     if table.ndim > 1 and width in _AS_ONE_NUMBER and table.is_contiguous() and table.data_ptr() % width == 0:
         numbers = table.view(len(table), -1).view(_AS_ONE_NUMBER[width]).view(-1)
-        return numbers.index_select(0, places).view(len(places), 1).view(table.dtype).view(-1, *table.shape[1:])
-    return table.index_select(0, places)
+        return numbers.index_select(0, flat).view(-1, 1).view(table.dtype).view(shape)
+    return table.index_select(0, flat).view(shape)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
