@@ -243,7 +243,7 @@ def _checked(command: str, job: Any, words: Sequence[str], reference: str) -> tu
 
     defaults = job.job.config
     if command == "tune":
-        if isinstance(job.job, CustomJob):
+        if isinstance(job.job, CustomJob) and job.job.trials is None:
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         defaults = options_for(job.job.config, list(job.job.studies))
     fields = set(options_of(type(defaults)))

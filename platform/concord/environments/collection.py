@@ -219,6 +219,13 @@ class Environments:
         train = [each for each in self.train if each != name]
         return Environments(self._load, train, [name], self.test, self.observed, self.version)
 
+    @staticmethod
+    def none() -> "Environments":
+        """No environments, of a job that has none."""
+        found = Environments(_not_here, ["none"])
+        found.train = ()
+        return found
+
     @property
     def names(self) -> tuple[str, ...]:
         """All names: training, validation, test, observed."""

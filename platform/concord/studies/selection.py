@@ -14,12 +14,14 @@ _SPLITS: Mapping[Selection, str] = {
     "validation": "validation",
     "leave-one-out": "left_out",
     "oracle": "ood",
+    "own": "",
 }
 LOOKED_AT: Mapping[Selection, str] = {
     "held-out": "held-out examples of the training environments",
     "validation": "validation environments",
     "leave-one-out": "training environments left out in turn",
     "oracle": "the o.o.d. test set itself, an oracle",
+    "own": "what the job itself evaluates",
 }
 _WORST = -1e30  # a score that is no number; finite, so that means and quantiles of scores stay numbers
 
@@ -78,6 +80,8 @@ class Criterion:
 
 def metric_on(split: str, measure: str) -> str:
     """The name of the metric that a measure, ``accuracy`` or ``worst_loss`` for example, is on a split."""
+    if not split:  # a metric of the job's own
+        return measure
     worst_of = "worst_" if measure.startswith("worst_") else ""
     return f"{worst_of}{split}_{measure.removeprefix('worst_')}"
 
@@ -137,5 +141,6 @@ def check_metric(criterion: Criterion, reported: Sequence[str]) -> None:
         "validation": "the job has no validation environments",
         "leave-one-out": "nothing is left out",
         "oracle": "the job has no test environments",
+        "own": f"the job does not evaluate {criterion.metric}",
     }[criterion.selection]
     raise InputError(f"--selection {criterion.selection}: {right}")

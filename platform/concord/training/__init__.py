@@ -2,7 +2,7 @@
 
 from concord.training.comparison import Column, Comparison, FinishedRun, Runs
 from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
-from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, built_in_jobs, load_job
+from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, TrialLoop, built_in_jobs, load_job
 from concord.training.loop import ProcessContext, Reporter, build_model, share, train
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -26,6 +26,7 @@ __all__ = [
     "Runs",
     "Study",
     "TrainConfig",
+    "TrialLoop",
     "build_model",
     "built_in_jobs",
     "correct",
