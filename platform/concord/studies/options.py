@@ -115,7 +115,7 @@ def options_for(config: RunConfig, methods: Sequence[str] = ()) -> TuneOptions:
 
 
 def with_config(
-    kind: type[Command], part: str, own: OptionGroup, config: TrainConfig, command: str, text: str | None = None
+    kind: type[Command], part: str, own: OptionGroup, config: RunConfig, command: str, text: str | None = None
 ) -> Command:
     """A command's own options and a job's, at their defaults.
 
