@@ -7,10 +7,12 @@ new group, so it leaves the others alone. One JSON line a check: its name, its t
 
 import contextlib
 import copy
+import dataclasses
 import faulthandler
 import gc
 import itertools
 import json
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -60,7 +62,6 @@ from concord.gradients import (
 )
 from concord.objectives import (
     DANN,
-    DomainAdversarial,
     IRMv1,
     MetaIRM,
     MMREx,
@@ -70,6 +71,8 @@ from concord.objectives import (
     VREx,
 )
 from concord.objectives import objective as objective_named
+from concord.training import ProcessContext, load_job, train
+from concord.training.loop import Silent
 
 SECONDS = 30  # after which a check counts as hanging
 TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB
@@ -824,19 +827,33 @@ def objectives_do_not_depend_on_placement(objective: str) -> None:
     world, rank = dist.get_world_size(), dist.get_rank()
     counts = [4, 1] if world == 2 else [1, 2, 2]
     inputs, targets = batches(5)
-    models = [network() if objective != "dann" else domain_adversarial() for _ in range(2)]
-    whole = ObjectiveGradients(models[0], OBJECTIVES[objective], environment_names([5])[0])(inputs, targets, 0)
+    model, ours = network(), OBJECTIVES[objective]
+    ours.begin(model, 5, 1)
+    trained = [*model.parameters(), *(ours.module.parameters() if ours.module is not None else ())]
+    whole = ObjectiveGradients(model, ours, environment_names([5])[0])(inputs, targets, 0)
+    expected = [parameter.grad for parameter in trained]
     mine = local(counts, rank)
-    source = ObjectiveGradients(models[1], OBJECTIVES[objective], environment_names(counts)[rank], dist.group.WORLD)
+    source = ObjectiveGradients(model, ours, environment_names(counts)[rank], dist.group.WORLD)
     part = source(inputs[mine], targets[mine], 0)
     torch.testing.assert_close(part.losses, whole.losses[mine])
-    for one, several in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(several.grad, one.grad, rtol=1e-4, atol=1e-6)
-        assert_same_everywhere(several.grad)
+    for parameter, one in zip(trained, expected, strict=True):
+        assert parameter.grad is not one
+        torch.testing.assert_close(parameter.grad, one, rtol=1e-4, atol=1e-6)
+        assert_same_everywhere(parameter.grad)
 
 
-def domain_adversarial() -> nn.Module:
-    return DomainAdversarial(network(), 5, 7)
+@check(2, part=["dann", "own"])
+def training_with_an_objectives_own_parameters_does_not_depend_on_placement(part: str) -> None:
+    """The job's own evaluation, too: what it draws at random is the same."""
+    job = load_job(str(Path(__file__).parent / "jobs" / "calibrated.py")).job
+    job = job if part == "own" else dataclasses.replace(job, objective=None)
+    objective = "erm" if part == "own" else "dann"
+    config = job.config.with_options(epochs=2, batch_size=8, lr=1e-2, objective=objective, clip=1.0)
+    alone = train(job, config, ProcessContext(), Silent()).metrics
+    together = train(job, config, ProcessContext(dist.get_rank(), dist.get_world_size()), Silent()).metrics
+    assert together.keys() == alone.keys()
+    for name in alone.keys() - {"steps_per_second"}:
+        assert math.isclose(together[name], alone[name], rel_tol=1e-4, abs_tol=1e-6), name
 
 
 def masked_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from concord.environments import BatchStream, Environment, Environments, Spirals, from_folder, split_held_out
-from concord.environments.batches import joined
+from concord.environments import (
+    BatchStream,
+    Environment,
+    Environments,
+    ExampleSource,
+    Spirals,
+    from_folder,
+    split_held_out,
+)
 from concord.environments.collection import generator_for
+from concord.environments.source import joined
 from concord.errors import InputError
 
 claim = settings(max_examples=40, deadline=None)
@@ -121,6 +129,48 @@ def test_parts_that_lie_one_after_the_other_are_joined_without_a_copy() -> None:
     assert torch.equal(joined(parts), whole[2:])
     for others in (parts[::-1], parts[::2], [part.clone() for part in parts], [whole[::2], whole[1::2]]):
         assert torch.equal(joined(others), torch.cat(list(others)))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("sizes", [[6], [6, 6, 6], [2, 9, 4, 30]])
+def test_environments_split_to_train_on_are_those_split_one_by_one_laid_end_to_end(
+    fraction: float, sizes: list[int]
+) -> None:
+    environments = Environments.from_arrays({f"e{size}-{at}": numbered("", size).data for at, size in enumerate(sizes)})
+    found = environments.split(environments.train, fraction, seed=3)
+    for ours, theirs in zip(found, map(split_by_itself(environments, fraction), environments.train), strict=True):
+        assert ours.training.name == theirs.training.name
+        bitwise(ours.training.inputs, theirs.training.inputs)
+        bitwise(ours.training.targets, theirs.training.targets)
+        assert (ours.held_out is None) == (fraction == 0)
+        if ours.held_out is not None and theirs.held_out is not None:
+            bitwise(ours.held_out.inputs, theirs.held_out.inputs)
+    for leaf in (0, 1):
+        parts = [pair.training.data[leaf] for pair in found]
+        assert joined(parts).data_ptr() == parts[0].data_ptr()
+
+
+def split_by_itself(environments: Environments, fraction: float) -> Callable[[str], Any]:
+    return lambda name: split_held_out(environments[name], fraction, seed=3)
+
+
+class Counting(ExampleSource):
+    """Examples that are made when they are asked for."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def take(self, examples: slice | Tensor) -> Tensor:
+        return torch.arange(5.0)[examples]
+
+
+def test_an_environment_takes_examples_of_any_source_but_trains_on_those_in_memory() -> None:
+    environments = Environments(lambda _: Counting(), ["a"])
+    environment = environments["a"]
+    assert len(environment) == 5
+    bitwise(environment.take(slice(1, 3)), torch.tensor([1.0, 2.0]))
+    with pytest.raises(InputError, match="environment a: its examples come from a Counting; they have to be in memory"):
+        BatchStream([environment], 2, seed=0)
 
 
 def test_batch_size_below_one_is_refused() -> None:

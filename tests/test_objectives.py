@@ -23,7 +23,7 @@ from concord.objectives import (
     DANN,
     ERM,
     OBJECTIVES,
-    DomainAdversarial,
+    DomainClassifier,
     IRMv1,
     MetaIRM,
     MMREx,
@@ -37,7 +37,7 @@ from concord.objectives import (
     reverse_gradient,
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
-from concord.training.loop import Silent
+from concord.training.loop import Silent, begun_objective
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 
@@ -283,22 +283,26 @@ def test_judges_are_drawn_among_the_others() -> None:
 
 
 def test_the_domain_classifier_learns_what_the_representation_unlearns() -> None:
-    model = DomainAdversarial(network(), ENVIRONMENTS, 5).double()
-    inputs, targets = batches()
-    value = DANN(cross_entropy, PenaltyWeight(0.4))(model, inputs, targets)
-    slopes = dict(zip(dict(model.named_parameters()), gradient(value, model), strict=True))
+    model, (inputs, targets) = network(), batches()
+    ours = DANN(cross_entropy, PenaltyWeight(0.4), hidden_units=5)
+    classifier = begun(ours, model)
+    both = nn.ModuleList([model, classifier])
+    slopes = gradient(ours(model, inputs, targets), both)
     # By hand: two losses, each with its own gradient.
-    features = torch.tanh(model.model[0](inputs))
-    risk = sum(cross_entropy(model.model[2](f), y) for f, y in zip(features, targets, strict=True)) / ENVIRONMENTS
-    domain = (
-        sum(cross_entropy(model.domain_classifier(f), torch.full((BATCH,), e)) for e, f in enumerate(features))
-        / ENVIRONMENTS
-    )
-    of_risk = torch.autograd.grad(risk, list(model.parameters()), retain_graph=True, materialize_grads=True)
-    of_domain = torch.autograd.grad(domain, list(model.parameters()), materialize_grads=True)
-    for (name, slope), one, other in zip(slopes.items(), of_risk, of_domain, strict=True):
-        sign = 1.0 if name.startswith("domain_classifier") else -0.4
-        assert_close(slope, one + sign * other, rtol=1e-8, atol=1e-10)
+    features = torch.tanh(model[0](inputs))
+    risk = sum(cross_entropy(model[2](f), y) for f, y in zip(features, targets, strict=True)) / ENVIRONMENTS
+    told = [cross_entropy(classifier(f), torch.full((BATCH,), e)) for e, f in enumerate(features)]
+    of_risk = torch.autograd.grad(risk, list(both.parameters()), retain_graph=True, materialize_grads=True)
+    of_domain = torch.autograd.grad(torch.stack(told).mean(), list(both.parameters()), materialize_grads=True)
+    for (name, _), slope, one, other in zip(both.named_parameters(), slopes, of_risk, of_domain, strict=True):
+        assert_close(slope, one + (1.0 if name.startswith("1.") else -0.4) * other, rtol=1e-8, atol=1e-10)
+
+
+def begun(ours: DANN, model: nn.Module, environments: int = ENVIRONMENTS) -> DomainClassifier:
+    """Its domain classifier, as exact as the models here."""
+    ours.begin(model, environments, 1)
+    assert isinstance(ours.module, DomainClassifier)
+    return ours.module.double()
 
 
 def test_a_reversed_gradient_is_reversed_and_the_features_stay() -> None:
@@ -310,18 +314,16 @@ def test_a_reversed_gradient_is_reversed_and_the_features_stay() -> None:
 
 
 def test_the_representation_is_the_input_of_the_named_layer() -> None:
-    model = DomainAdversarial(network(), 2, 4, layer="0").double()
-    inputs = batches()[0][0]
-    with model.representations() as seen:
-        outputs = model(inputs)
+    model, inputs = network(), batches()[0][0]
+    with DomainClassifier(model, 2, 4, layer="0").representations(model) as seen:
+        model(inputs)
     assert torch.equal(seen[0], inputs)
-    assert_close(outputs, model.model(inputs))
     with pytest.raises(InputError, match=r"representation=1: no linear layer; there are 0, 2"):
-        DomainAdversarial(network(), 2, 4, layer="1")
+        DomainClassifier(model, 2, 4, layer="1")
     with pytest.raises(InputError, match="no linear layer whose input"):
-        DomainAdversarial(nn.Flatten(), 2, 4)
-    with pytest.raises(InputError, match="put it into DomainAdversarial"):
-        DANN(cross_entropy, PenaltyWeight(1.0))(network(), *batches())
+        DomainClassifier(nn.Flatten(), 2, 4)
+    with pytest.raises(InputError, match="no domain classifier yet; call begin"):
+        DANN(cross_entropy, PenaltyWeight(1.0))(model, *batches())
 
 
 # Any batch, any risk
@@ -442,22 +444,26 @@ def test_an_objective_of_a_hugging_face_classifier_is_the_few_lines_of_its_paper
 
 
 def test_dann_of_a_hugging_face_classifier_reverses_its_representation() -> None:
-    model, batch = DomainAdversarial(bert(), 7, 5).double(), texts()
-    ours = DANN(its_own_loss, PenaltyWeight(0.4))
-    slopes = dict(zip(dict(model.named_parameters()), gradient(ours(model, batch), model), strict=True))
-    risk = torch.stack(text_risks(model.model, batch)).mean()
-    pooled = [model.model.bert(words, mask).pooler_output for words, mask, _ in zip(*batch.values(), strict=True)]
-    told = [cross_entropy(model.domain_classifier(each), torch.full((4,), e)) for e, each in enumerate(pooled)]
-    of_risk = torch.autograd.grad(risk, list(model.parameters()), materialize_grads=True)
-    of_domain = torch.autograd.grad(torch.stack(told).mean(), list(model.parameters()), materialize_grads=True)
-    for (name, slope), one, other in zip(slopes.items(), of_risk, of_domain, strict=True):
-        assert_close(slope, one + (1.0 if name.startswith("domain_classifier") else -0.4) * other, rtol=1e-7, atol=1e-9)
+    model, batch = bert(), texts()
+    ours = DANN(its_own_loss, PenaltyWeight(0.4), hidden_units=5)
+    classifier = begun(ours, model, 7)
+    both = nn.ModuleList([model, classifier])
+    slopes = gradient(ours(model, batch), both)
+    risk = torch.stack(text_risks(model, batch)).mean()
+    pooled = [model.bert(words, mask).pooler_output for words, mask, _ in zip(*batch.values(), strict=True)]
+    told = [cross_entropy(classifier(each), torch.full((4,), e)) for e, each in enumerate(pooled)]
+    of_risk = torch.autograd.grad(risk, list(both.parameters()), materialize_grads=True)
+    of_domain = torch.autograd.grad(torch.stack(told).mean(), list(both.parameters()), materialize_grads=True)
+    for (name, _), slope, one, other in zip(both.named_parameters(), slopes, of_risk, of_domain, strict=True):
+        assert_close(slope, one + (1.0 if name.startswith("1.") else -0.4) * other, rtol=1e-7, atol=1e-9)
 
 
 def test_a_representation_of_words_is_none_of_examples() -> None:
-    model = DomainAdversarial(bert(), 7, 5, layer="bert.encoder.layer.0.intermediate.dense").double()
+    model = bert()
+    ours = DANN(its_own_loss, PenaltyWeight(0.4), layer="bert.encoder.layer.0.intermediate.dense")
+    ours.begin(model, 7, 1)
     with pytest.raises(InputError, match=r"intermediate.dense gets \(4, 6, 8\).* expected a representation \(4, 8\)"):
-        DANN(its_own_loss, PenaltyWeight(0.4))(model, texts())
+        ours(model, texts())
 
 
 @pytest.mark.filterwarnings("error")  # none falls back to another way
@@ -510,8 +516,7 @@ def test_a_risk_knows_its_step() -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_under_autocast_a_loss_and_the_same_risk_agree(name: Any) -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-    model = DomainAdversarial(plain, ENVIRONMENTS, 4) if name == "dann" else plain
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
     inputs, targets = batches()
     batch = inputs.float(), targets
     seen = []
@@ -524,6 +529,8 @@ def test_under_autocast_a_loss_and_the_same_risk_agree(name: Any) -> None:
         return cross_entropy(model(batch[0]).float(), batch[1])
 
     one, other = (objective(name, each, penalty_weight=0.5, autocast=torch.bfloat16) for each in (loss, risk))
+    one.begin(model, ENVIRONMENTS, 1)
+    other.module = one.module
     assert_close(one(model, batch), other(model, batch), rtol=1e-2, atol=1e-3)
     assert set(seen) == {torch.float32}
 
@@ -713,11 +720,12 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
         assert outcome.metrics["held_out_spread"] == pytest.approx(least[0])
 
 
-def test_a_domain_adversarial_model_is_drawn_from_the_seed() -> None:
-    one, other = (build_model(job(), config(objective="dann", domain_units=4)) for _ in range(2))
-    assert isinstance(one, DomainAdversarial)
-    assert one.domain_classifier[-1].out_features == 4
-    assert_close(dict(one.state_dict()), dict(other.state_dict()))
+def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
+    settings = config(objective="dann", domain_units=5)
+    made = [begun_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
+    one, other = (dict(each.state_dict()) for each in made if each is not None)
+    assert one["4.weight"].shape == (4, 5)
+    assert_close(one, other)
 
 
 def test_masks_work_with_irm_in_the_loop() -> None:

@@ -502,26 +502,18 @@ def test_the_best_comes_first_equals_by_loss_and_then_by_number(
 
 
 @pytest.mark.parametrize(
-    ("selection", "measure", "chosen", "message"),
+    ("selection", "measure", "message"),
     [
-        (
-            "held-out",
-            "f1",
-            True,
-            "--metric f1: the job does not report it; there are accuracy, loss, each also as worst_…",
-        ),
-        ("held-out", "worst_f1", True, "--metric worst_f1: the job does not report it; there are accuracy, loss"),
-        ("held-out", "accuracy", False, "--selection held-out: nothing is held out; give --held-out above 0"),
-        ("held-out", "loss", True, "--selection held-out: nothing is held out; give --held-out above 0"),
-        ("validation", "loss", False, "--selection validation: the job has no validation environments"),
-        ("oracle", "loss", False, "--selection oracle: the job has no test environments"),
+        ("held-out", "accuracy", "--selection held-out: nothing is held out; give --held-out above 0"),
+        ("validation", "loss", "--selection validation: the job has no validation environments"),
+        ("oracle", "loss", "--selection oracle: the job has no test environments"),
     ],
 )
-def test_a_criterion_that_is_not_reported_is_refused(selection: Any, measure: str, chosen: bool, message: str) -> None:
+def test_a_criterion_that_is_not_reported_is_refused(selection: Any, measure: str, message: str) -> None:
     reported = ["train_loss", "train_accuracy", "left_out_loss"]
-    check_metric(Criterion.of("leave-one-out", "loss", "min"), "loss", reported, chosen)
+    check_metric(Criterion.of("leave-one-out", "loss", "min"), reported)
     with pytest.raises(InputError) as refused:
-        check_metric(Criterion.of(selection, measure, "max"), measure, reported, chosen)
+        check_metric(Criterion.of(selection, measure, "max"), reported)
     assert str(refused.value).startswith(message)
 
 
@@ -539,6 +531,12 @@ MODES: dict[str, Mode | None] = {"loss": "min", "accuracy": "max", "rmse": None}
         ("rmse", None, "--metric rmse: the job does not say whether large or small is good; give --mode max or --mode"),
         ("worst_rmse", None, "--metric worst_rmse: the job does not say whether large or small is good"),
         ("worst_loss", "max", "--mode max: the job's loss says min"),
+        (
+            "f1",
+            "max",
+            "--metric f1: the job does not report it; there are accuracy, loss, rmse, each also as worst_…",
+        ),
+        ("worst_f1", None, "--metric worst_f1: the job does not report it; there are accuracy, loss, rmse"),
         ("accuracy", "min", "--mode min: the job's accuracy says max"),
     ],
 )

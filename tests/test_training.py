@@ -1,8 +1,10 @@
 """The training loop in this process: exact to resume, honest about what is wrong, the same wherever it runs."""
 
 import dataclasses
+import gc
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from concord.training import Job, ProcessContext, TrainConfig, build_model, load
 from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
+from concord.training.loop import Silent, training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
 
@@ -385,6 +388,31 @@ def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(
     run_group(_weighted_examples, 3, tmp_path, tmp_path)
     shared = json.loads((tmp_path / "steps.json").read_text())
     torch.testing.assert_close(torch.tensor(shared), torch.tensor(_step_metrics(alone)), rtol=1e-4, atol=1e-5)
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.25])
+def test_a_process_holds_its_data_once(held_out: float) -> None:
+    def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((4000, 64), float(ord(name))), torch.zeros(4000, dtype=torch.long)
+
+    job = Job(lambda _: Environments(load, ["a", "b", "c"]), lambda _: nn.Linear(64, 3), cross_entropy)
+    before = bytes_of_tensors()
+    run = training(job, CONFIG.with_options(epochs=2, evaluations=2, held_out=held_out), ProcessContext(), Silent())
+    next(run)  # in the middle of it
+    data = 3 * 4000 * (64 * 4 + 8)
+    assert data <= bytes_of_tensors() - before < 1.1 * data
+
+
+def bytes_of_tensors() -> int:
+    """Memory of all tensors that there are, each part of it counted once."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other libraries have lying about warns when it is looked at
+        tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
 # --- where gradients come from

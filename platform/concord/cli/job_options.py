@@ -28,7 +28,7 @@ def default_options(command: str, job: Any, reference: str) -> Any:
     match command:
         case "train":
             return job.job.config
-        case "tune" if isinstance(job.job, CustomJob):
+        case "tune" if isinstance(job.job, CustomJob) and job.job.trials is None:
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         case "tune":
             return options_for(job.job.config, list(job.job.studies))

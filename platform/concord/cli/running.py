@@ -200,13 +200,16 @@ def _print_reruns(result: Any) -> None:
     from concord.studies.selection import metric_on
 
     rows = []
-    for split in ("train", "held_out", "ood"):
+    for split in ("",) if result.criterion.selection == "own" else ("train", "held_out", "ood"):
         metric = metric_on(split, result.measure)
         values = sorted(metrics[metric] for metrics in result.reruns.values() if metric in metrics)
         if values:
             middle = statistics.median(values)
             rows.append(
-                [f"{split} {result.measure}".replace("_", " "), *(f"{v:.4f}" for v in (middle, values[0], values[-1]))]
+                [
+                    f"{split} {result.measure}".replace("_", " ").strip(),
+                    *(f"{v:.4f}" for v in (middle, values[0], values[-1])),
+                ]
             )
     table([f"best, {len(result.reruns)} new seeds", "median", "least", "largest"], rows)
 

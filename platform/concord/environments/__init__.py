@@ -12,6 +12,7 @@ from concord.environments.folder import from_folder
 from concord.environments.images import ImageDataset, LabelledImages, image_dataset, shuffle_labels
 from concord.environments.linear_example import linear_example
 from concord.environments.punctuated_sst2 import SST2, PunctuatedSST2
+from concord.environments.source import ExampleSource, InMemory
 from concord.environments.spirals import Spirals
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "ColoredMNIST",
     "Environment",
     "Environments",
+    "ExampleSource",
     "HeldOut",
     "ImageDataset",
+    "InMemory",
     "LabelledImages",
     "PunctuatedSST2",
     "Spirals",

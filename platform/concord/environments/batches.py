@@ -1,14 +1,13 @@
 """Batches that depend on the seed, the environment and the step, and on nothing else."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from concord.environments.collection import Environment, generator_for
-from concord.environments.tree import Tree, merged
+from concord.environments.source import end_to_end
+from concord.environments.tree import Tree
 from concord.errors import ArgumentError
 
 
@@ -24,10 +23,11 @@ class BatchStream:
     that depends on (seed, round) and the number of environments alone; batch k is then what e gives in round k.
 
     Args:
-        environments: the environments of this process, alike in structure, shape and type.
+        environments: the environments of this process, alike in structure, shape and type. Those that lie one after the
+            other in memory, as :meth:`Environments.split` lays them, are not copied.
         batch_size: examples a batch, B.
         seed: of the run.
-        device: where the batches are wanted; the data are moved there once.
+        device: where the batches are wanted; data that are elsewhere are copied there once.
         part: which places of every batch are wanted, where several processes share the batches; None: all.
         together: how many environments a step takes; it divides their number. None: all.
 
@@ -56,9 +56,7 @@ class BatchStream:
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
         # All environments in one tensor a leaf: a step is then one gather a leaf, not one for each environment.
-        self._data = merged(
-            [environment.data for environment in environments], lambda leaves: joined(leaves).to(device)
-        )
+        self._examples = end_to_end([environment.in_memory for environment in environments], device)
         self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
@@ -69,8 +67,7 @@ class BatchStream:
         places = torch.cat([self._places(index, rounds)[self._part] for index in self._chosen(step)])
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
-        shape = (self._together, self._part.stop - self._part.start)
-        return pytree.tree_map(lambda leaf: _rows(leaf, places).unflatten(0, shape), self._data)
+        return self._examples.take(places.view(self._together, -1))
 
     @property
     def steps_per_round(self) -> int:
@@ -108,29 +105,3 @@ class BatchStream:
             order = torch.randperm(self._sizes[index], generator=generator)
             self._orders[index, passes] = order + self._starts[index]
         return self._orders[index, passes]
-
-
-# What is as wide as a row, to gather rows as single numbers: several times as fast.
-_AS_ONE_NUMBER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-def _rows(table: Tensor, places: Tensor) -> Tensor:
-    """These rows of ``(rows, ...)``."""
-    width = table.element_size() * math.prod(table.shape[1:])
-    if table.ndim > 1 and width in _AS_ONE_NUMBER and table.is_contiguous() and table.data_ptr() % width == 0:
-        numbers = table.view(len(table), -1).view(_AS_ONE_NUMBER[width]).view(-1)
-        return numbers.index_select(0, places).view(len(places), 1).view(table.dtype).view(-1, *table.shape[1:])
-    return table.index_select(0, places)
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts joined into one tensor; without a copy where they lie so in memory, as in a study."""
-    first = parts[0]
-    end = first.storage_offset()
-    for part in parts:
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not (same and part.is_contiguous() and part.storage_offset() == end and part.dtype == first.dtype):
-            return torch.cat(list(parts))
-        end += part.numel()
-    shape = (sum(map(len, parts)), *first.shape[1:])
-    return first.as_strided(shape, torch.empty(shape, device="meta").stride(), first.storage_offset())

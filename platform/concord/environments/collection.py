@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from concord.environments.source import EndToEnd, ExampleSource, InMemory
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
 
@@ -34,15 +35,16 @@ class Environment:
 
     Attributes:
         name: its name.
-        data: a tree of tensors (tuples, lists, dictionaries), each ``(examples, ...)``; here ``(inputs, targets)``.
+        source: where its examples come from; a tree of tensors that is given becomes :class:`InMemory`.
     """
 
     name: str
-    data: Tree
+    source: ExampleSource
 
-    def __init__(self, name: str, inputs: Tree, targets: Tensor | None = None) -> None:
+    def __init__(self, name: str, inputs: Tree | ExampleSource, targets: Tensor | None = None) -> None:
+        given = inputs if targets is None else (inputs, targets)
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "data", inputs if targets is None else (inputs, targets))
+        object.__setattr__(self, "source", given if isinstance(given, ExampleSource) else InMemory(given))
 
     @staticmethod
     def of(name: str, inputs: Any, targets: Array | None = None) -> "Environment":
@@ -50,7 +52,8 @@ class Environment:
 
         Args:
             name: of the environment.
-            inputs: of the examples; without ``targets`` a pair of both, or a tree of tensors and numpy arrays.
+            inputs: of the examples; without ``targets`` a pair of both, a tree of tensors and numpy arrays, or a source
+                of its own, which is taken as it is.
             targets: of the examples; integers become int64.
 
         Raises:
@@ -58,6 +61,8 @@ class Environment:
                 and targets, too: a value is not finite. What such values mean in other trees is for the risk to say.
         """
         given = inputs if targets is None else (inputs, targets)
+        if isinstance(given, ExampleSource):
+            return Environment(name, given)
         if _is_pair_of_arrays(given):
             return Environment(name, *_pair(name, *given))
         if isinstance(given, Mapping) and not isinstance(given, dict):
@@ -75,6 +80,23 @@ class Environment:
         if counts in (set(), {0}):
             raise InputError(f"environment {name}: it is empty; each environment needs at least one example")
         return Environment(name, pytree.tree_unflatten(tensors, structure))
+
+    @property
+    def in_memory(self) -> InMemory:
+        """The examples, which are in memory.
+
+        Raises:
+            InputError: they are not.
+        """
+        if not isinstance(self.source, InMemory):
+            kind = type(self.source).__name__
+            raise InputError(f"environment {self.name}: its examples come from a {kind}; they have to be in memory")
+        return self.source
+
+    @property
+    def data(self) -> Tree:
+        """A tree of tensors (tuples, lists, dictionaries), each ``(examples, ...)``, such as ``(inputs, targets)``."""
+        return self.in_memory.data
 
     @property
     def inputs(self) -> Tensor:
@@ -95,11 +117,11 @@ class Environment:
         return self._part(1)
 
     def __len__(self) -> int:
-        return len(pytree.tree_leaves(self.data)[0])
+        return len(self.source)
 
     def take(self, examples: slice | Tensor) -> Tree:
         """Some of the examples, a tree of the same form."""
-        return pytree.tree_map(lambda leaf: leaf[examples], self.data)
+        return self.source.take(examples)
 
     def _part(self, index: int) -> Tensor:
         if not is_pair(self.data):
@@ -197,6 +219,13 @@ class Environments:
         train = [each for each in self.train if each != name]
         return Environments(self._load, train, [name], self.test, self.observed, self.version)
 
+    @staticmethod
+    def none() -> "Environments":
+        """No environments, of a job that has none."""
+        found = Environments(_not_here, ["none"])
+        found.train = ()
+        return found
+
     @property
     def names(self) -> tuple[str, ...]:
         """All names: training, validation, test, observed."""
@@ -217,6 +246,33 @@ class Environments:
         _require_alike(environments)
         return environments
 
+    def split(
+        self, names: Sequence[str], fraction: float, seed: int, device: torch.device | str = "cpu"
+    ) -> list["HeldOut"]:
+        """These environments, a part of each held out as :func:`split_held_out` does, each example in memory once.
+
+        What is trained on lies one after the other, on the device: :class:`BatchStream` does not copy it.
+        One environment is loaded at a time.
+        """
+        if len(names) == 1 and fraction == 0:
+            (alone,) = self.load(names)
+            return [HeldOut(Environment(alone.name, pytree.tree_map(lambda leaf: leaf.to(device), alone.data)), None)]
+        laid, held_out = EndToEnd(len(names)), []
+        form: dict[str, str] = {}
+        for name in names:
+            whole = self[name]
+            form = form or described(whole.data)
+            _require_form(whole, names[0], form)
+            kept, held = held_out_places(whole, fraction, seed)
+            laid.add(whole.in_memory, kept)
+            held_out.append(None if held is None else Environment(name, whole.take(held)))
+        training = [Environment(*each) for each in zip(names, laid.moved(device), strict=True)]
+        return [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
+
+    def only_names(self) -> "Environments":
+        """The same names for the same purposes, without what loads the data, which may hold data itself."""
+        return Environments(_not_here, self.train, self.validation, self.test, self.observed, self.version)
+
 
 def require_names(names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse a name that is none of the known environments (InputError)."""
@@ -235,20 +291,28 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
     Raises:
         InputError: the fraction is not in [0, 1), or one example is to be split.
     """
+    kept, held = held_out_places(environment, fraction, seed)
+    if kept is None or held is None:
+        return HeldOut(environment, None)
+    return HeldOut(*(Environment(environment.name, environment.take(places)) for places in (kept, held)))
+
+
+def held_out_places(environment: Environment, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Where the examples lie that are trained on, and those that are held out; None of a fraction of 0."""
     if not 0 <= fraction < 1:
         raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
-        return HeldOut(environment, None)
+        return None, None
     examples = len(environment)
     if examples < 2:
         raise InputError(f"environment {environment.name}: one example cannot be split; hold out a fraction of 0")
     count = min(max(round(fraction * examples), 1), examples - 1)
     order = torch.randperm(examples, generator=generator_for(seed, environment.name, "held out"))
-    held, kept = order[:count].sort().values, order[count:].sort().values
-    return HeldOut(
-        Environment(environment.name, environment.take(kept)),
-        Environment(environment.name, environment.take(held)),
-    )
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def _not_here(name: str) -> Any:
+    raise AssertionError(f"environment {name} was loaded already")
 
 
 def generator_for(*key: int | str) -> torch.Generator:
@@ -306,8 +370,13 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:
+    first = environments[0]
     for environment in environments[1:]:
-        first = environments[0]
-        found = difference(environment.name, described(environment.data), first.name, described(first.data))
-        if found is not None:
-            raise InputError(found)
+        _require_form(environment, first.name, described(first.data))
+
+
+def _require_form(environment: Environment, first: str, form: dict[str, str]) -> None:
+    """Refuse examples of another form than the first environment's (InputError)."""
+    found = difference(environment.name, described(environment.data), first, form)
+    if found is not None:
+        raise InputError(found)

@@ -11,7 +11,7 @@ their ``risk`` is what a gradient source of :mod:`concord.gradients` takes. The 
 :class:`ObjectiveGradients` computes their gradient, over several processes too.
 """
 
-from concord.objectives.dann import DANN, DomainAdversarial, reverse_gradient
+from concord.objectives.dann import DANN, DomainClassifier, reverse_gradient
 from concord.objectives.erm import ERM
 from concord.objectives.gradients import ObjectiveGradients
 from concord.objectives.irm import Estimator, IRMv1, irm_penalty
@@ -26,7 +26,7 @@ __all__ = [
     "DANN",
     "ERM",
     "OBJECTIVES",
-    "DomainAdversarial",
+    "DomainClassifier",
     "Estimator",
     "IRMv1",
     "MMREx",

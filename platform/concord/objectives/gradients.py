@@ -33,8 +33,8 @@ class ObjectiveGradients:
     and no more than those; their shapes have to be the same in all processes.
 
     Args:
-        model: its parameters that require gradients get ``grad``.
-        objective: what is minimized.
+        model: its parameters that require gradients get ``grad``, and so do those of the objective's own module.
+        objective: what is minimized; one that makes a module in ``begin`` has begun.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
         options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` has
@@ -61,11 +61,15 @@ class ObjectiveGradients:
         self.model = model
         self.objective = objective
         self.names = list(names)
-        self._trainable = trainable(model)
-        self._parameters = list(self._trainable.values())
-        if not self._parameters:
+        modules = [model] if objective.module is None else [model, objective.module]
+        self._of_modules = [(module, trainable(module)) for module in modules]
+        of_model = self._of_modules[0][1]
+        if not of_model:
             raise InputError("model: none of its parameters requires a gradient")
-        self._layout = Layout.of(self._trainable)
+        named = {f"{at}.{name}": each for at, (_, own) in enumerate(self._of_modules) for name, each in own.items()}
+        self._parameters = list(named.values())
+        self._layout = Layout.of(named)
+        self._kept = len(of_model)
         self._form = BatchForm()
         self._processes = None if group is None else Processes.of(names, group)
         first = 0 if self._processes is None else sum(map(len, self._processes.names[: self._processes.rank]))
@@ -91,8 +95,9 @@ class ObjectiveGradients:
         """
         batch, at = as_called(batch, more, step)
         batch, _ = self._form.check(batch, self.names)
-        require_unchanged(self.model, self._trainable)
-        require_no_hooks_after_accumulation(self._trainable)
+        for module, parameters in self._of_modules:
+            require_unchanged(module, parameters)
+            require_no_hooks_after_accumulation(parameters)
         at = self._steps if at is None else at
         self._steps = at + 1
         raises = self.aggregation.policy == "raise"
@@ -117,7 +122,7 @@ class ObjectiveGradients:
         if raises and float(presence(flat)) < 0:
             self._refuse(known, at)
         leave_gradients(self._parameters, self._layout, flat)
-        kept = torch.ones(len(self._parameters), device=flat.device)
+        kept = torch.ones(self._kept, device=flat.device)
         return EnvironmentStep(terms.detach().mean(1), kept, (), weights, len(everyones))
 
     def _everyones(self, own: Tensor) -> Tensor:

@@ -41,11 +41,17 @@ class Objective:
         loss: the loss or the risk of one environment, see :mod:`concord.gradients.risk`.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
 
+    An objective may train a network of its own beside the model, such as a classifier of environments: it makes one in
+    :meth:`begin` and names it :attr:`module`. Then it has to be coupled.
+
     Attributes:
         risk: the risk of one environment. Where the objective is not coupled, this is what a gradient source takes in
             place of a loss, together with any aggregator.
         coupled: the gradient is no mean of gradients of environments that an aggregator could replace.
         others: the terms of an environment depend on the batches of the other ones.
+        module: the objective's own network; it is in a run's checkpoints, but no part of the trained model.
+        optimizer: of the module's parameters. None: they are trained like the model's, with the run's optimizer.
+        schedule: of this optimizer, stepped with it; None: its learning rate stays.
         default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
             None: there is no penalty.
     """
@@ -53,11 +59,23 @@ class Objective:
     coupled: ClassVar[bool] = True
     others: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
+    module: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None
 
     def __init__(self, loss: Loss | Risk, autocast: torch.dtype | None = None) -> None:
         self.risk = as_risk(loss)
         self.autocast = autocast
         self._supervised = isinstance(self.risk, Supervised)
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
+        """Make what can only be made for a certain model: module, optimizer, schedule. Called once, before any step.
+
+        Args:
+            model: what is trained.
+            environments: how many training environments there are, in all processes.
+            steps: of the whole run, for schedules.
+        """
 
     def terms(
         self,

@@ -51,6 +51,8 @@ def objective(
     outer: int = 0,
     first_order: bool = False,
     same_environment: bool = False,
+    domain_units: int = 256,
+    representation: str | None = None,
     autocast: torch.dtype | None = None,
 ) -> Objective:
     """The objective called ``name``; options that it does not have are not looked at.
@@ -63,6 +65,7 @@ def objective(
         warmup_steps: steps before the penalty has its weight.
         estimator: of the penalty of ``irm``.
         inner_lr, inner_steps, drop_grad, outer, first_order, same_environment: see :class:`MetaIRM`.
+        domain_units, representation: of the domain classifier of ``dann``, see :class:`DomainClassifier`.
         autocast: what layers compute in.
 
     Raises:
@@ -80,7 +83,7 @@ def objective(
         case "mm-rex":
             return MMREx(loss, weight, autocast)
         case "dann":
-            return DANN(loss, weight, autocast)
+            return DANN(loss, weight, autocast, hidden_units=domain_units, layer=representation)
     return MetaIRM(
         loss,
         inner_lr,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from concord.aggregation import SandMask
 from concord.environments import Environment, Environments, split_held_out
@@ -19,6 +20,7 @@ from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError, RunFailedError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
+from concord.objectives import Objective
 from concord.options import option_values
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
@@ -45,7 +47,7 @@ from concord.training.evaluation import (
     modes,
 )
 from concord.training.job import Job, JobFile
-from concord.training.loop import build_model, check_environments
+from concord.training.loop import begun_objective, build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.underfitting import underfitting
@@ -291,10 +293,15 @@ def preflight(job: JobFile, config: TrainConfig) -> Checked:
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    given = _check_batch(job, config, model.eval(), first)
+    with _blamed(job, "its objective cannot be made"):
+        objective = begun_objective(job.job, config, model, len(environments.train), 1)
+    given = _check_batch(job, objective, model.eval(), first)
+    if job.job.objective is not None:
+        _check_objective(job, objective, model, first, len(environments.train))
+    measures = modes(given, job.job.evaluation)
     with _blamed(job, "its metrics cannot be told apart"):
-        check_metric_names(environments, list(given), trainable(model))
-    measures = modes(given)
+        own = () if job.job.evaluation is None else job.job.evaluation.modes
+        check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
@@ -329,12 +336,23 @@ def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]
             raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
 
 
-def _check_batch(job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+def _check_objective(
+    job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment, environments: int
+) -> None:
+    """Try the job's own objective on the same two examples in every environment."""
+    batch = pytree.tree_map(lambda leaf: torch.stack([leaf] * environments), first.take(slice(2)))
+    with _blamed(job, "its objective cannot be computed"):
+        value = objective(model, batch)
+    if not isinstance(value, torch.Tensor) or value.ndim != 0 or not value.requires_grad:
+        raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
+
+
+def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; gives the measures."""
     batch = first.take(slice(2))
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
-        return _check_risk(job, config, model, batch, f"a batch of environment {first.name}, {shapes}")
+        return _check_risk(job, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -364,12 +382,11 @@ def _check_batch(job: JobFile, config: TrainConfig, model: torch.nn.Module, firs
 
 
 def _check_risk(
-    job: JobFile, config: TrainConfig, model: torch.nn.Module, batch: Batch, shapes: str
+    job: JobFile, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with _blamed(job, f"model and risk cannot take {shapes}"):
         risk = evaluate_batch(model, job.job.risk, {}, batch).risk
-        objective = config.objective_of(job.job.risk, 1)
         if not objective.coupled:
             evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:

@@ -23,7 +23,8 @@ from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.stopping import SCHEDULER
 from concord.studies.trial import Report, TrialProcess, TrialSpecCommon
-from concord.training import TrainConfig
+from concord.training import RunConfig as Options
+from concord.training.options import parallel_of
 
 _DIED = "its process died (killed, or out of memory) and so did those that took its place"
 
@@ -80,7 +81,7 @@ class Sharing(Protocol):
 Node = Mapping[str, float]
 
 
-def nodes_to_be(config: TrainConfig) -> list[Node]:
+def nodes_to_be(config: Options) -> list[Node]:
     """What the cluster that a study would use has, by node; if Ray would be started here, this machine."""
     if ray.is_initialized():
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -89,20 +90,21 @@ def nodes_to_be(config: TrainConfig) -> list[Node]:
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
-def room(options: Sharing, config: TrainConfig, nodes: Sequence[Node]) -> Room:
+def room(options: Sharing, config: Options, nodes: Sequence[Node]) -> Room:
     """Divide a cluster of these nodes among trials.
 
     Raises:
         InputError: it does not hold as many trials at a time as are asked for.
     """
+    parallel = parallel_of(config)
     cores = [node.get("CPU", 0.0) for node in nodes]
     cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
-    if config.parallel.use_gpu and gpus == 0:
+    if parallel.use_gpu and gpus == 0:
         raise InputError("--use-gpu: the Ray cluster has no GPU")
-    if config.parallel.workers > 1:  # the process of the trial only looks on, while its workers train
-        most = int((gpus if config.parallel.use_gpu else max(cpus, config.parallel.workers)) // config.parallel.workers)
-        what = f"{config.parallel.workers} workers each"
-    elif config.parallel.use_gpu:
+    if parallel.workers > 1:  # the process of the trial only looks on, while its workers train
+        most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
+        what = f"{parallel.workers} workers each"
+    elif parallel.use_gpu:
         whole = options.gpus_per_trial
         most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
         most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
@@ -115,13 +117,13 @@ def room(options: Sharing, config: TrainConfig, nodes: Sequence[Node]) -> Room:
             f"{gpus:g} GPUs, enough for {most}"
         )
     concurrent = options.concurrent or most
-    if config.parallel.workers > 1:
+    if parallel.workers > 1:
         return Room(concurrent, 0.0, 0.0)
     # A trial's process fits on one node.
     share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
     while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
-    return Room(concurrent, share, options.gpus_per_trial if config.parallel.use_gpu else 0.0)
+    return Room(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
 
 
 def _fitting(gpus: float, each: float) -> int:
@@ -342,7 +344,7 @@ def _nothing() -> None:
     return None
 
 
-def overrides(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+def overrides(base: Options, config: Options) -> dict[str, Any]:
     """The options in which a trial's configuration differs from the one that all start from."""
     there = option_values(base)
     return {name: value for name, value in option_values(config).items() if value != there[name]}

@@ -10,10 +10,10 @@ import tyro
 
 from concord.errors import InputError
 from concord.options import OptionGroup, flag_of, options_of
-from concord.training import TrainConfig
+from concord.training import RunConfig
 from concord.training.evaluation import Mode
 
-Selection = Literal["held-out", "validation", "leave-one-out", "oracle"]
+Selection = Literal["held-out", "validation", "leave-one-out", "oracle", "own"]
 Command = TypeVar("Command", bound=OptionGroup)
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
@@ -101,10 +101,10 @@ class TuneOptions(OptionGroup):
     """The options of ``concord tune``: the study's, and those that every trial starts from."""
 
     study: StudyOptions
-    config: TrainConfig
+    config: RunConfig
 
 
-def options_for(config: TrainConfig, methods: Sequence[str] = ()) -> TuneOptions:
+def options_for(config: RunConfig, methods: Sequence[str] = ()) -> TuneOptions:
     """The study's options and a job's, at their defaults; the class's docstring names the job's own methods.
 
     Raises:
@@ -115,7 +115,7 @@ def options_for(config: TrainConfig, methods: Sequence[str] = ()) -> TuneOptions
 
 
 def with_config(
-    kind: type[Command], part: str, own: OptionGroup, config: TrainConfig, command: str, text: str | None = None
+    kind: type[Command], part: str, own: OptionGroup, config: RunConfig, command: str, text: str | None = None
 ) -> Command:
     """A command's own options and a job's, at their defaults.
 

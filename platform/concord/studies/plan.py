@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
@@ -26,9 +27,10 @@ from concord.studies.search import Search
 from concord.studies.selection import Criterion, check_metric, chosen_mode
 from concord.studies.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
 from concord.studies.stopping import StopRule
-from concord.training import JobFile, TrainConfig
+from concord.training import CustomJob, JobFile, RunConfig
 from concord.training.evaluation import Mode
-from concord.training.options import RUNTIME_OPTIONS
+from concord.training.job import epochs_of
+from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
 # How many environments are left out to judge the short list, if --folds does not say.
 _FOLDS_OF_SHORTLIST = 4
@@ -62,7 +64,7 @@ class Plan:
 
     name: str
     job: JobFile
-    base: TrainConfig
+    base: RunConfig
     options: StudyOptions
     given: frozenset[str]
     method: str
@@ -87,6 +89,10 @@ class Plan:
     def folder(self) -> Path:
         """Where it is on this machine."""
         return self.kept.path
+
+    def epochs(self, config: Any) -> int:
+        """The epoch of a trial's last evaluation."""
+        return epochs_of(self.job, config)
 
     @property
     def looks_at_test(self) -> str | None:
@@ -178,28 +184,32 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     base.check()
     if base.run.resume:
         raise InputError("--resume: the same --name continues a study; leave --resume out")
-    if base.parallel.min_workers is not None:
-        raise InputError(
-            f"--min-workers {base.parallel.min_workers}: a trial that lost its workers runs again; leave it out"
-        )
+    if (least := parallel_of(base).min_workers) is not None:
+        raise InputError(f"--min-workers {least}: a trial that lost its workers runs again; leave it out")
     base = base.with_options(**resolved_paths(base))
     method, study = chosen_study(job.job.studies, study_options, base)
+    own = isinstance(job.job, CustomJob)
     if "selection" not in given:
-        study_options = dataclasses.replace(study_options, selection=study.selection)
+        study_options = dataclasses.replace(study_options, selection="own" if own else study.selection)
         study_options.check()
+    if own != (study_options.selection == "own"):
+        said = "the job says what it evaluates; leave it out" if own else "is for jobs with a loop of their own"
+        raise InputError(f"--selection {study_options.selection}: {said}")
     name = base.run.name or _new_name(job, method, base.run.output)
     base = base.with_options(name=None)
     space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
-    checked = preflight(job, base)
+    checked = _checked(job, base)
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
-    measure = study_options.metric or ("accuracy" if "train_accuracy" in checked.reported else "loss")
+    usual = next(iter(checked.measures)) if own else "accuracy" if "train_accuracy" in checked.reported else "loss"
+    measure = study_options.metric or usual
     plain = measure.removeprefix("worst_")
     mode_of, reported = dict(checked.measures), list(checked.reported)
-    if plain in mode_of:  # otherwise it is not reported, which is said first
-        mode_of[plain] = chosen_mode(measure, study_options.mode, mode_of)
-    criterion = Criterion.of(study_options.selection, measure, mode_of.get(plain) or "max")
-    if criterion.metric.removeprefix("worst_") in reported:  # trials find the worst environment, if the job does not
+    mode_of[plain] = mode = chosen_mode(measure, study_options.mode, mode_of)
+    criterion = Criterion.of(study_options.selection, measure, mode)
+    if (
+        criterion.metric.removeprefix("worst_") in reported and not own
+    ):  # trials find the worst environment, if the job does not
         reported.append(criterion.metric)
     train = checked.environments.train
     leave_out = study_options.selection == "leave-one-out"
@@ -208,7 +218,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
             raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
         reported += [f"left_out_{each}" for each in mode_of]
         reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
-    check_metric(criterion, measure, reported, study_options.metric is not None)
+    check_metric(criterion, reported)
     if study_options.folds > len(train):
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
@@ -241,6 +251,16 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         _check_same(plan, record)
         plan = dataclasses.replace(plan, own=OwnPoint.read(record.get("own")))  # as the study began
     return plan
+
+
+def _checked(job: JobFile, base: Any) -> Checked:
+    """What is known of a job before anything of it runs."""
+    if not isinstance(job.job, CustomJob):
+        return preflight(job, base)
+    if job.job.trials is None:
+        raise InputError(f"job {job.name}: trains in a way of its own, and does not say how a study is to; give trials")
+    metrics = dict(job.job.trials.metrics)
+    return Checked(Environments.none(), None, metrics, metrics)
 
 
 def _check_same(plan: Plan, record: dict[str, Any]) -> None:

@@ -104,7 +104,10 @@ class StudyResult:
     def by_selection(self) -> list[Selected]:
         """What every selection would have chosen, among the trials that it can judge."""
         found = []
+        alone = self.criterion.selection == "own"
         for selection in SELECTIONS:
+            if alone != (selection == "own"):
+                continue
             criterion = Criterion.of(selection, self.measure, self.criterion.mode)
             judged = [(t, _with(e, self.metrics(t, e))) for t, e in self.finished]
             ranked = criterion.ranked(judged)
@@ -291,7 +294,8 @@ def _shown(value: Any) -> str:
 
 def selections_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
     """What every selection would have chosen, side by side."""
-    splits = ["held_out", *(["validation"] if result.record["validation"] else []), "left_out", "ood"]
+    own = result.criterion.selection == "own"
+    splits = [""] if own else ["held_out", *(["validation"] if result.record["validation"] else []), "left_out", "ood"]
     rows = [
         [
             each.selection,
@@ -301,4 +305,4 @@ def selections_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
         ]
         for each in result.by_selection()
     ]
-    return ["selected by", "among", "trial", *(f"{split} {result.measure}" for split in splits)], rows
+    return ["selected by", "among", "trial", *(f"{split} {result.measure}".strip() for split in splits)], rows

@@ -14,12 +14,14 @@ _SPLITS: Mapping[Selection, str] = {
     "validation": "validation",
     "leave-one-out": "left_out",
     "oracle": "ood",
+    "own": "",
 }
 LOOKED_AT: Mapping[Selection, str] = {
     "held-out": "held-out examples of the training environments",
     "validation": "validation environments",
     "leave-one-out": "training environments left out in turn",
     "oracle": "the o.o.d. test set itself, an oracle",
+    "own": "what the job itself evaluates",
 }
 _WORST = -1e30  # a score that is no number; finite, so that means and quantiles of scores stay numbers
 
@@ -78,6 +80,8 @@ class Criterion:
 
 def metric_on(split: str, measure: str) -> str:
     """The name of the metric that a measure, ``accuracy`` or ``worst_loss`` for example, is on a split."""
+    if not split:  # a metric of the job's own
+        return measure
     worst_of = "worst_" if measure.startswith("worst_") else ""
     return f"{worst_of}{split}_{measure.removeprefix('worst_')}"
 
@@ -91,9 +95,12 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
         known: what the job's measures say.
 
     Raises:
-        InputError: the job does not say, nor does ``--mode``; or they contradict each other.
+        InputError: the job does not report it; or does not say, nor does ``--mode``; or they contradict each other.
     """
     plain = measure.removeprefix("worst_")
+    if plain not in known:
+        there = ", ".join(sorted(known))
+        raise InputError(f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…")
     said = known.get(plain)
     if said is None and asked is None:
         raise InputError(
@@ -125,19 +132,15 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
     return {f"worst_{split}_{measure}": worst(values, mode) for split, values in splits.items()}
 
 
-def check_metric(criterion: Criterion, measure: str, reported: Sequence[str], given: bool) -> None:
+def check_metric(criterion: Criterion, reported: Sequence[str]) -> None:
     """Refuse a criterion that trials do not report (InputError)."""
     if criterion.metric in reported:
         return
-    measures = sorted({name.removeprefix("train_") for name in reported if name.startswith("train_")})
-    if given and measure.removeprefix("worst_") not in measures:
-        raise InputError(
-            f"--metric {measure}: the job does not report it; there are {', '.join(measures)}, each also as worst_…"
-        )
     right = {
         "held-out": "nothing is held out; give --held-out above 0",
         "validation": "the job has no validation environments",
         "leave-one-out": "nothing is left out",
         "oracle": "the job has no test environments",
+        "own": f"the job does not evaluate {criterion.metric}",
     }[criterion.selection]
     raise InputError(f"--selection {criterion.selection}: {right}")

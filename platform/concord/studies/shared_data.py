@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
+from concord.environments.source import joined
 from concord.environments.tree import merged
 from concord.options import OptionGroup, option_values, options_of
 from concord.training import Job, ProcessContext, TrainConfig
@@ -148,7 +149,7 @@ def _put(environments: Sequence[Environment]) -> _Part:
     return _Part(
         tuple(environment.name for environment in environments),
         tuple(map(len, environments)),
-        merged([environment.data for environment in environments], lambda each: ray.put(_storable(torch.cat(each)))),
+        merged([environment.data for environment in environments], lambda each: ray.put(_storable(joined(each)))),
     )
 
 

@@ -26,12 +26,12 @@ from concord.space import (
     parse_entry,
 )
 from concord.studies.options import StudyOptions
-from concord.training import Study, TrainConfig
+from concord.training import RunConfig, Study, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS
 
 _VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
 
-Config = TypeVar("Config", bound=TrainConfig)
+Config = TypeVar("Config", bound=RunConfig)
 
 
 def wide(config: TrainConfig) -> Space:  # noqa: ARG001
@@ -73,21 +73,24 @@ def derived(config: TrainConfig) -> Space:
 FOR_EVERY_JOB = {"derived": derived, "wide": wide}
 
 
-def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: TrainConfig) -> tuple[str, Study]:
+def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunConfig) -> tuple[str, Study]:
     """The method's name and its study.
 
     Raises:
         InputError: there is no such method.
     """
-    name = options.method or next(iter(studies), "derived")
-    if name in studies:
-        return name, studies[name]
-    if name not in FOR_EVERY_JOB:
-        raise InputError(f"--method {name}: there is none; there are {', '.join([*studies, *FOR_EVERY_JOB])}")
-    return name, Study(FOR_EVERY_JOB[name](base))
+    known = dict(studies)
+    if isinstance(base, TrainConfig):
+        known |= {name: Study(space(base)) for name, space in FOR_EVERY_JOB.items() if name not in known}
+    else:  # of another loop's options nothing is known
+        known = known or {"own": Study(Space({}))}
+    name = options.method or next(iter(known))
+    if name not in known:
+        raise InputError(f"--method {name}: there is none; there are {', '.join(known)}")
+    return name, known[name]
 
 
-def study_space(declared: Space, options: StudyOptions, given: set[str], base: TrainConfig) -> Space:
+def study_space(declared: Space, options: StudyOptions, given: set[str], base: RunConfig) -> Space:
     """The space that is searched.
 
     Args:
@@ -128,7 +131,7 @@ def config_at(base: Config, space: Space, point: Point) -> Config:
     return base.with_options(**{name: value for name, value in values.items() if name in known})
 
 
-def resolved_at(base: TrainConfig, space: Space, point: Point) -> Point:
+def resolved_at(base: RunConfig, space: Space, point: Point) -> Point:
     """What the options that a trial uses stand for, where they leave it to others, as ``auto`` does."""
     asked = config_at(base, space, point)
     resolved, values = asked.resolved(), option_values(asked)
@@ -162,7 +165,7 @@ class OwnPoint:
         )
 
 
-def own_point(space: Space, base: TrainConfig) -> OwnPoint | None:
+def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
     """The point of a job's own settings.
 
     A number that its domain does not have becomes the nearest that it has, anything else the first value. Of a switch
@@ -183,7 +186,7 @@ def own_point(space: Space, base: TrainConfig) -> OwnPoint | None:
     return own
 
 
-def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: OwnPoint) -> OwnPoint:
+def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: OwnPoint) -> OwnPoint:
     options = options_of(type(base))
     for name, entry in entries.items():
         point, moved = so_far.point, so_far.moved
@@ -212,7 +215,7 @@ def _own(entries: Mapping[str, Entry], space: Space, base: TrainConfig, so_far: 
     return so_far
 
 
-def _with_fixed(branch: Mapping[str, Entry], config: TrainConfig, own: OwnPoint) -> OwnPoint:
+def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:
     """The point in this branch, with the settings noted that it fixes to something else."""
     values = option_values(config)
     other = {
@@ -298,7 +301,7 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
     return point
 
 
-def _check_against(space: Space, base: TrainConfig) -> None:
+def _check_against(space: Space, base: RunConfig) -> None:
     """Refuse names and values that the job's configuration does not take (InputError)."""
     hints = {name: option.hint for name, option in options_of(type(base)).items()}
     # What is fixed holds in every trial: a value may be right only beside another.

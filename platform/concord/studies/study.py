@@ -27,6 +27,7 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.spaces import config_at, resolved_at
 from concord.studies.stopping import StopRule, replay, scheduler
 from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
+from concord.training import TrainConfig
 
 
 def run_study(plan: Plan, info: Info) -> StudyResult:
@@ -192,7 +193,7 @@ class _Study:
                 stopping,
                 ended,
                 plan.criterion.score,
-                lambda task: config_at(plan.base, plan.space, task.point).resolved().schedule.epochs,
+                lambda task: plan.epochs(config_at(plan.base, plan.space, task.point).resolved()),
             )
         interruption = Interruption(60 * plan.options.max_minutes)
         progress = StudyProgress("trials", plan.trials, plan.criterion, self.info)
@@ -237,7 +238,7 @@ class _Study:
         interruption: Interruption | None = None,
     ) -> None:
         plan = self.plan
-        if self.shared is None and plan.base.parallel.workers == 1:
+        if self.shared is None and isinstance(plan.base, TrainConfig) and plan.base.parallel.workers == 1:
             varied = {located.name for located in plan.space.varied()}
             self.shared = share_data(plan.job.job, plan.base.resolved(), varied)
         self.trials.run(
@@ -273,7 +274,10 @@ class _Study:
         self.info(
             f"the winner, trial {winner.trial}, is trained once more: {format_point(winner.point | winner.resolved)}"
         )
-        finished = run(plan.job, config, self.info, lineage)
+        if isinstance(config, TrainConfig):
+            finished = run(plan.job, config, self.info, lineage)
+        else:
+            finished = plan.job.job.run(plan.job, config, self.info)
         became = {
             "model": finished.model,
             "champion": finished.registered is not None and finished.registered.champion,

@@ -28,7 +28,7 @@ from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE, StopRule
 from concord.training import Evaluation, ProcessContext, TrainConfig
 from concord.training.evaluation import Mode, worst
-from concord.training.job import JobFile, job_from_source
+from concord.training.job import CustomJob, JobFile, epochs_of, job_from_source
 from concord.training.loop import Silent, WorkerData, prepare, training
 from concord.training.process import tune_process
 
@@ -135,10 +135,11 @@ class TrialProcess(Trainable):
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
         if self._job is None:
             self._job = job_from_source(self._assignment.path, self._assignment.source, self._assignment.rule)
-        asked: TrainConfig = self._job.job.config.with_options(**(self._assignment.options | task["options"]))
+        asked = self._job.job.config.with_options(**(self._assignment.options | task["options"]))
         asked.check()
         config = asked.resolved()
         rule = self._assignment.stop_rule
+        epochs = epochs_of(self._job, config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         metrics: dict[str, float] = {}
         folds: list[dict[str, float]] = []
@@ -153,9 +154,9 @@ class TrialProcess(Trainable):
                 stopped = str(rule) if rule.holds(metrics) else None
                 last = stopped is not None
                 if len(parts) == 1 and not last:
-                    last = evaluation.ended_early or epoch == config.schedule.epochs
+                    last = evaluation.ended_early or epoch == epochs
                     stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if evaluation.ended_early else None
-                percent = 100 * epoch / config.schedule.epochs / len(parts)
+                percent = 100 * epoch / epochs / len(parts)
                 yield Report(epoch, step, percent, metrics, last, stopped)
                 if last:
                     return
@@ -177,8 +178,12 @@ class TrialProcess(Trainable):
                 metrics |= worst_environments(evaluation.metrics, measure, mode)
         return metrics
 
-    def _evaluations(self, config: TrainConfig, left_out: str | None) -> Iterator[Evaluation]:
+    def _evaluations(self, config: Any, left_out: str | None) -> Iterator[Evaluation]:
         assert self._job is not None
+        if isinstance(self._job.job, CustomJob):
+            assert self._job.job.trials is not None
+            yield from self._job.job.trials.evaluations(config)
+            return
         if config.parallel.workers > 1:
             folder = self._assignment.folder / f"{self.trial_id}-{time.monotonic_ns()}"
             try:

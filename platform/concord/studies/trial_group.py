@@ -23,8 +23,9 @@ from concord.studies.shared_data import SharedData
 from concord.studies.stopping import StopRule, scheduler
 from concord.studies.trial import TrialSpecCommon
 from concord.tracking import ChildRuns, Store, redact
-from concord.training import JobFile, TrainConfig
+from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
+from concord.training.options import parallel_of
 
 _CHILDREN = "children.jsonl"
 _DISTRIBUTED = "distributed"  # what distributed trials keep while they run
@@ -54,7 +55,7 @@ class TrialGroup:
     what: str
     name: str
     job: JobFile
-    base: TrainConfig
+    base: RunConfig
     kept: Folder
     sharing: Sharing
     experiment: str
@@ -97,7 +98,8 @@ def opened(group: TrialGroup, tracked: Callable[[TrialSpec], Tracked], info: Inf
             raise InputError(
                 f"--tracking-uri {redact(store.uri)}: the {group.what} {group.name} was started with {before}"
             )
-    with sigterm_as_interrupt(), ray_session(base.with_options(workers=1)) as dashboard:
+    of_session = base.with_options(workers=1) if isinstance(base, TrainConfig) else base
+    with sigterm_as_interrupt(), ray_session(of_session) as dashboard:
         where = room(group.sharing, base, nodes_to_be(base))
         group.kept.make()
         with journals.opened(group.kept, group.what) as journal:
@@ -264,7 +266,8 @@ class Trials:
         source = _Source(self, propose, options_of, learn, progress)
         stopping = stopping if stopping is not None else scheduler("none")
         with progress:
-            execute(source, common, self.where, stopping, interruption, self.kept, group.base.parallel.max_failures)
+            max_failures = parallel_of(group.base).max_failures
+            execute(source, common, self.where, stopping, interruption, self.kept, max_failures)
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
 

@@ -1,8 +1,8 @@
 """Training: jobs and their options, the loop, evaluation, checkpoints; neither Ray nor MLflow."""
 
 from concord.training.comparison import Column, Comparison, FinishedRun, Runs
-from concord.training.evaluation import Measure, correct
-from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, load_job
+from concord.training.evaluation import EnvironmentEvaluation, Measure, correct
+from concord.training.job import CustomJob, Data, Job, JobFile, Report, Study, TrialLoop, load_job
 from concord.training.loop import ProcessContext, Reporter, build_model, share, train
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -12,6 +12,7 @@ __all__ = [
     "Comparison",
     "CustomJob",
     "Data",
+    "EnvironmentEvaluation",
     "Evaluation",
     "FinishedRun",
     "Job",
@@ -25,6 +26,7 @@ __all__ = [
     "Runs",
     "Study",
     "TrainConfig",
+    "TrialLoop",
     "build_model",
     "correct",
     "load_job",

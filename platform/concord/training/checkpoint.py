@@ -1,4 +1,4 @@
-"""What a run needs to go on: model, optimizer, schedule and place in the data; nothing that has to be unpickled."""
+"""What a run needs to go on: model, optimizer, objective and place in the data; nothing that has to be unpickled."""
 
 import dataclasses
 import json
@@ -55,9 +55,8 @@ def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization,
     # Clones, since safetensors refuses tensors that share memory, as tied weights do.
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / MODEL)
-    states = {"optimizer": optimization.optimizer.state_dict(), "schedule": optimization.schedule.state_dict()}
     with (folder / OPTIMIZER).open("wb") as file:  # opened here, since PyTorch would not say that a disk is full
-        torch.save(states, file)
+        torch.save(optimization.state_dict(), file)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
 
 
@@ -70,8 +69,7 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     read_weights(folder, model)
     try:
         states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-        optimization.optimizer.load_state_dict(states["optimizer"])
-        optimization.schedule.load_state_dict(states["schedule"])
+        optimization.load_state_dict(states)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
     return _read_progress(folder)

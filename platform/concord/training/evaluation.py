@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from concord.environments import Environment
+from concord.environments.collection import generator_for
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
 
@@ -46,6 +47,56 @@ class Measure:
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The numbers of a batch's examples."""
         return self.function(outputs, targets)
+
+
+@dataclass(frozen=True)
+class EnvironmentEvaluation:
+    """Numbers of whole environments, where no mean over examples gives them: a game is played, a curve has an area::
+
+        def play(model, environment):
+            return {"return": mean_return(model, level=environment.name)}
+
+        job = Job(..., evaluation=EnvironmentEvaluation(play, {"return": "max"}), criterion="validation_return")
+
+    They are reported like measures. In the mean over several environments each counts by its number of examples.
+
+    Attributes:
+        function: maps the model and one environment to numbers by name. The model is on its device, in evaluation mode;
+            there are no gradients. PyTorch's random numbers depend on the run's seed, the environment and the step.
+        modes: all names that the function gives: ``max`` if large is good, ``min`` if small is, or None, see
+            :class:`Measure`.
+
+    Raises:
+        InputError: a mode is none.
+    """
+
+    function: Callable[[nn.Module, Environment], Mapping[str, float]]
+    modes: Mapping[str, Mode | None]
+
+    def __post_init__(self) -> None:
+        for name, mode in self.modes.items():
+            if mode not in ("max", "min", None):
+                raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
+
+    def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float]:
+        """The numbers of a part of the data; of one that another worker has, none.
+
+        Raises:
+            InputError: the function gives others than it says.
+        """
+        if part.data is None:
+            return {}
+        training = model.training
+        torch.manual_seed(generator_for(seed, part.split, part.name, step).initial_seed())
+        with torch.no_grad():
+            given = self.function(model.eval(), part.data)
+        model.train(training)
+        if not isinstance(given, Mapping) or given.keys() != self.modes.keys():
+            found = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+            raise InputError(
+                f"evaluation of environment {part.name}: gave {found or 'nothing'}; expected {', '.join(self.modes)}"
+            )
+        return {name: float(given[name]) for name in self.modes}
 
 
 @dataclass(frozen=True)
@@ -87,9 +138,20 @@ def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]
     }
 
 
-def modes(measures: Mapping[str, Measure]) -> dict[str, Mode | None]:
-    """Whether large or small is good, by measure, of the loss too; None where a measure does not say."""
-    return {"loss": "min", **{name: measure.mode for name, measure in measures.items()}}
+def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | None = None) -> dict[str, Mode | None]:
+    """Whether large or small is good, by name: of the loss, of measures, and of what an evaluation gives.
+
+    Raises:
+        InputError: two of them have the same name.
+    """
+    found: dict[str, Mode | None] = {"loss": "min", **{name: measure.mode for name, measure in measures.items()}}
+    for name, mode in ({} if evaluation is None else evaluation.modes).items():
+        if name in found:
+            raise InputError(
+                f"evaluation: {name} is also the name of {'a measure' if name in measures else 'the loss'}"
+            )
+        found[name] = mode
+    return found
 
 
 def worst(values: Iterable[float], mode: Mode) -> float:
@@ -169,6 +231,8 @@ def evaluate(
     distributed: bool,
     examples_at_once: int = 4096,
     step: int = 0,
+    evaluation: EnvironmentEvaluation | None = None,
+    numbers: Sequence[Mapping[str, float]] = (),
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data.
 
@@ -181,17 +245,19 @@ def evaluate(
         distributed: whether other workers evaluate other parts.
         examples_at_once: in a batch.
         step: for the risk, how many steps the model was trained.
+        evaluation: the job's own.
+        numbers: what it gave for each part.
 
     Returns:
-        For each measure (``loss`` and the given ones) ``{split}_{measure}`` over all examples of the split,
-        ``worst_{split}_{measure}`` of the split's worst environment where it is known whether large or small is good,
-        and ``{measure}/{split}/{environment}``. A risk that says its weight is ``loss`` by that, not by examples.
-        The same in every worker.
+        For each measure (``loss``, the given ones, and what the evaluation gave) ``{split}_{measure}`` over all
+        examples of the split, ``worst_{split}_{measure}`` of the split's worst environment where it is known whether
+        large or small is good, and ``{measure}/{split}/{environment}``. A risk that says its weight is ``loss`` by
+        that, not by examples. The same in every worker.
     """
     known = as_measures(measures)
     risk = as_risk(loss)
-    mode_of = modes(known)
-    names = ["loss", *known]
+    mode_of = modes(known, evaluation)
+    names = list(mode_of)
     sums = torch.zeros(len(parts), len(names), dtype=torch.float64)
     weights = torch.zeros_like(sums)
     training = model.training
@@ -211,6 +277,10 @@ def evaluate(
                 row[index] += float(values.double().sum())
                 weight[index] += len(values)
     model.train(training)
+    for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
+        for index, value in enumerate(given.values(), start=1 + len(known)):
+            weight[index] = len(part.data or ())
+            row[index] = value * weight[index]
     if distributed:
         both = torch.stack([sums, weights]).to(device)
         dist.all_reduce(both)

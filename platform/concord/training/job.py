@@ -1,6 +1,6 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -12,13 +12,14 @@ from concord.environments import Environments
 from concord.errors import ArgumentError, InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs
+from concord.objectives import Objective
 from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.comparison import Comparison
-from concord.training.evaluation import Measure, Mode, PerExample
+from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
-from concord.training.outcome import Outcome
+from concord.training.outcome import Evaluation, Outcome
 from concord.training.rule_options import config_with_rule
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -42,12 +43,15 @@ class Job(Generic[Config]):
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
             weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
+        objective: from the configuration, what is minimized in place of what ``--objective`` names, see
+            :class:`~concord.objectives.Objective`; it may have parameters, an optimizer and a schedule of its own.
         config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
             :class:`TrainConfig` to add some. A class means its defaults.
         measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
             does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
             ``accuracy`` where there is a loss and the targets are classes.
+        evaluation: the job's own evaluation of whole environments, at the same moments as the measures.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small, where it is no measure that says so itself.
         required: the least values of metrics with which a version can be the champion at all, from the configuration:
@@ -83,6 +87,8 @@ class Job(Generic[Config]):
     studies: Mapping[str, "Study"] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
+    objective: Callable[[Config], Objective] | None = field(default=None, kw_only=True)
+    evaluation: EnvironmentEvaluation | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_defaults(self)
@@ -146,6 +152,27 @@ class Data:
 
 
 @dataclass(frozen=True)
+class TrialLoop(Generic[OwnConfig]):
+    """How a study trains a job that has a loop of its own.
+
+    Attributes:
+        evaluations: trains with these options and gives every evaluation as it comes; it tracks nothing, and may be
+            ended at any of them.
+        epochs: the epoch of the last evaluation, from the options.
+        metrics: the names of the metrics in the evaluations, and whether large or small is good; None where trials are
+            not judged by it. They are judged by the first one, unless ``--metric`` names another.
+    """
+
+    evaluations: Callable[[OwnConfig], Iterator[Evaluation]]
+    epochs: Callable[[OwnConfig], int]
+    metrics: Mapping[str, Mode | None]
+
+    def __post_init__(self) -> None:
+        if not self.metrics or next(iter(self.metrics.values())) not in ("max", "min"):
+            raise InputError(f"TrialLoop: metrics are {dict(self.metrics)}; the first has to say max or min")
+
+
+@dataclass(frozen=True)
 class CustomJob(Generic[OwnConfig]):
     """A job that trains in a way of its own, not by the training loop: an agent, for one.
 
@@ -156,6 +183,9 @@ class CustomJob(Generic[OwnConfig]):
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
+        data: options (a dataclass with defaults) and the function behind ``concord data``.
+        trials: how a study trains the job; None: it has no studies.
+        studies: what ``concord tune`` searches, by the names of methods; without any, what ``--vary`` says.
     """
 
     run: Callable[["JobFile", OwnConfig, Callable[[str], None]], Any]
@@ -163,6 +193,9 @@ class CustomJob(Generic[OwnConfig]):
     name: str | None = None
     reproduces: str = ""
     report: "Report | None" = None
+    data: "Data | None" = None
+    trials: TrialLoop[OwnConfig] | None = None
+    studies: Mapping[str, "Study"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_defaults(self)
@@ -197,6 +230,13 @@ class JobFile:
         """The job's name."""
         name: str = self.job.name
         return name
+
+
+def epochs_of(file: JobFile, config: Any) -> int:
+    """The epoch of the last evaluation of a run or trial with these options."""
+    loop: TrialLoop[Any] | None = file.job.trials if isinstance(file.job, CustomJob) else None
+    epochs: int = config.schedule.epochs if loop is None else loop.epochs(config)
+    return epochs
 
 
 def load_job(reference: str) -> JobFile:
@@ -257,12 +297,15 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     if not isinstance(job.config, kind):
         raise InputError(f"job {path}: config is {job.config!r}; expected an instance of a class from {kind.__name__}")
     _check_measures(job, path)
-    studies = {} if isinstance(job, CustomJob) else job.studies
-    if not isinstance(studies, Mapping) or not all(isinstance(each, Study) for each in studies.values()):
-        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {studies!r}")
+    if not isinstance(job.studies, Mapping) or not all(isinstance(each, Study) for each in job.studies.values()):
+        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {job.studies!r}")
     tables = {} if isinstance(job, CustomJob) or isinstance(job.comparisons, str) else job.comparisons
     if not isinstance(tables, Mapping) or not all(isinstance(each, Comparison) for each in tables.values()):
         raise InputError(f"job {path}: comparisons map the names of tables to Comparison(…), found {tables!r}")
+    if isinstance(job, CustomJob) and not isinstance(job.trials, TrialLoop | None):
+        raise InputError(f"job {path}: trials is {job.trials!r}; expected TrialLoop(evaluations, epochs, metrics)")
+    if isinstance(job, CustomJob) and job.studies and job.trials is None:
+        raise InputError(f"job {path}: studies need trials=TrialLoop(evaluations, epochs, metrics) to train by")
     if not isinstance(job.name, str) or set(job.name) & set("/:"):
         raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
 
@@ -273,5 +316,13 @@ def _check_measures(job: Job[Any] | CustomJob[Any], path: str) -> None:
     measures = {} if job.measures is None else job.measures
     if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):
         raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
+    if not isinstance(job.evaluation, EnvironmentEvaluation | None):
+        raise InputError(
+            f"job {path}: evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}})"
+        )
+    if job.objective is not None and not callable(job.objective):
+        raise InputError(
+            f"job {path}: objective is of type {type(job.objective).__name__}; expected a function, see Job"
+        )
     if job.mode not in ("max", "min", None):
         raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.environments import BatchStream, Environment, Environments, HeldOut, split_held_out
+from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import described, difference
 from concord.errors import InputError, to_be_sent
 from concord.gradients import EnvironmentStep, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
-from concord.objectives import DomainAdversarial, ObjectiveGradients
+from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
@@ -31,6 +31,7 @@ from concord.training.evaluation import (
     check_targets,
     default_measures,
     evaluate,
+    modes,
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
@@ -89,11 +90,30 @@ def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
 def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
     """The job's model, its first weights drawn from the run's seed."""
     torch.manual_seed(config.run.seed)
-    model = job.model(config)
-    if config.objective.objective == "dann":
-        domains, dann = len(job.environments(config).train), config.objective.dann
-        return DomainAdversarial(model, domains, dann.domain_units, dann.representation)
-    return model
+    return job.model(config)
+
+
+def begun_objective(job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int) -> Objective:
+    """What the run minimizes, ready for its first step: the job's own objective, or the one that is chosen.
+
+    What it draws at random follows what :func:`build_model` drew.
+
+    Raises:
+        InputError: the objective does not fit the model or the options.
+    """
+    autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
+    if job.objective is None:
+        objective = config.objective_of(job.batch_risk, steps, autocast)
+    else:
+        objective = job.objective(config)
+        if not isinstance(objective, Objective):
+            raise InputError(f"job {job.name}: objective gave {type(objective).__name__}, expected an Objective")
+        objective.autocast = autocast
+        check_own_objective(config, objective)
+    objective.begin(model, environments, steps)
+    if objective.module is not None and not objective.coupled:
+        raise InputError("objective: it has a module of its own, which only a coupled one can have; set coupled = True")
+    return objective
 
 
 @dataclass(frozen=True)
@@ -140,10 +160,10 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
     check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, place)
-    training = [split_held_out(e, config.data.held_out, config.run.seed) for e in environments.load(own)]
+    training = environments.split(own, config.data.held_out, config.run.seed, place.device)
     names = share(environments.validation + environments.test + environments.observed, place)
     eval_only = [(name, environments[name]) for name in names]
-    return WorkerData(environments, training, eval_only)
+    return WorkerData(environments.only_names(), training, eval_only)
 
 
 def train(
@@ -265,12 +285,7 @@ class _Run:
         self.config = config
         self.so_far = so_far
         self.environments = prepared.environments
-        self.model = build_model(job, config).to(place.device)
         self.job = job
-        if place.world_size > 1:
-            _same_everywhere(self.model)
-        if job.loss is not None and job.measures is None:
-            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         training = [pair.training for pair in prepared.training]
         places: Sequence[int] = range(config.data.batch_size)
         places = share(places, place) if config.aggregation.per_example else places
@@ -282,14 +297,21 @@ class _Run:
         passes = -(-max(_gathered(max(map(len, training)), place)) // config.data.batch_size)
         self.steps_per_epoch = passes * self.batches.steps_per_round
         steps = config.schedule.epochs * self.steps_per_epoch
-        self.optimization = Optimization(list(trainable(self.model).values()), config, steps)
+        self.model = build_model(job, config)
+        self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
+        for module in self._modules:
+            module.to(place.device)
+            if place.world_size > 1:
+                _same_everywhere(module)
+        if job.loss is not None and job.measures is None:
+            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
+        self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
-        autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
         self.gradients = gradient_source(
             self.model,
-            config.objective_of(job.batch_risk, steps, autocast),
+            self.objective,
             config.rule(),
             names,
             dist.group.WORLD if place.world_size > 1 else None,
@@ -298,7 +320,7 @@ class _Run:
             vectorize=_VECTORIZE[config.aggregation.vectorize],
             rescale=config.aggregation.rescale,
             nonfinite=config.aggregation.nonfinite,
-            autocast=autocast,
+            autocast=self.objective.autocast,
             clock=so_far.clock,
         )
         self.parts = self._parts(prepared)
@@ -306,6 +328,11 @@ class _Run:
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        """What is trained: the model, and what the objective has of its own."""
+        return [self.model] if self.objective.module is None else [self.model, self.objective.module]
 
     def vectorized(self) -> list[Vectorize | None]:
         """How each process computes its environments' gradients, where there is a choice."""
@@ -319,7 +346,8 @@ class _Run:
 
     def epoch(self, epoch: int) -> _EpochSteps:
         """All steps of one epoch."""
-        self.model.train()
+        for module in self._modules:
+            module.train()
         losses, kept, rates, skipped = [], [], [], 0
         so_far, clock = self.so_far, self.so_far.clock
         started = time.perf_counter()
@@ -371,6 +399,12 @@ class _Run:
     def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
         self.average_buffers()
+        own = self.job.evaluation
+        numbers: list[dict[str, float]] = []
+        if own is not None:
+            numbers = _on_all_ranks(
+                lambda: [own(self.model, part, self.config.run.seed, step) for part in self.parts], self.place
+            )
         metrics = evaluate(
             self.model,
             self.job.batch_risk,
@@ -382,12 +416,14 @@ class _Run:
             examples_at_once=self.config.data.batch_size
             * max(self.config.data.environments_per_step // self.place.world_size or len(self._own_names()), 1),
             step=step,
+            evaluation=own,
+            numbers=numbers,
         )
         if self.config.data.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
             metrics["held_out_spread"] = float(np.std(losses))
         if not self.environments.validation:
-            for measure in ("loss", *self.measures):
+            for measure in modes(self.measures, own):
                 for prefix in ("", "worst_"):
                     if f"{prefix}held_out_{measure}" in metrics:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
@@ -423,7 +459,7 @@ class _Run:
             return
         own = len(self._own_names()) / len(self.environments.train)
         weight = self._part if self.config.aggregation.per_example else own
-        for buffer in self.model.buffers():
+        for buffer in (each for module in self._modules for each in module.buffers()):
             if buffer.is_floating_point():
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
@@ -448,6 +484,18 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
         shown = ", ".join(map(repr, left_out))
         warnings.warn(f"final measures {shown}: left out, other metrics have these names; rename them", stacklevel=2)
     return measured
+
+
+def check_own_objective(config: TrainConfig, objective: Objective) -> None:
+    """Refuse options that a job's own objective cannot be trained with (InputError)."""
+    config.require(
+        "objective", config.objective.objective == "erm", "the job has an objective of its own; leave this out"
+    )
+    if objective.coupled:
+        said = "the job's objective couples the environments: its gradient is one"
+        config.require("aggregator", config.chosen_aggregator == "mean", f"{said}, give mean")
+        config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{said}, no environment can be left out")
+        config.require("per_example", not config.aggregation.per_example, f"{said}, examples cannot be environments")
 
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:

@@ -25,7 +25,7 @@ def check_metric_names(environments: Environments, measures: Collection[str], la
 
     Args:
         environments: the data.
-        measures: the names of the job's measures, without the loss.
+        measures: the names of the job's measures and of what its evaluation gives, without the loss.
         layers: the names of the trainable parameters.
 
     Raises:

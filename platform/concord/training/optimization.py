@@ -1,11 +1,13 @@
 """From the aggregated gradient to the next weights: clipping, penalties, optimizer, schedule."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from concord.gradients.layout import trainable
+from concord.objectives import Objective
 from concord.optim import TemporalAndMaskAdam
 from concord.training.options import TrainConfig
 
@@ -18,15 +20,24 @@ class Optimization:
     step. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1``
     towards zero and stops there.
 
+    An objective's own module is trained here, too: like the model, or by the objective's optimizer, which knows neither
+    clipping nor penalties.
+
     Args:
-        parameters: the trainable parameters.
+        parameters: the trainable parameters of the model.
         config: the run's options.
         steps: of the whole run, for the schedule.
+        objective: what is minimized; it has begun.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
+    ) -> None:
         options = config.optimizer
         self._parameters: list[Tensor] = list(parameters)
+        self._objective = objective
+        if objective is not None and objective.module is not None and objective.optimizer is None:
+            self._parameters += trainable(objective.module).values()
         self._options = options
         self.optimizer: torch.optim.Optimizer
         betas = (options.beta1, options.beta2)
@@ -69,3 +80,27 @@ class Optimization:
             for parameter in self._parameters:
                 parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
         self.schedule.step()
+        if self._objective is not None and self._objective.optimizer is not None:
+            self._objective.optimizer.step()
+            if self._objective.schedule is not None:
+                self._objective.schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: of the run's optimizer, and of the objective."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint kept.
+
+        Raises:
+            KeyError, ValueError, RuntimeError: it is of another optimizer or objective.
+        """
+        for name, part in self._parts().items():
+            part.load_state_dict(states[name])
+
+    def _parts(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"optimizer": self.optimizer, "schedule": self.schedule}
+        own = {
+            f"objective_{name}": getattr(self._objective, name, None) for name in ("module", "optimizer", "schedule")
+        }
+        return parts | {name: part for name, part in own.items() if part is not None}

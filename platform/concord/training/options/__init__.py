@@ -14,7 +14,7 @@ from concord.training.options.optimizer import OptimizerName, OptimizerOptions
 from concord.training.options.parallel import ParallelOptions
 from concord.training.options.run import RunConfig, RunOptions
 from concord.training.options.schedule import ScheduleOptions
-from concord.training.options.train import RUNTIME_OPTIONS, TrainConfig
+from concord.training.options.train import RUNTIME_OPTIONS, TrainConfig, parallel_of
 
 __all__ = [
     "DEFAULT_OUTPUT",
@@ -35,4 +35,5 @@ __all__ = [
     "ScheduleOptions",
     "TrainConfig",
     "VectorizeOption",
+    "parallel_of",
 ]

@@ -124,5 +124,7 @@ class ObjectiveOptions(OptionGroup):
             outer=self.meta_irm.outer_environments,
             first_order=self.meta_irm.first_order,
             same_environment=self.meta_irm.same_environment,
+            domain_units=self.dann.domain_units,
+            representation=self.dann.representation,
             autocast=autocast,
         )

@@ -125,3 +125,8 @@ RUNTIME_OPTIONS = frozenset(
         "register",
     }
 )
+
+
+def parallel_of(config: RunConfig) -> ParallelOptions:
+    """How a run with these options is shared out; a job with a loop of its own sees to that itself."""
+    return config.parallel if isinstance(config, TrainConfig) else ParallelOptions()

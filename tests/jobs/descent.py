@@ -1,0 +1,72 @@
+"""A job with a loop of its own: gradient descent on the square of a number, from a start that the seed draws."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.errors import InputError
+from concord.runs.folder import reserved_run, run_lifecycle, run_tags
+from concord.runs.run import FinishedRun, already_finished
+from concord.space import LogUniform, Space
+from concord.training import CustomJob, Data, Evaluation, JobFile, RunConfig, Study, TrialLoop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """Descent."""
+
+    lr: float = 0.01
+    """Learning rate."""
+    epochs: int = 4
+    """Of five steps each."""
+
+    def check(self) -> None:
+        super().check()
+        if self.lr > 2:
+            raise InputError(f"--lr {self.lr:g}: goes to infinity")
+
+
+def evaluations(config: Config) -> Iterator[Evaluation]:
+    place = 1 + random.Random(config.run.seed).random()
+    for epoch in range(1, config.epochs + 1):
+        for _ in range(5):
+            place -= config.lr * 2 * place
+        yield Evaluation(epoch, 5 * epoch, {"distance": abs(place), "steps": 5.0 * epoch})
+
+
+def run(job: JobFile, config: Config, info: Callable[[str], None]) -> FinishedRun:
+    config.check()
+    with reserved_run(job.name, config, "descent") as reserved:
+        if reserved.report is not None:
+            return already_finished(reserved, reserved.report, info)
+        with run_lifecycle(reserved, run_tags(job.name, job.path)) as opened:
+            for each in evaluations(config):
+                opened.store.log_metrics(opened.run_id, each.metrics, each.step)
+            opened.store.finish_run(opened.run_id)
+            name = reserved.name
+            uri = opened.store.uri
+            return FinishedRun(job.name, name, opened.run_id, 0.0, None, None, opened.kept, (), each.metrics, uri)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """The starts of the descents."""
+
+    output: Path = Path("starts.txt")
+    """File for them."""
+
+
+def make(options: Starts, info: Callable[[str], None]) -> dict[str, Any]:
+    options.output.write_text("\n".join(str(1 + random.Random(seed).random()) for seed in range(3)))
+    return {"starts": 3}
+
+
+job = CustomJob(
+    run=run,
+    config=Config(),
+    data=Data(Starts, make),
+    trials=TrialLoop(evaluations, lambda config: config.epochs, {"distance": "min", "steps": None}),
+    studies={"rates": Study(Space({"lr": LogUniform(1e-3, 0.3)}))},
+)

@@ -1,0 +1,68 @@
+"""Jobs with a loop of their own are searched and have data, as others do."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord.cli import main
+from concord.errors import InputError
+from concord.studies.options import options_for
+from concord.studies.plan import Plan, make_plan
+from concord.studies.study import run_study
+from concord.tracking import Store
+from concord.training import CustomJob, JobFile, TrialLoop, load_job
+
+FILE = load_job(str(Path(__file__).parent / "jobs" / "descent.py"))
+JOB: CustomJob[Any] = FILE.job
+
+
+def planned(output: Path, job: CustomJob[Any] = JOB, **options: Any) -> Plan:
+    given = {"trials": 4, "name": "s", "output": output, "concurrent": 1, "reruns": 2} | options
+    file = JobFile(job, FILE.path, FILE.source)
+    return make_plan(file, options_for(job.config).with_options(**given), given=set(given))
+
+
+def test_a_loop_of_ones_own_is_searched_and_its_winner_trained(ray_cluster: None, tmp_path: Path) -> None:
+    result = run_study(planned(tmp_path, vary=("lr=0.01,0.2,3.0,0.1",), search="grid"), lambda _: None)
+    assert JOB.trials is not None
+    for task, ended in result.finished:
+        expected = list(JOB.trials.evaluations(JOB.config.with_options(lr=task.point["lr"])))
+        assert ended.history == [tuple(each) for each in expected]
+        assert ended.metrics == expected[-1].metrics
+    assert [task.point["lr"] for task, _ in result.finished] == [0.2, 0.1, 0.01]  # the least distance first
+    assert [ended.failure for _, ended in result.failed] == ["--lr 3: goes to infinity"]
+    assert result.criterion.metric == "distance"
+    assert [each.trial for each in result.by_selection()] == [1]
+    assert set(result.reruns) == {1, 2}
+    store = Store.open(tmp_path)
+    (winner,) = store.runs("descent")
+    assert winner.metrics["distance"] == result.best[1].metrics["distance"]
+
+
+def test_what_a_study_of_such_a_job_cannot_do_is_said(tmp_path: Path) -> None:
+    bare = dataclasses.replace(JOB, trials=None, studies={})
+    for options, said in (
+        ({"selection": "held-out"}, "--selection held-out: the job says what it evaluates; leave it out"),
+        ({"metric": "accuracy"}, "--metric accuracy: the job does not report it; there are distance, steps"),
+        ({"metric": "steps"}, "--metric steps: the job does not say whether large or small is good"),
+        ({"metric": "worst_distance"}, "the job does not evaluate worst_distance"),
+        ({"method": "derived"}, "--method derived: there is none; there are rates"),
+        ({"vary": ("rate=0.1,0.2",)}, "space: rate: the job has no such option"),
+        ({"job": bare, "vary": ("lr=0.1,0.2",)}, "does not say how a study is to; give trials"),
+        ({"job": dataclasses.replace(JOB, studies={})}, "the space is empty: nothing is varied"),
+    ):
+        with pytest.raises(InputError) as refused:
+            planned(tmp_path, **options)
+        assert said in str(refused.value)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="the first has to say max or min"):
+        TrialLoop(lambda _: iter(()), lambda _: 1, {"steps": None})
+
+
+def test_such_a_job_makes_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "starts.txt"
+    assert main(["data", FILE.path, "--output", str(output), "--json"]) == 0
+    assert capsys.readouterr().out == '{"job": "descent", "starts": 3}\n'
+    assert len(output.read_text().split()) == 3
