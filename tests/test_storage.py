@@ -28,8 +28,8 @@ from concord.environments.images import image_dataset
 from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
+from concord.runs.ray_train import fetched_checkpoint
 from concord.runs.run import FinishedRun, run
-from concord.runs.worker import fetched_checkpoint
 from concord.storage import (
     Folder,
     StorageError,

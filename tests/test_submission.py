@@ -16,7 +16,7 @@ from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import _checked, _divided
+from concord.cli.cluster import check_command, split_options
 from concord.cli.parsing import replaced_option
 from concord.errors import InputError
 from concord.studies import journal as journals
@@ -199,7 +199,7 @@ def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
 
 def test_options_of_the_submission_may_stand_anywhere() -> None:
     words = ["--address", "a", "train", "synthetic", "--lr", "1e-3", "--follow", "--size-limit=5", "--header", "X: y"]
-    mine, rest = _divided(words)
+    mine, rest = split_options(words)
     assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
     assert rest == ["train", "synthetic", "--lr", "1e-3"]
     assert replaced_option(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == [
@@ -244,9 +244,9 @@ def test_what_cannot_be_submitted_is_one_line_here(
 
 def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
     job = load_job("synthetic")
-    names = {_checked("train", job, [], "synthetic")[0] for _ in range(20)}
+    names = {check_command("train", job, [], "synthetic")[0] for _ in range(20)}
     assert len(names) == 20
-    assert _checked("train", job, ["--name", "mine"], "synthetic")[0] == "mine"
+    assert check_command("train", job, ["--name", "mine"], "synthetic")[0] == "mine"
 
 
 def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path)
         )
     )
     with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
-        _checked("train", load_job(str(path)), ["--hub-token", "hf_secret"], str(path))
+        check_command("train", load_job(str(path)), ["--hub-token", "hf_secret"], str(path))
     assert "hf_secret" not in str(refused.value)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
-from concord.runs.folder import reserved_run, run_lifecycle, run_tags
+from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.run import FinishedRun, already_finished
+from concord.runs.tags import run_tags
 from concord.space import LogUniform, Space
 from concord.training import CustomJob, Data, Evaluation, JobFile, RunConfig, Study, TrialLoop
 
