@@ -44,8 +44,12 @@ from concord.training.loop import Silent, prepare
 JOB_FILE = str(Path(__file__).parent / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
 MEASURED = str(Path(__file__).parent / "jobs" / "measured.py")
-# The search alone; what comes after it has tests of its own.
-SEARCH: dict[str, Any] = {"trials": 8, "name": "s", "reruns": 0, "shortlist": 0, "register": False}
+# The search alone; what comes after it has tests of its own. One process tries everything: each takes seconds to start.
+SEARCH: dict[str, Any] = {
+    "trials": 8, "name": "s", "concurrent": 1, "reruns": 0, "shortlist": 0, "register": False,
+}  # fmt: skip
+# All that a study does, two trials at a time.
+CALM: dict[str, Any] = {"name": "calm", "concurrent": 2, "reruns": 2, "shortlist": 2, "register": True}
 # One trial after the other, of which the first five are random: these are repeatable.
 IN_TURN: dict[str, Any] = {"concurrent": 1, "startup": 5}
 MANY = 24
@@ -113,7 +117,7 @@ def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         output = tmp_path_factory.mktemp("calm") / "my runs"
-        yield study(output, name="calm", reruns=2, shortlist=2, register=True)
+        yield study(output, **CALM)
 
 
 def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResult) -> None:
@@ -226,7 +230,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     assert calm.registration == "models:/tiny-study/1: the champion now (the first champion)"
     assert (calm.as_json()["champion"], calm.as_json()["mode"]) == (True, "max")
     lines: list[str] = []
-    again = study(calm.folder.parent.parent, lines.append, name="calm", reruns=2, shortlist=2, register=True)
+    again = study(calm.folder.parent.parent, lines.append, **CALM)
     assert again.registration == calm.registration  # the winner was there already
     assert any("trials are there, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
 
@@ -669,7 +673,7 @@ def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster
 def test_a_study_of_which_every_trial_fails_says_so_once(
     ray_cluster: None, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--vary", "broken=raises", "--trials", "3", "--name", "s", "--output", str(output)]
+    options = ["--vary", "broken=raises", "--trials", "3", "--concurrent", "1", "--name", "s", "--output", str(output)]
     assert main(["tune", JOB_FILE, *options]) == 1
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
     assert said.startswith("concord: every trial failed (3): ArithmeticError: this model cannot be made, line ")
