@@ -32,7 +32,13 @@ def run_processes(function: Callable[..., None], number: int, *arguments: Any) -
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server knows no other
         multiprocessing.set_forkserver_preload(_IMPORTED)
         multiprocessing.forkserver.ensure_running()
-    start_processes(function, arguments, number, start_method="forkserver")
+    start_processes(_with_environment, (dict(os.environ), function, *arguments), number, start_method="forkserver")
+
+
+def _with_environment(rank: int, environment: dict[str, str], function: Callable[..., None], *arguments: Any) -> None:
+    os.environ.clear()  # it is that of when the server was started
+    os.environ.update(environment)
+    function(rank, *arguments)
 
 
 def run_group(function: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> None:

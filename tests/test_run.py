@@ -109,7 +109,7 @@ def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
     assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
 
 
-def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun) -> None:
+def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun, without_ray: None) -> None:
     output = calm.folder.parent.parent
     before = models(Store.open(output, None))
     kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
@@ -138,7 +138,7 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Finis
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun) -> None:
+def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun, without_ray: None) -> None:
     output = calm.folder.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)
@@ -250,10 +250,11 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
     assert Store.open(output, None).runs("shared-rule", finished_only=False) == []
 
 
+@pytest.mark.parametrize("where", ["without_ray", pytest.param("ray_cluster", marks=pytest.mark.slow)])
 def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
-    ray_cluster: None,
-    output: Path,
+    request: pytest.FixtureRequest, output: Path, where: str
 ) -> None:
+    request.getfixturevalue(where)
     with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
         start(output, trouble="infinite", name="failed")
     (kept,) = Store.open(output, None).runs("shared-rule", finished_only=False)

@@ -356,19 +356,20 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("where", "stop"),
     [
-        ("processes", signal.SIGTERM),
-        ("processes", signal.SIGINT),
-        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
+        ("without_ray", signal.SIGTERM),
+        ("without_ray", signal.SIGINT),
+        pytest.param("ray_cluster", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("ray_cluster", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
-    ray_cluster: None, output: Path, where: str, stop: signal.Signals
+    request: pytest.FixtureRequest, output: Path, where: str, stop: signal.Signals
 ) -> None:
     """Told as by a terminal, or by Slurm, which tell its workers as well, where those are of this machine."""
     import ray
 
-    address = ("--address", ray.get_runtime_context().gcs_address) if where == "ray" else ()
+    request.getfixturevalue(where)
+    address = ("--address", ray.get_runtime_context().gcs_address) if where == "ray_cluster" else ()
     words = command(output, "--name", "a", "--pause", "0.3", *address)
     checkpoints = output / "runs" / "a" / "checkpoints"
     with subprocess.Popen(
