@@ -51,10 +51,11 @@ def documented(job: str, name: str, results: Path) -> str:
     if stray := {line.configuration for line in lines} - set(tables[name].configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
     said = {part: " and ".join(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
-    made = f"`{said['command']}` at {said['commit']}; {said['machine']}; {path.name}"
+    made = f"`{said['command']}` at commit {said['commit'][:_LETTERS]}; {said['machine']}; {path.name}"
     return f"\n{markdown(*Table(name, tables[name], lines).cells())}\n{made}\n"
 
 
+_LETTERS = 12  # of a commit
 _ORIGIN = ("command", "commit", "machine")
 
 
