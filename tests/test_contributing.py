@@ -87,6 +87,19 @@ def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
     assert "75" in next((result.folder / "tables").iterdir()).read_text()
 
 
+def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
+    ray_cluster: None, folder: Path, output: Path
+) -> None:
+    words = ["--epochs", "100", "--lr", "0.1", "--output", str(output)]
+    assert f"concord compare stations_job.py stations {' '.join(words[:4])}\n" in PAGE
+    plan = planned(load_job("stations_job.py"), ["stations"], words, "concord compare")
+    result = run_comparison(plan, words, lambda _: None)
+    found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
+    assert found["AND-mask"]["mean"] > 0.9 > 0.7 > found["average"]["mean"]
+    assert found["AND-mask"]["paper"] == "100"
+    assert "| AND-mask, paper |" in next((result.folder / "tables").iterdir()).read_text()
+
+
 def test_new_workers_mend_the_failure_that_was_added(ray_cluster: None, folder: Path, output: Path) -> None:
     (folder / "lossy_job.py").write_text(LOSSY)
     job = load_job("lossy_job.py")
