@@ -75,6 +75,18 @@ def test_the_dataset_is_the_same_in_every_process(folder: Path) -> None:
     assert set(data.names) == {"coast", "valley", "forest", "lake", "city", "island"}
 
 
+def test_new_workers_mend_the_failure_that_was_added(folder: Path, output: Path) -> None:
+    (folder / "lossy_job.py").write_text(LOSSY)
+    job = load_job("lossy_job.py")
+    config = job.job.config.with_options(
+        output=output, name="a", epochs=2, evaluations=1, checkpoints=1, register=False
+    )
+    report = run(job, config, lambda _: None)
+    assert (folder / "failed").exists()
+    assert report.metrics["ood_loss"] > 0
+    assert not is_outage(OSError("a file that never was there"))
+
+
 def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
     ray_cluster: None, folder: Path, output: Path
 ) -> None:
@@ -85,31 +97,6 @@ def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
     found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
     assert found["AND-mask"]["mean"] > 0.7 > 0.5 > found["average"]["mean"]
     assert "75" in next((result.folder / "tables").iterdir()).read_text()
-
-
-def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
-    ray_cluster: None, folder: Path, output: Path
-) -> None:
-    words = ["--epochs", "100", "--lr", "0.1", "--output", str(output)]
-    assert f"concord compare stations_job.py stations {' '.join(words[:4])}\n" in PAGE
-    plan = planned(load_job("stations_job.py"), ["stations"], words, "concord compare")
-    result = run_comparison(plan, words, lambda _: None)
-    found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
-    assert found["AND-mask"]["mean"] > 0.9 > 0.7 > found["average"]["mean"]
-    assert found["AND-mask"]["paper"] == "100"
-    assert "| AND-mask, paper |" in next((result.folder / "tables").iterdir()).read_text()
-
-
-def test_new_workers_mend_the_failure_that_was_added(ray_cluster: None, folder: Path, output: Path) -> None:
-    (folder / "lossy_job.py").write_text(LOSSY)
-    job = load_job("lossy_job.py")
-    config = job.job.config.with_options(
-        output=output, name="a", epochs=2, evaluations=1, checkpoints=1, register=False
-    )
-    report = run(job, config, lambda _: None)
-    assert (folder / "failed").exists()
-    assert report.metrics["ood_loss"] > 0
-    assert not is_outage(OSError("a file that never was there"))
 
 
 LOSSY = """
