@@ -196,6 +196,7 @@ def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pyt
     assert [line for line in lines if line[:1] == ["mask"]] == [
         ["mask", "train", "1.000", "1.000", "1.000", "2"],
         ["mask", "ood", "0.550", "0.500", "0.600", "2"],
+        ["mask", "test", "accuracy", "0.700", "0.400", "0.900", "3"],  # of the best trials
     ]
     assert "median:" not in printed
     assert said.count("no figure of importances: it needs 16 finished trials, and there are 3") == 2

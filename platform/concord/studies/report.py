@@ -74,7 +74,9 @@ def report_studies(
     best = best_trials(results, options.best)
     if len(best) > 1:
         measure = results[-1].measure
-        shown["best trials"] = {method: {f"test {measure}": _spread(each.values)} for method, each in best.items()}
+        shown["best trials"] = {
+            method: {f"test {measure}": _spread(each.values, "trials")} for method, each in best.items()
+        }
         minima = best_runs_figure({method: each.values for method, each in best.items()}, f"best test {measure}")
         figures["best-runs"] = str(save(minima, folder / "best-runs.png"))
         panels = {
@@ -202,5 +204,5 @@ def _best(values: Sequence[float], mode: str) -> float:
     return max(values) if mode == "max" else min(values)
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "largest": max(values), "seeds": len(values)}
+def _spread(values: Sequence[float], of: str = "seeds") -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "largest": max(values), of: len(values)}
