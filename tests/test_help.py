@@ -195,7 +195,7 @@ def completed(scripts: dict[str, Path], tmp_path: Path) -> Callable[[str], list[
         ("concord submit train syn", "synthetic"),
         ("concord submit train synthetic --fol", "--follow"),
         ("concord report synthetic --only", "--only-studies"),
-        ("concord compare synthetic --see", "--seeds"),
+        ("concord compare synthetic --first", "--first-seed --first-order"),
         ("concord compare colored-mnist table-1", "table-1"),
         ("concord models pro", "promote"),
         ("concord runs --status f", "failed finished"),

@@ -12,7 +12,8 @@ from torch import nn
 from concord.environments import BatchStream, Environment, split_held_out
 from concord.errors import InputError
 from concord.objectives import Objective
-from concord.runs.run import criterion_of, preflight
+from concord.runs.champion import criterion_of
+from concord.runs.preflight import preflight
 from concord.studies.options import options_for
 from concord.studies.plan import make_plan
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train

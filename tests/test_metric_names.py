@@ -13,7 +13,7 @@ from torch import nn
 from concord.environments import Environment, Environments
 from concord.errors import InputError
 from concord.metric_name import metric_name
-from concord.runs.run import preflight
+from concord.runs.preflight import preflight
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate
 from concord.training.job import JobFile

@@ -13,7 +13,8 @@ from test_shortcut_environments import write_sst2
 from concord.cli import main
 from concord.cli.comparing import planned
 from concord.job_files import built_in_jobs
-from concord.runs.run import criterion_of, preflight, shortfall
+from concord.runs.champion import criterion_of, shortfall
+from concord.runs.preflight import preflight
 from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
 

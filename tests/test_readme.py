@@ -77,7 +77,7 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
 
 
 def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
-    from concord.runs.run import preflight
+    from concord.runs.preflight import preflight
     from concord.training import ProcessContext, train
     from concord.training.loop import Silent
 

@@ -17,7 +17,8 @@ from mlflow_server import Server
 from safetensors.torch import load_file
 
 from concord.errors import InputError, RunFailedError
-from concord.runs.run import FinishedRun, preflight, run
+from concord.runs.preflight import preflight
+from concord.runs.run import FinishedRun, run
 from concord.tracking import Store, models, show
 from concord.training import load_job
 

@@ -11,7 +11,8 @@ from concord.comparisons.options import CompareCommand, CompareOptions
 from concord.errors import InputError, as_option
 from concord.options import did_you_mean, fits, kind_of, options_of
 from concord.runs.folder import recorded_config
-from concord.runs.run import preflight, resolved_paths
+from concord.runs.preflight import preflight
+from concord.runs.run import resolved_paths
 from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import Folder

@@ -1,35 +1,29 @@
-"""A whole run: checked, trained on Ray, tracked, drawn, its model registered. What ``concord train`` does."""
+"""A whole run: checked, trained, tracked, drawn, its model registered. What ``concord train`` does."""
 
 import contextlib
 import dataclasses
 import json
-import math
-import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from concord.aggregation import SandMask
-from concord.environments import Environment, Environments, split_held_out
-from concord.environments.tree import is_pair, named_leaves
+from concord.environments import Environments
 from concord.errors import InputError, RunFailedError
-from concord.gradients import Batch
-from concord.gradients.layout import trainable
-from concord.objectives import Objective
 from concord.options import option_values
+from concord.runs.champion import criterion_of, required, shortfall
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
 from concord.runs.local_train import prepare_workers, train_here, trains_here
 from concord.runs.opening import opening_lines
+from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
-from concord.runs.session import check_resources, ray_session
+from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.runs.worker import METRICS, Trained
@@ -37,18 +31,8 @@ from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, resolve
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
-from concord.training.evaluation import (
-    Measure,
-    Mode,
-    as_measures,
-    check_targets,
-    default_measures,
-    evaluate_batch,
-    modes,
-)
-from concord.training.job import Job, JobFile
-from concord.training.loop import begun_objective, build_model, check_environments
-from concord.training.metric_names import check_metric_names
+from concord.training.job import JobFile
+from concord.training.loop import build_model
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.underfitting import underfitting
 
@@ -251,199 +235,6 @@ class _Names:
         return _Names(environments.train, environments.validation, environments.test, environments.observed)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What was found out about a job before anything of it runs.
-
-    Attributes:
-        environments: the data.
-        example: a few inputs; None where batches are no pairs of inputs and targets.
-        reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
-            None where that is not known.
-        measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
-    """
-
-    environments: Environments
-    example: torch.Tensor | None
-    reported: Mapping[str, Mode | None]
-    measures: Mapping[str, Mode | None]
-
-
-def preflight(job: JobFile, config: TrainConfig) -> Checked:
-    """Try data, model, loss and measures on one environment here, before anything is written or started.
-
-    Raises:
-        InputError: they cannot be used, or there are not the GPUs that are asked for.
-    """
-    config = config.resolved()
-    _check_gpus(config)
-    with _blamed(job, "its environments cannot be made"):
-        environments = job.job.environments(config)
-    if not isinstance(environments, Environments):
-        raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
-    check_environments(config, environments)
-    rule = config.rule()
-    nothing = isinstance(rule, SandMask) and rule.threshold == 1
-    config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
-    name = environments.train[0]
-    with _blamed(job, f"environment {name} cannot be loaded"):
-        first = environments[name]
-    split_held_out(first, config.data.held_out, config.run.seed)
-    with _blamed(job, "its model cannot be made"):
-        model = build_model(job.job, config)
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    with _blamed(job, "its objective cannot be made"):
-        objective = begun_objective(job.job, config, model, len(environments.train), 1)
-    given = _check_batch(job, objective, model.eval(), first)
-    if job.job.objective is not None:
-        _check_objective(job, objective, model, first, len(environments.train))
-    measures = modes(given, job.job.evaluation)
-    with _blamed(job, "its metrics cannot be told apart"):
-        own = () if job.job.evaluation is None else job.job.evaluation.modes
-        check_metric_names(environments, [*given, *own], trainable(model))
-    reported = _reported(config, environments, measures)
-    _check_criterion(job, reported)
-    _check_required(job, config, reported)
-    example = first.inputs[:4] if is_pair(first.data) else None
-    return Checked(environments, example, reported, measures)
-
-
-def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
-    """Refuse a criterion that is not reported, or by which nobody knows what is better (InputError)."""
-    criterion, mode = job.job.criterion, job.job.mode
-    if criterion is None:
-        return
-    if criterion not in reported:
-        shown = ", ".join(name for name in reported if not name.startswith("worst_"))
-        raise InputError(f"job {job.name}: criterion {criterion} is not reported; there are {shown}")
-    known = reported[criterion]
-    if known is None and mode is None:
-        raise InputError(
-            f"job {job.name}: criterion {criterion} does not say whether large or small is good; give Job(mode=…), or "
-            "its measure as Measure(function, mode=…)"
-        )
-    if None not in (known, mode) and known != mode:
-        raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}, whose measure says {known}")
-
-
-def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
-    """Refuse what is required of a champion, if it is not reported (InputError)."""
-    with _blamed(job, "what it requires of a champion cannot be found out"):
-        names = required(job.job, config)
-    for metric in names:
-        if metric not in reported:
-            raise InputError(f"job {job.name}: it requires {metric} of a champion, which is not reported")
-
-
-def _check_objective(
-    job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment, environments: int
-) -> None:
-    """Try the job's own objective on the same two examples in every environment."""
-    batch = pytree.tree_map(lambda leaf: torch.stack([leaf] * environments), first.take(slice(2)))
-    with _blamed(job, "its objective cannot be computed"):
-        value = objective(model, batch)
-    if not isinstance(value, torch.Tensor) or value.ndim != 0 or not value.requires_grad:
-        raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
-
-
-def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
-    """Try model, loss or risk, and measures on two examples; gives the measures."""
-    batch = first.take(slice(2))
-    if job.job.loss is None:
-        shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
-        return _check_risk(job, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
-    inputs, targets = first.inputs[:2], first.targets[:2]
-    shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
-    with _blamed(job, f"model and loss cannot take {shapes}"):
-        outputs = model(inputs)
-        if not isinstance(outputs, torch.Tensor):
-            raise InputError(f"job {job.name}: the model's outputs are {type(outputs).__name__}, expected a tensor")
-        if job.job.measures is None:
-            check_targets(first, outputs)
-        if targets.is_floating_point() and outputs.numel() == targets.numel() and outputs.shape != targets.shape:
-            raise InputError(
-                f"job {job.name}: outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; "
-                "a loss would pair every output with every target, so give both the same shape"
-            )
-        loss = job.job.loss(outputs, targets)
-    if not isinstance(loss, torch.Tensor):
-        raise InputError(f"job {job.name}: the loss is of type {type(loss).__name__}, expected a scalar tensor")
-    if loss.ndim != 0:
-        raise InputError(f"job {job.name}: the loss has shape {tuple(loss.shape)}, expected a scalar")
-    if not loss.requires_grad:
-        raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
-    measures = as_measures(job.job.measures if job.job.measures is not None else default_measures(outputs, targets))
-    for name, measure in measures.items():
-        with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
-            shape = tuple(measure(outputs.detach(), targets).shape)
-        _require_one_each(job, name, shape, len(inputs))
-    return measures
-
-
-def _check_risk(
-    job: JobFile, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
-) -> dict[str, Measure]:
-    measures = as_measures(job.job.measures or {})
-    with _blamed(job, f"model and risk cannot take {shapes}"):
-        risk = evaluate_batch(model, job.job.risk, {}, batch).risk
-        if not objective.coupled:
-            evaluate_batch(model, objective.risk, {}, batch)
-    if not risk.requires_grad:
-        raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
-    examples = len(next(iter(named_leaves(batch).values())))
-    for name, measure in measures.items():
-        with _blamed(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
-            values = evaluate_batch(model, job.job.risk, {name: measure}, batch).values
-        _require_one_each(job, name, tuple(values[name].shape), examples)
-    return measures
-
-
-def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], examples: int) -> None:
-    if shape != (examples,):
-        raise InputError(f"job {job.name}: measure {measure} gave shape {shape}, expected {(examples,)}")
-
-
-def _reported(
-    config: TrainConfig, environments: Environments, measures: Mapping[str, Mode | None]
-) -> dict[str, Mode | None]:
-    """What training will report, and whether large or small is good."""
-    held_out = ["held_out", "validation"] if config.data.held_out > 0 else []
-    validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
-    splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
-    reported = {f"{split}_{measure}": mode for split in splits for measure, mode in measures.items()}
-    spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.data.held_out > 0 else {}
-    worst = {f"worst_{name}": mode for name, mode in reported.items() if mode is not None}
-    return {**reported, **worst, **spread, "kept_fraction": None}
-
-
-def _check_gpus(config: TrainConfig) -> None:
-    """Refuse GPUs that this machine does not have, if Ray is to start here, before it takes its seconds to start."""
-    if not config.parallel.use_gpu:
-        return
-    import ray
-
-    if ray.is_initialized():
-        check_resources(config)
-    elif (
-        not (config.run.address or os.environ.get("RAY_ADDRESS"))
-        and config.parallel.workers > torch.cuda.device_count()
-    ):
-        found = torch.cuda.device_count()
-        raise InputError(f"--use-gpu: {config.parallel.workers} workers want a GPU each; this machine has {found}")
-
-
-@contextlib.contextmanager
-def _blamed(job: JobFile, what: str) -> Iterator[None]:
-    """Whatever the job's own functions raise is wrong input, said in one line."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"job {job.name}: {what} ({reason(error, job.path)})") from error
-
-
 def _finished(
     job: JobFile,
     config: TrainConfig,
@@ -493,44 +284,6 @@ def _finished(
         metrics=metrics,
         tracking_uri=store.uri,
     )
-
-
-def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
-    """The metric by which versions of the job's model are compared, and whether it is to be large or small.
-
-    Args:
-        job: the job.
-        metrics: that the run has.
-        reported: which of them are to be large or small, see :class:`Checked`.
-
-    Raises:
-        RunFailedError: the job names a metric that it does not report, or that says neither.
-    """
-    if job.criterion is not None:
-        if job.criterion not in metrics:
-            raise RunFailedError(f"criterion {job.criterion}: not reported; there are {', '.join(sorted(metrics))}")
-        mode = job.mode or reported.get(job.criterion)
-        if mode is None:
-            raise RunFailedError(f"criterion {job.criterion}: does not say whether large or small is good")
-        return job.criterion, mode
-    for criterion in ("validation_accuracy", "validation_loss", "train_loss"):
-        if criterion in metrics and (mode := reported.get(criterion)) is not None:
-            return criterion, mode
-    raise RunFailedError("criterion: nothing to compare models by")
-
-
-def required(job: Job[Any], config: TrainConfig) -> Mapping[str, float]:
-    """The least values of metrics with which a version of the job's model can be the champion."""
-    return job.required(config) if job.required is not None else {}
-
-
-def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
-    """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
-    for name, least in required(job, config).items():
-        value = metrics.get(name, math.nan)
-        if not value >= least:  # so that NaN falls short, too
-            return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
-    return None
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
 from concord.runs.folder import recorded_config
+from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
-from concord.runs.run import Checked, preflight, resolved_paths
+from concord.runs.run import resolved_paths
 from concord.space import Point, Space
 from concord.storage import Folder, StorageError
 from concord.studies.journal import STUDY, read_study

@@ -1,0 +1,50 @@
+"""By what versions of a job's model are compared, and what is required of the champion."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from concord.errors import RunFailedError
+from concord.training.evaluation import (
+    Mode,
+)
+from concord.training.job import Job
+from concord.training.options import TrainConfig
+
+
+def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
+    """The metric by which versions of the job's model are compared, and whether it is to be large or small.
+
+    Args:
+        job: the job.
+        metrics: that the run has.
+        reported: which of them are to be large or small, see :class:`~concord.runs.preflight.Checked`.
+
+    Raises:
+        RunFailedError: the job names a metric that it does not report, or that says neither.
+    """
+    if job.criterion is not None:
+        if job.criterion not in metrics:
+            raise RunFailedError(f"criterion {job.criterion}: not reported; there are {', '.join(sorted(metrics))}")
+        mode = job.mode or reported.get(job.criterion)
+        if mode is None:
+            raise RunFailedError(f"criterion {job.criterion}: does not say whether large or small is good")
+        return job.criterion, mode
+    for criterion in ("validation_accuracy", "validation_loss", "train_loss"):
+        if criterion in metrics and (mode := reported.get(criterion)) is not None:
+            return criterion, mode
+    raise RunFailedError("criterion: nothing to compare models by")
+
+
+def required(job: Job[Any], config: TrainConfig) -> Mapping[str, float]:
+    """The least values of metrics with which a version of the job's model can be the champion."""
+    return job.required(config) if job.required is not None else {}
+
+
+def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
+    """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
+    for name, least in required(job, config).items():
+        value = metrics.get(name, math.nan)
+        if not value >= least:  # so that NaN falls short, too
+            return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
+    return None
