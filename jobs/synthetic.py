@@ -31,9 +31,10 @@ from concord.training import Job, Outcome, Report, Study, TrainConfig
 class SyntheticConfig(TrainConfig):
     """The synthetic memorization task of the AND-mask paper (§3.1, appendix B)."""
 
-    # fmt: off
     spirals: SpiralOptions = field(default_factory=SpiralOptions)
     mlp: MLPOptions = field(default_factory=MLPOptions)
+
+    # fmt: off
     batch_norm: bool = False
     """Batch normalization of the hidden layers, by each environment's own batch."""
     initialization: Literal["kaiming", "default"] = "kaiming"

@@ -123,7 +123,7 @@ class WorkerData:
     Attributes:
         environments: names and purposes of all environments, of this process or not.
         training: the training environments of this process.
-        elsewhere: the environments that this process evaluates besides.
+        eval_only: the environments that this process evaluates besides.
     """
 
     environments: Environments
