@@ -315,7 +315,7 @@ def wait_for(found: Any, seconds: float) -> Any:
 
 def children_named(parent: int, name: str) -> list[int]:
     """The processes with this in their command line that the parent started, or those that it started."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     parents = {int(pid): int(ppid) for pid, ppid, _ in rows}
 

@@ -213,8 +213,8 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "submit: what?; give train or tune"),
-        (["bench"], "submit bench: cannot be submitted; give train or tune"),
+        ([], "submit: what?; give train, tune or compare"),
+        (["bench"], "submit bench: cannot be submitted; give train, tune or compare"),
         (["train"], "submit train: which job?"),
         (["train", "nothing"], "job nothing: there is none"),
         (["train", "synthetic", "--lr", "-1"], "--lr -1.0: "),
@@ -336,7 +336,7 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
         ("first", "succeeded", 0),
     ]
     assert main(["logs", result["submission"], *where]) == 0
-    assert "run first: 3 environments" in capfd.readouterr().out
+    assert "data: 3 environments for training" in capfd.readouterr().out
 
 
 def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(
