@@ -320,7 +320,7 @@ def test_studies_of_both_methods_and_their_report(
         points = [task.point for task, _ in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
     where = ["--data-dir", str(data), "--output", str(tmp_path)]
-    assert main(["compare", "coinrun-clone", "methods", *SMALL, *where]) == 0
+    assert main(["compare", "coinrun-clone", "methods", *FEW, *where]) == 0
     assert main(["report", "coinrun-clone", "--output", str(tmp_path), "--best", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = said["tables"]["methods"]["rows"]
@@ -333,7 +333,7 @@ def test_studies_of_both_methods_and_their_report(
 
 
 # As many levels as there are.
-SMALL = ["--seeds", "1", "--epochs", "1", "--states", "12", "--play-episodes", "0", "--environments-per-step", "3"]
+FEW = ["--seeds", "1", "--epochs", "1", "--states", "12", "--play-episodes", "0", "--environments-per-step", "3"]
 
 
 def test_the_interval_of_a_mean_is_the_one_of_resampling_by_hand() -> None:

@@ -22,7 +22,6 @@ def without_coinrun(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["train", "coinrun-expert"], "job coinrun-expert"),
         (["data", "coinrun-clone"], "making cloning data"),
-        (["report", "coinrun-clone"], "making cloning data"),
         (["train", "coinrun-clone"], "--play-episodes 100"),
         (["bench", "--only", "procgen_environment"], "procgen_environment"),
     ],

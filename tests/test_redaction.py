@@ -199,7 +199,12 @@ def test_an_option_without_a_default_is_asked_for_by_name_again(
     output: Path, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(job_file)
-    path.write_text(path.read_text().replace("hub_token: str | None = None", "hub_token: str"))
+    required = path.read_text().replace("hub_token: str | None = None", "hub_token: str")
+    path.write_text(
+        required.replace("config=Config()", "config=defaults_of(Config)").replace(
+            "from concord.space", "from concord.options import defaults_of\nfrom concord.space", 1
+        )
+    )
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
     record = {"job": load_job(job_file).name, "run_id": "0" * 32, "config": {"name": "old", "hub_token": "***"}}

@@ -136,7 +136,7 @@ def test_zero_epochs_stand_for_the_papers_number() -> None:
     assert config(environments=1024).resolved().schedule.epochs == 3
     assert config(epochs=5).resolved().schedule.epochs == 5
     # What was asked for stays, so that a study may vary what the number follows from.
-    assert config().with_options(environments=1024).resolved().epochs == 3
+    assert config().with_options(environments=1024).resolved().schedule.epochs == 3
     with pytest.raises(InputError, match="--epochs -1: must be at least 1"):
         config(epochs=-1).check()
 

@@ -23,13 +23,10 @@ class Config(RunConfig):
     epochs: int = 4
     """Of five steps each."""
 
-    def check(self) -> None:
-        super().check()
-        if self.lr > 2:
-            raise InputError(f"--lr {self.lr:g}: goes to infinity")
-
 
 def evaluations(config: Config) -> Iterator[Evaluation]:
+    if config.lr > 2:
+        raise InputError(f"--lr {config.lr:g}: goes to infinity")
     place = 1 + random.Random(config.run.seed).random()
     for epoch in range(1, config.epochs + 1):
         for _ in range(5):

@@ -370,8 +370,8 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
 
 
 def _require_alike(environments: Sequence[Environment]) -> None:
-    first = environments[0]
     for environment in environments[1:]:
+        first = environments[0]
         _require_form(environment, first.name, described(first.data))
 
 

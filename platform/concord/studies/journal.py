@@ -94,8 +94,9 @@ class Journal:
     _sent: Lines | None = None
 
     def begin(self, task: TrialSpec) -> None:
-        """Keep that a task began; again is no news, but where something of it is said otherwise."""
-        if self.tasks.get(task.key) == task:
+        """Keep that a task began; again is no news, but where it comes from another command or commit."""
+        before = self.tasks.get(task.key)
+        if before is not None and before.origin == task.origin:
             return
         self._write({"event": "began", "key": task.key, **vars(task)})
         self.tasks[task.key] = task
