@@ -28,8 +28,7 @@ def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[i
         axes.errorbar(
             steps, means, intervals, color=ORANGE, marker=".", capsize=2, label="unseen levels, 95 % interval"
         )
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("mean return of an episode")
+    axes.set(xlabel="environment steps", ylabel="mean return of an episode")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
     return figure

@@ -25,8 +25,7 @@ def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Fig
         axes.hlines(float(np.median(each)), index - 0.25, index + 0.25, color=_COLOURS[index % 4])
     names = [f"{method_name(method)}\n({len(each)} runs)" for method, each in values.items()]
     axes.set_xticks(range(len(values)), names)
-    axes.set_xlim(-0.6, len(values) - 0.4)
-    axes.set_ylabel(measure)
+    axes.set(xlim=(-0.6, len(values) - 0.4), ylabel=measure)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -63,8 +63,7 @@ def band_figure(methods: Mapping[str, Runs], across: str, measure: str) -> Figur
         spread = np.array([each.std(ddof=1) if len(each) > 1 else 0.0 for each in values])
         axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
         axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
-    axes.set_xlabel(across)
-    axes.set_ylabel(measure)
+    axes.set(xlabel=across, ylabel=measure)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return figure
@@ -81,9 +80,7 @@ def penalty_figure(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]
     for index, (label, runs) in enumerate(curves.items()):
         values = np.array([[value for _, value in run] for run in runs])
         axes.plot([place for place, _ in runs[0]], values.mean(0), color=_colour("", index), label=label)
-    axes.set_yscale("log")
-    axes.set_xlabel("part of the run")
-    axes.set_ylabel("penalty")
+    axes.set(yscale="log", xlabel="part of the run", ylabel="penalty")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return figure
@@ -97,8 +94,7 @@ def layers_figure(similarities: Mapping[str, Sequence[float]]) -> Figure:
     spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
     axes.bar(range(len(values)), [each.mean() for each in values], yerr=spread, color=BLUE, width=0.6, capsize=3)
     axes.set_xticks(range(len(values)), list(similarities))
-    axes.set_ylim(0, 1.05)
-    axes.set_ylabel("PWCCA similarity")
+    axes.set(ylim=(0, 1.05), ylabel="PWCCA similarity")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -115,6 +115,5 @@ def _draw(axes: Axes, runs: Runs, metric: str, colour: object, label: str | None
 
 
 def _finish(axes: Axes, across: str = "epoch") -> None:
-    axes.set_xlabel(across)
-    axes.set_ylim(-0.02, 1.02)
+    axes.set(xlabel=across, ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)

@@ -85,7 +85,6 @@ def _label(axes: Axes, measure: str, *, logarithmic: bool = True) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if logarithmic:
         axes.set_yscale("log")
-    axes.set_xlabel("workers")
-    axes.set_ylabel(measure)
+    axes.set(xlabel="workers", ylabel=measure)
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -37,8 +37,7 @@ def data_figure(environments: Mapping[str, Points], test: Points) -> Figure:
             panel.set_yticks([])
             panel.set_aspect("equal", adjustable="box")
             if row == 1:
-                panel.set_xlim(-reach, reach)
-                panel.set_ylim(-reach, reach)
+                panel.set(xlim=(-reach, reach), ylim=(-reach, reach))
         axes[0, column].set_title(name, fontsize=9)
     axes[1, -1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), markerscale=2)
     axes[0, 0].set_ylabel("mechanism")
@@ -63,8 +62,7 @@ def decision_figure(model: nn.Module, test: Points, title: str) -> Figure:
     )
     axes.scatter(inputs[:600, 0], inputs[:600, 1], c=targets[:600], cmap=ListedColormap([BLUE, ORANGE]), s=5)
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("spiral, first coordinate")
-    axes.set_ylabel("spiral, second coordinate")
+    axes.set(xlabel="spiral, first coordinate", ylabel="spiral, second coordinate")
     figure.colorbar(image, label="probability of class 1", shrink=0.8)
     return figure
 
@@ -101,8 +99,7 @@ def correlation_figure(correlations: Sequence[Correlation]) -> Figure:
         empty = [c.threshold for c in of_mask if c.signal == "mechanism" and c.components == 0]
         below.plot(empty, [0.5] * len(empty), "v", color=RED, markersize=4, label="none left")
         below.axhline(FEWEST_COMPONENTS, color=GREY, linewidth=0.6, linestyle=":")
-        below.set_yscale("log")
-        below.set_xlabel("agreement threshold τ")
+        below.set(yscale="log", xlabel="agreement threshold τ")
         above.axhline(0, color=GREY, linewidth=0.6)
         above.set_title("XOR-mask: what disagrees" if mask == "xor-mask" else "AND-mask: what agrees", fontsize=10)
         for axes in (above, below):
@@ -166,9 +163,7 @@ def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]])
             axes.scatter([count] * len(by_count[count]), by_count[count], color=colour, s=10, alpha=0.6, linewidths=0)
     axes.set_xscale("log", base=2)
     axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
-    axes.set_xlabel("training environments")
-    axes.set_ylabel("o.o.d. accuracy")
-    axes.set_ylim(0.4, 1.02)
+    axes.set(xlabel="training environments", ylabel="o.o.d. accuracy", ylim=(0.4, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return figure

@@ -39,8 +39,7 @@ def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
             # The first line is broad, so that it is seen where another covers it.
             width = 4.0 if split == "train" else 1.5
             axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=width, marker=".", markersize=4)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(measure)
+    axes.set(xlabel="epoch", ylabel=measure)
     if measure == "accuracy":
         axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
