@@ -32,6 +32,7 @@ from concord.runs.checkpoints import (
     last_checkpoint,
     remove_partial_checkpoints,
 )
+from concord.runs.termination import signal_handler
 from concord.runs.worker import (
     ERROR,
     Trained,
@@ -63,7 +64,7 @@ def trains_here(config: TrainConfig) -> bool:
 def prepare_workers() -> None:
     """Start importing what workers need, in a process of its own that they will be forked from; once for all runs."""
     forkserver.set_forkserver_preload(_PRELOADED)
-    with _ctrl_c_ignored():
+    with signal_handler(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C is this process's to act on
         forkserver.ensure_running()
 
 
@@ -167,7 +168,7 @@ class _Worker:
         context = get_context("forkserver")
         self.results, sender = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(task, sender))
-        with _ctrl_c_ignored(), _nothing_to_import():
+        with signal_handler(signal.SIGINT, signal.SIG_IGN), _nothing_to_import():
             self.process.start()
         sender.close()
         self.said: Any = None
@@ -235,19 +236,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
-
-
-@contextlib.contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Processes that are started in the body ignore Ctrl-C, which is this one's to act on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +14,7 @@ from concord.errors import InputError, RunFailedError, to_be_sent
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.checkpoints import CHECKPOINTS, KEPT, remove_partial_checkpoints
+from concord.runs.termination import signal_handler
 from concord.runs.worker import ERROR, METRICS, Trained, WorkerSpec, recorded_error, trained, work_as
 from concord.storage import Folder, apply_credentials, full_disk, storage_credentials
 from concord.tracking.journal import entries
@@ -147,16 +147,11 @@ def _quiet_ray_train() -> None:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Let Ctrl-C be what it is elsewhere: Ray Train takes it for its own, here and ever after, and ends the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit:
-        raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with signal_handler(signal.SIGINT):
+        try:
+            yield
+        except SystemExit:
+            raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager

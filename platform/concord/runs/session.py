@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
 from concord.runs.ray_agents import ended_with_driver
+from concord.runs.termination import signal_handler
 from concord.tracking import redact
 from concord.training.options import RunConfig
 
@@ -64,7 +64,7 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         {"logging_config": ray.LoggingConfig(encoding="JSON", log_level="ERROR")} if logs.as_json() else {}
     )
     try:
-        with _sigterm_as_it_is(), environment_variables(connecting):
+        with signal_handler(signal.SIGTERM), environment_variables(connecting):
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -81,19 +81,6 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _sigterm_as_it_is() -> Iterator[None]:
-    """Undo what the body does to SIGTERM's handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def check_resources(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM, by which Slurm, Ray Jobs and container engines end a process, taken as Ctrl-C: work ends in order."""
+"""What signals do for a while; above all SIGTERM, which Slurm, Ray Jobs and container engines send, is as Ctrl-C."""
 
 import contextlib
 import signal
@@ -6,6 +6,25 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
+
+
+@contextlib.contextmanager
+def signal_handler(number: signal.Signals, handler: Any = None) -> Iterator[None]:
+    """In the body the signal does what this handler says (None: what it did before); afterwards, what it did before.
+
+    Whatever else the body sets is undone. In threads other than the main one, which get no signals, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(number)
+    if handler is not None:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @dataclass
@@ -23,13 +42,9 @@ class Termination:
 def sigterm_as_interrupt() -> Iterator[Termination]:
     """In the body the first SIGTERM does what Ctrl-C would do then, and later ones nothing.
 
-    Whoever sends SIGTERM sends SIGKILL next, so another one need not be told from the first. In threads other than the
-    main one, which get no signals, this changes nothing.
+    Whoever sends SIGTERM sends SIGKILL next, so another one need not be told from the first.
     """
     termination = Termination()
-    if threading.current_thread() is not threading.main_thread():
-        yield termination
-        return
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if termination.requested:
@@ -42,8 +57,5 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
+    with signal_handler(signal.SIGTERM, end):
         yield termination
-    finally:
-        signal.signal(signal.SIGTERM, before)

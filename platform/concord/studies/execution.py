@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ray.tune.search import Searcher
 
 from concord.errors import InputError
 from concord.options import option_values
+from concord.runs.termination import signal_handler
 from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.stopping import SCHEDULER
@@ -149,19 +149,14 @@ class Interruption:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """The first Ctrl-C in the body is noted, the second is raised."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        before = signal.getsignal(signal.SIGINT)
 
-        def note(number: int, frame: Any) -> None:  # noqa: ARG001
+        def note(*_: Any) -> None:
             self.stopped_by_user = True
             signal.signal(signal.SIGINT, before)
 
-        before = signal.signal(signal.SIGINT, note)
-        try:
+        with signal_handler(signal.SIGINT, note):
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def execute(
