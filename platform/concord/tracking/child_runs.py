@@ -16,7 +16,7 @@ from pathlib import Path
 from concord.metric_name import metric_name
 from concord.redaction import redact
 from concord.storage import append_line, read_lines
-from concord.tracking.client import import_mlflow, is_final, one_line
+from concord.tracking.client import import_mlflow, is_final, one_line, pages
 from concord.tracking.store import Status, Store, clean_parameters
 
 _logger = logging.getLogger("concord.tracking")
@@ -168,18 +168,10 @@ class ChildRuns:
         """Find the children that were made, but not yet written down, when the study was killed."""
         client = self._store.client
         experiment = client.get_run(self._parent).info.experiment_id
-        token: str | None = ""
-        while token is not None:
-            page = client.search_runs(
-                [experiment],
-                f"tags.`{_PARENT}` = '{self._parent}' and attributes.status = 'RUNNING'",
-                page_token=token or None,
-                max_results=1000,
-            )
-            for run in page:
-                if key := run.data.tags.get(_KEY):
-                    self._ids.setdefault(key, run.info.run_id)
-            token = page.token or None
+        running = f"tags.`{_PARENT}` = '{self._parent}' and attributes.status = 'RUNNING'"
+        for run in pages(lambda token: client.search_runs([experiment], running, page_token=token)):
+            if key := run.data.tags.get(_KEY):
+                self._ids.setdefault(key, run.info.run_id)
         self._known = False
 
     def _send(self, key: str) -> None:

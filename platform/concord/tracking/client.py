@@ -8,7 +8,7 @@ holds the credentials of a URI.
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +64,18 @@ def import_mlflow() -> Any:
 def connect(uri: str) -> Any:
     """Return an ``MlflowClient`` whose runs and models are both at `uri`; nothing is asked of the store yet."""
     return import_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
+    """Yield what MLflow gives page by page, asked for as it is taken; `ask` maps a page's token to the page.
+
+    MLflow's own ``get_results_from_paginated_fn`` asks for everything first.
+    """
+    token: str | None = ""
+    while token is not None:
+        page = ask(token or None)
+        yield from page
+        token = page.token or None
 
 
 def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float, float]) -> None:

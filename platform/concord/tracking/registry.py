@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
 from concord.process_environment import environment_variables
-from concord.tracking.client import error_code, failures, import_mlflow, one_line
+from concord.tracking.client import error_code, failures, import_mlflow, one_line, pages
 from concord.tracking.store import Store
 
 if TYPE_CHECKING:
@@ -35,13 +35,10 @@ _CRITERION = "concord.criterion"
 _MODE = "concord.mode"
 # MLflow then refuses a model of which anything would be unpickled, be it a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
-_DATA = "concord.data"
-_UNFIT = "concord.unfit"
-_RUN_NAME = "concord.run"
-_AGGREGATOR = "concord.aggregator"
-_OBJECTIVE = "concord.objective"
-_INPUTS = "concord.inputs"
-_OUTPUTS = "concord.outputs"
+_INPUTS, _OUTPUTS = "concord.inputs", "concord.outputs"
+# What of a version has a tag of its name, after this.
+_OWN = "concord."
+_TAGGED = ("criterion", "run", "data", "unfit", "aggregator", "objective", "inputs", "outputs")
 # Of a registered model: the version that was promoted by hand, with _OR_BETTER behind it if better ones may follow.
 _PROMOTED = "concord.promoted"
 _OR_BETTER = " or better"
@@ -221,11 +218,10 @@ def register(
         _ensure_name(store, registered_name)
         run = store.client.get_run(run_id)
         known = {
-            _RUN_NAME: run.info.run_name,
-            _DATA: run.data.tags.get(_DATA),
-            _UNFIT: unfit,
-            _AGGREGATOR: run.data.params.get("aggregator"),
-            _OBJECTIVE: run.data.params.get("objective"),
+            f"{_OWN}run": run.info.run_name,
+            f"{_OWN}data": run.data.tags.get(f"{_OWN}data"),
+            f"{_OWN}unfit": unfit,
+            **{f"{_OWN}{name}": run.data.params.get(name) for name in ("aggregator", "objective")},
         }
         model_id = model_uri.removeprefix("models:/") if model_uri.startswith("models:/m-") else None
         source = model_uri
@@ -245,15 +241,10 @@ def register(
 
 def models(store: Store) -> list[ModelVersion]:
     """Return every version of every registered model, by name, the newest version first."""
-    found: list[ModelVersion] = []
     with failures(store.uri, "read the model registry"):
-        token: str | None = ""
-        while token is not None:
-            page = store.client.search_registered_models(order_by=["name ASC"], page_token=token or None)
-            for entry in page:
-                found.extend(_versions(store, entry.name))
-            token = page.token or None
-    return found
+        search = store.client.search_registered_models
+        entries = pages(lambda token: search(order_by=["name ASC"], page_token=token))
+        return [version for entry in entries for version in _versions(store, entry.name)]
 
 
 def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> ModelVersion:
@@ -441,38 +432,24 @@ def _versions(store: Store, name: str) -> list[ModelVersion]:
     aliases: Mapping[str, object] = model.aliases
     promoted = (model.tags.get(_PROMOTED) or "").removesuffix(_OR_BETTER)
     quote = '"' if "'" in name else "'"
+    wanted = f"name = {quote}{name}{quote}"
     found = []
-    token: str | None = ""
-    while token is not None:
-        page = store.client.search_model_versions(f"name = {quote}{name}{quote}", page_token=token or None)
-        for entry in page:
-            named = sorted(alias for alias, version in aliases.items() if str(version) == str(entry.version))
-            tags = entry.tags
-            found.append(
-                ModelVersion(
-                    name=entry.name,
-                    version=int(entry.version),
-                    aliases=tuple(named),
-                    metrics={
-                        key.removeprefix(_METRIC): float(value)
-                        for key, value in tags.items()
-                        if key.startswith(_METRIC)
-                    },
-                    criterion=tags.get(_CRITERION),
-                    run_id=entry.run_id or None,
-                    mode=tags.get(_MODE, "max"),
-                    run=tags.get(_RUN_NAME),
-                    data=tags.get(_DATA),
-                    unfit=tags.get(_UNFIT),
-                    aggregator=tags.get(_AGGREGATOR),
-                    objective=tags.get(_OBJECTIVE),
-                    inputs=tags.get(_INPUTS),
-                    outputs=tags.get(_OUTPUTS),
-                    created=datetime.fromtimestamp(entry.creation_timestamp / 1000, UTC),
-                    promoted=CHAMPION in named and promoted == str(entry.version),
-                )
+    for entry in pages(lambda token: store.client.search_model_versions(wanted, page_token=token)):
+        named = sorted(alias for alias, version in aliases.items() if str(version) == str(entry.version))
+        tags = entry.tags
+        found.append(
+            ModelVersion(
+                name=entry.name,
+                version=int(entry.version),
+                aliases=tuple(named),
+                metrics={key.removeprefix(_METRIC): float(tags[key]) for key in tags if key.startswith(_METRIC)},
+                run_id=entry.run_id or None,
+                mode=tags.get(_MODE, "max"),
+                created=datetime.fromtimestamp(entry.creation_timestamp / 1000, UTC),
+                promoted=CHAMPION in named and promoted == str(entry.version),
+                **{part: tags.get(f"{_OWN}{part}") for part in _TAGGED},
             )
-        token = page.token or None
+        )
     return sorted(found, key=lambda each: -each.version)
 
 

@@ -32,6 +32,7 @@ from concord.tracking.client import (
     failures,
     import_mlflow,
     one_line,
+    pages,
     post,
 )
 
@@ -342,21 +343,13 @@ class Store:
             within: ids of experiments; None takes all.
             page: how many runs to ask for at a time.
         """
-        token: str | None = ""
         with failures(self.uri, "search runs"):
             if within is None:
-                within = [each.experiment_id for each in self._experiments()]
-            while within and token is not None:
-                found = self.client.search_runs(within, condition, 1, page, [order], token or None)
+                experiments = pages(lambda token: self.client.search_experiments(page_token=token))
+                within = [each.experiment_id for each in experiments]
+            if within:
+                found = pages(lambda token: self.client.search_runs(within, condition, 1, page, [order], token))
                 yield from map(self._run, found)
-                token = found.token or None
-
-    def _experiments(self) -> Iterator[Any]:
-        token: str | None = ""
-        while token is not None:
-            found = self.client.search_experiments(page_token=token or None)
-            yield from found
-            token = found.token or None
 
     def _experiment(self, name: str) -> str:
         """Return the experiment's id, creating it, or bringing it back if it was deleted."""
