@@ -229,7 +229,11 @@ class Environments:
     @property
     def names(self) -> tuple[str, ...]:
         """All names: training, validation, test, observed."""
-        return self.train + self.validation + self.test + self.observed
+        return sum(self.by_purpose().values(), ())
+
+    def by_purpose(self) -> dict[str, tuple[str, ...]]:
+        """The names of each purpose, as the arguments of this class have them."""
+        return {"train": self.train, "validation": self.validation, "test": self.test, "observed": self.observed}
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.
@@ -271,7 +275,7 @@ class Environments:
 
     def only_names(self) -> "Environments":
         """The same names for the same purposes, without what loads the data, which may hold data itself."""
-        return Environments(_not_here, self.train, self.validation, self.test, self.observed, self.version)
+        return Environments(_not_here, **self.by_purpose(), version=self.version)
 
 
 def require_names(names: Iterable[str], known: Iterable[str]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from concord.environments import Environments
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.runs.champion import criterion_of, required, shortfall
@@ -145,7 +144,7 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
             if not opened.resumed:
-                store.log_json(run_id, dataclasses.asdict(_Names.of(environments)), "environments.json")
+                store.log_json(run_id, environments.by_purpose(), "environments.json")
             with progress.training(store, run_id, config.schedule.epochs):
                 trained = (train_here if here else train_on_ray)(job, config, kept, store.uri, run_id)
             session.close()  # Ray's processes are not needed for the rest
@@ -221,18 +220,6 @@ def _registered(said: Mapping[str, Any]) -> Registered | None:
         return None
     reason = said.get("registration") or "registered when the run finished"
     return Registered(name, int(version), said.get("champion", False), None, reason)
-
-
-@dataclass(frozen=True)
-class _Names:
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
-    test: tuple[str, ...]
-    observed: tuple[str, ...]
-
-    @staticmethod
-    def of(environments: Environments) -> "_Names":
-        return _Names(environments.train, environments.validation, environments.test, environments.observed)
 
 
 def _finished(

@@ -35,13 +35,11 @@ class SharedData:
 
     Attributes:
         options: the options that the data depend on, with their values.
+        environments: names and purposes, without data.
     """
 
     options: dict[str, Any]
-    train: tuple[str, ...]
-    validation: tuple[str, ...]
-    test: tuple[str, ...]
-    observed: tuple[str, ...]
+    environments: Environments
     training: _Part
     held_out: _Part | None
     eval_only: _Part | None
@@ -58,11 +56,7 @@ class SharedData:
         )
         eval_only = _environments(self.eval_only) if self.eval_only is not None else []
         pairs = [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
-        return WorkerData(
-            Environments(_not_loaded, self.train, self.validation, self.test, self.observed),
-            pairs,
-            [(environment.name, environment) for environment in eval_only],
-        )
+        return WorkerData(self.environments, pairs, [(environment.name, environment) for environment in eval_only])
 
 
 def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedData | None:
@@ -85,13 +79,9 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
     if depends & varied:
         return None
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
-    names = prepared.environments
     return SharedData(
         options={name: value for name, value in option_values(config).items() if name in depends - {"workers"}},
-        train=names.train,
-        validation=names.validation,
-        test=names.test,
-        observed=names.observed,
+        environments=prepared.environments,
         training=_put([pair.training for pair in prepared.training]),
         held_out=_put(held_out) if held_out else None,
         eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
@@ -173,7 +163,3 @@ def _tensor(array: Any) -> Tensor:
         if array.dtype.kind == "V":
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array)
-
-
-def _not_loaded(name: str) -> Any:
-    raise AssertionError(f"environment {name} is in the object store")
