@@ -66,10 +66,10 @@ def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the run that goes on."""
     from concord.runs.folder import kept_record, run_folder
 
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if "--resume" not in words or "--name" not in words[:-1] or asks_for_help(words):
+    name = option_value(words, "--name")
+    if "--resume" not in words or not name or asks_for_help(words):
         return None
-    return kept_record(run_folder(_output_option(words), words[words.index("--name") + 1]))
+    return kept_record(run_folder(_output_option(words), name))
 
 
 def _parse_over(
@@ -116,7 +116,7 @@ def _print_config(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
 
 def _output_option(words: Sequence[str]) -> Path:
     """The output folder, before the options are read."""
-    output = Path(words[words.index("--output") + 1]) if "--output" in words[:-1] else DEFAULT_OUTPUT
+    output = Path(option_value(words, "--output") or DEFAULT_OUTPUT)
     check_address("output", output)
     return resolve(output) if ":/" in str(output) else output
 
@@ -162,11 +162,10 @@ def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
     """The record of the study of this --name, with all options that it was started with as its configuration."""
     from concord.studies.plan import kept_study, study_folder
 
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if "--name" not in words[:-1] or asks_for_help(words):
+    name = option_value(words, "--name")
+    if not name or "/" in name or asks_for_help(words):
         return None
-    name = words[words.index("--name") + 1]
-    record = None if "/" in name else kept_study(study_folder(_output_option(words), name))
+    record = kept_study(study_folder(_output_option(words), name))
     if record is None:
         return None
     if record["job"] != job.name:

@@ -25,6 +25,7 @@ from torch import Tensor
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
 from concord.errors import InputError, RunFailedError
+from concord.options import OptionGroup
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.extra import require_coinrun
@@ -56,7 +57,7 @@ Info = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloningOptions:
+class CloningOptions(OptionGroup):
     """Data for behavioural cloning: states of an expert's own episodes, with its distribution over actions."""
 
     # fmt: off
@@ -104,24 +105,17 @@ class CloningOptions:
         """Refuse values that cannot be meant (InputError)."""
         check_game(self.game, self.difficulty)
         for option in ("levels", "states", "test_states"):
-            self._require(option, getattr(self, option) >= 1, "must be at least 1")
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
         for option in ("validation_states", "first_level", "first_test_level", "seed"):
-            self._require(option, getattr(self, option) >= 0, "must not be negative")
-        self._require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
+            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
         last = self.first_level + self.levels - 1
-        self._require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
+        self.require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
         unseen = self.first_test_level + self.unseen_levels
-        self._require("first_test_level", unseen <= LARGEST_LEVEL, f"too few levels from there to {LARGEST_LEVEL}")
+        self.require("first_test_level", unseen <= LARGEST_LEVEL, f"too few levels from there to {LARGEST_LEVEL}")
         apart = self.first_test_level > last or unseen <= self.first_level
-        self._require(
-            "first_test_level",
-            apart,
-            f"the training levels {self.first_level} to {last} would be among the test levels",
-        )
-
-    def _require(self, option: str, right: bool, expected: str) -> None:
-        if not right:
-            raise InputError(f"--{option.replace('_', '-')} {getattr(self, option)}: {expected}")
+        among = f"the training levels {self.first_level} to {last} would be among the test levels"
+        self.require("first_test_level", apart, among)
 
 
 def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: str) -> Path:

@@ -17,23 +17,9 @@ from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 
 GAMES = (
-    "bigfish",
-    "bossfight",
-    "caveflyer",
-    "chaser",
-    "climber",
-    "coinrun",
-    "dodgeball",
-    "fruitbot",
-    "heist",
-    "jumper",
-    "leaper",
-    "maze",
-    "miner",
-    "ninja",
-    "plunder",
-    "starpilot",
-)
+    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot", "heist", "jumper",
+    "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
+)  # fmt: skip
 ACTIONS = 15
 FRAME = (64, 64, 3)
 FRAMES_PER_SECOND = 15

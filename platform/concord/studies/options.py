@@ -72,28 +72,15 @@ class StudyOptions(OptionGroup):
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
-        for option, least in (
-            ("trials", 1),
-            ("concurrent", 0),
-            ("startup", 1),
-            ("folds", 0),
-            ("shortlist", 0),
-            ("max_minutes", 0),
-            ("reruns", 0),
-            ("top", 1),
-        ):
-            if getattr(self, option) < least:
-                said = "must not be negative" if least == 0 else f"must be at least {least}"
-                raise InputError(f"{flag_of(option)} {getattr(self, option)}: {said}")
-        if self.gpus_per_trial <= 0:
-            raise InputError(f"--gpus-per-trial {self.gpus_per_trial}: must be above 0")
-        if self.selection == "leave-one-out" and self.scheduler != "none":
-            raise InputError(
-                f"--scheduler {self.scheduler}: leave-one-out knows a trial's score only at its end; "
-                "choose another --selection, or no scheduler"
-            )
-        if self.folds == 1 and self.selection == "leave-one-out":
-            raise InputError("--folds 1: leave out at least two environments in turn, or 0 for every one")
+        for option in ("trials", "startup", "top"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        for option in ("concurrent", "folds", "shortlist", "max_minutes", "reruns"):
+            self.require(option, getattr(self, option) >= 0, "must not be negative")
+        self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
+        if self.selection == "leave-one-out":
+            said = "leave-one-out knows a trial's score only at its end; choose another --selection, or no scheduler"
+            self.require("scheduler", self.scheduler == "none", said)
+            self.require("folds", self.folds != 1, "leave out at least two environments in turn, or 0 for every one")
 
 
 @dataclass(frozen=True, kw_only=True)

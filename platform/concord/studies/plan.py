@@ -1,12 +1,11 @@
 """What a study is going to do, checked before anything is started or written."""
 
 import dataclasses
+import itertools
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
-from concord.runs.folder import recorded_config
+from concord.runs.folder import new_name, recorded_config
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
@@ -196,7 +195,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     if own != (study_options.selection == "own"):
         said = "the job says what it evaluates; leave it out" if own else "is for jobs with a loop of their own"
         raise InputError(f"--selection {study_options.selection}: {said}")
-    name = base.run.name or _new_name(job, method, base.run.output)
+    name = base.run.name or _new_name(job, method, base)
     base = base.with_options(name=None)
     space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
     checked = _checked(job, base)
@@ -309,11 +308,7 @@ def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
     return tuple(names[index] for index in sorted(order))
 
 
-def _new_name(job: JobFile, method: str, output: Path) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{job.name}-{method}").strip("-._") or "study"
-    name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"
-    number = 2
-    while study_folder(output, name).exists():
-        name = f"{plain}-{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{number}"
-        number += 1
-    return name
+def _new_name(job: JobFile, method: str, base: Any) -> str:
+    name = new_name(f"{job.name}-{method}", base)
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(each for each in names if not study_folder(base.run.output, each).exists())

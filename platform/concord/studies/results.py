@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class StudyResult:
             if alone != (selection == "own"):
                 continue
             criterion = Criterion.of(selection, self.measure, self.criterion.mode)
-            judged = [(t, _with(e, self.metrics(t, e))) for t, e in self.finished]
+            judged = [(t, replace(e, metrics=self.metrics(t, e))) for t, e in self.finished]
             ranked = criterion.ranked(judged)
             if selection == "validation" and not self.record["validation"]:
                 continue  # the held-out examples under another name
@@ -280,10 +280,6 @@ def _axes(space: Space, points: Sequence[TrialPoint]) -> list[Axis]:
 
 def _label(criterion: Criterion) -> str:
     return "o.o.d. test (oracle)" if criterion.oracle else criterion.selection
-
-
-def _with(ended: TrialResult, metrics: dict[str, float]) -> TrialResult:
-    return TrialResult(metrics, ended.history, ended.seconds, ended.ended, ended.stopped, ended.failure)
 
 
 def _shown(value: Any) -> str:
