@@ -132,26 +132,25 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if folder is not None and not folder.is_dir():
         raise InputError(f"--working-dir {folder}: there is no such folder")
     needed: list[Path] = []
+
+    def taken_along(file: Path) -> str:
+        nonlocal folder
+        folder = folder or Path.cwd()
+        needed.append(inside(file, folder))
+        return str(needed[-1])
+
     reference = rest[1]
     if reference not in built_in_jobs():
-        folder = folder or Path.cwd()
-        needed.append(inside(Path(job.path), folder))
-        reference = str(needed[-1])
+        reference = taken_along(Path(job.path))
         if command == "compare" and isinstance(job.job.comparisons, str):
-            needed.append(inside(Path(job.path).parent / job.job.comparisons, folder))
+            taken_along(Path(job.path).parent / job.job.comparisons)
     if job.rule is not None:
-        folder = folder or Path.cwd()
-        needed.append(inside(Path(job.rule.path), folder))
-        own = replaced_option(own, "--aggregator", f"{needed[-1]}:{job.rule.name}")
-    space = option_value(own, "--space")
-    if space is not None:
-        folder = folder or Path.cwd()
-        needed.append(inside(Path(space), folder))
-        own = replaced_option(own, "--space", str(needed[-1]))
-    if not math.isfinite(options.size_limit) or not 0 < options.size_limit <= _LARGEST_PACKAGE:
+        own = replaced_option(own, "--aggregator", f"{taken_along(Path(job.rule.path))}:{job.rule.name}")
+    if (space := option_value(own, "--space")) is not None:
+        own = replaced_option(own, "--space", taken_along(Path(space)))
+    if not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
-    enough = math.isfinite(options.driver_memory) and options.driver_memory > 0
-    if not enough:
+    if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
     identity = options.submission_id or (
         name if option_value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}"

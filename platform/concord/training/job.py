@@ -289,40 +289,36 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
 
 def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
+
+    def require(right: bool, problem: str) -> None:
+        if not right:
+            raise InputError(f"job {path}: {problem}")
+
+    def maps_to(kind: Callable[[Any], bool], value: Any) -> bool:
+        return isinstance(value, Mapping) and all(map(kind, value.values()))
+
     for part in ("run",) if isinstance(job, CustomJob) else ("environments", "model", "risk" if job.risk else "loss"):
         value = getattr(job, part)
-        if not callable(value) or (part == "model" and isinstance(value, nn.Module)):
-            raise InputError(f"job {path}: {part} is of type {type(value).__name__}; expected a function, see Job")
+        right = callable(value) and not (part == "model" and isinstance(value, nn.Module))
+        require(right, f"{part} is of type {type(value).__name__}; expected a function, see Job")
     kind = RunConfig if isinstance(job, CustomJob) else TrainConfig
-    if not isinstance(job.config, kind):
-        raise InputError(f"job {path}: config is {job.config!r}; expected an instance of a class from {kind.__name__}")
-    _check_measures(job, path)
-    if not isinstance(job.studies, Mapping) or not all(isinstance(each, Study) for each in job.studies.values()):
-        raise InputError(f"job {path}: studies map the names of methods to Study(space=…), found {job.studies!r}")
-    tables = {} if isinstance(job, CustomJob) or isinstance(job.comparisons, str) else job.comparisons
-    if not isinstance(tables, Mapping) or not all(isinstance(each, Comparison) for each in tables.values()):
-        raise InputError(f"job {path}: comparisons map the names of tables to Comparison(…), found {tables!r}")
-    if isinstance(job, CustomJob) and not isinstance(job.trials, TrialLoop | None):
-        raise InputError(f"job {path}: trials is {job.trials!r}; expected TrialLoop(evaluations, epochs, metrics)")
-    if isinstance(job, CustomJob) and job.studies and job.trials is None:
-        raise InputError(f"job {path}: studies need trials=TrialLoop(evaluations, epochs, metrics) to train by")
-    if not isinstance(job.name, str) or set(job.name) & set("/:"):
-        raise InputError(f"job {path}: its name is {job.name!r}; expected text without '/' and ':'")
-
-
-def _check_measures(job: Job[Any] | CustomJob[Any], path: str) -> None:
+    said = f"config is {job.config!r}; expected an instance of a class from {kind.__name__}"
+    require(isinstance(job.config, kind), said)
+    right = maps_to(lambda each: isinstance(each, Study), job.studies)
+    require(right, f"studies map the names of methods to Study(space=…), found {job.studies!r}")
+    right = isinstance(job.name, str) and not set(job.name) & set("/:")
+    require(right, f"its name is {job.name!r}; expected text without '/' and ':'")
     if isinstance(job, CustomJob):
+        loop = "TrialLoop(evaluations, epochs, metrics)"
+        require(isinstance(job.trials, TrialLoop | None), f"trials is {job.trials!r}; expected {loop}")
+        require(not job.studies or job.trials is not None, f"studies need trials={loop} to train by")
         return
-    measures = {} if job.measures is None else job.measures
-    if not isinstance(measures, Mapping) or not all(map(callable, measures.values())):
-        raise InputError(f"job {path}: measures map names to Measure(function, mode=…), found {measures!r}")
-    if not isinstance(job.evaluation, EnvironmentEvaluation | None):
-        raise InputError(
-            f"job {path}: evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}})"
-        )
-    if job.objective is not None and not callable(job.objective):
-        raise InputError(
-            f"job {path}: objective is of type {type(job.objective).__name__}; expected a function, see Job"
-        )
-    if job.mode not in ("max", "min", None):
-        raise InputError(f"job {path}: mode is {job.mode!r}; expected max or min")
+    right = job.measures is None or maps_to(callable, job.measures)
+    require(right, f"measures map names to Measure(function, mode=…), found {job.measures!r}")
+    said = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}})"
+    require(isinstance(job.evaluation, EnvironmentEvaluation | None), said)
+    said = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
+    require(job.objective is None or callable(job.objective), said)
+    require(job.mode in ("max", "min", None), f"mode is {job.mode!r}; expected max or min")
+    right = isinstance(job.comparisons, str) or maps_to(lambda each: isinstance(each, Comparison), job.comparisons)
+    require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")
