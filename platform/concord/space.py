@@ -116,7 +116,7 @@ class Space:
 
     def names(self) -> set[str]:
         """Every option and switch that the space speaks of, fixed ones too."""
-        return set(_names(self.entries))
+        return {name for name, _ in all_entries(self.entries)}
 
     def active(self, point: Point) -> Iterator[LocatedDomain]:
         """The domains that count at this point.
@@ -333,16 +333,17 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
                 raise InputError(f"space: {name}: log-uniform from {entry.low}: must be above 0")
     switches = [(name, entry) for name, entry in entries.items() if isinstance(entry, OneOf)]
     for (first, one), (second, other) in itertools.combinations(switches, 2):
-        for shared in set(_names({first: one})) & set(_names({second: other})):
+        for shared in dict(all_entries({first: one})).keys() & dict(all_entries({second: other})).keys():
             raise InputError(f"space: {shared} is there twice, in the branches of {first} and of {second}")
 
 
-def _names(entries: Mapping[str, Entry]) -> Iterator[str]:
+def all_entries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+    """Every entry with its name, those within branches too; a name may be in several branches."""
     for name, entry in entries.items():
-        yield name
+        yield name, entry
         if isinstance(entry, OneOf):
             for branch in entry.branches.values():
-                yield from _names(branch)
+                yield from all_entries(branch)
 
 
 def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str, str]) -> Iterator[LocatedDomain]:

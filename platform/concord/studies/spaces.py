@@ -19,6 +19,7 @@ from concord.space import (
     Space,
     Uniform,
     Value,
+    all_entries,
     contains,
     format_point,
     frozen,
@@ -311,7 +312,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
         if name in hints and not isinstance(value, _VARIED) and fits(value, hints[name])
     }
     base = config_at(base, Space(fixed), {})
-    for name, entry in _plain(space.entries):
+    for name, entry in all_entries(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
                 continue  # a switch
@@ -341,16 +342,6 @@ def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, 
         else:
             kept[name] = entry
     return kept
-
-
-def _plain(entries: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
-    found: list[tuple[str, Entry]] = []
-    for name, entry in entries.items():
-        found.append((name, entry))
-        if isinstance(entry, OneOf):
-            for branch in entry.branches.values():
-                found += _plain(branch)
-    return found
 
 
 def _extremes(entry: Entry) -> list[Any]:
