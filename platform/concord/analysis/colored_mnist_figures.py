@@ -1,14 +1,16 @@
 """Accuracies over environments that mislead more and more, in the form of the meta-IRM paper."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from concord.analysis.compared_runs import ComparedRun, ComparedRuns, at_end, grouped
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 
+Numbers = NDArray[np.float64]
 Runs = Mapping[float, Sequence[float]]
 """The values of all runs at each place on the horizontal axis."""
 
@@ -58,9 +60,7 @@ def band_figure(methods: Mapping[str, Runs], across: str, measure: str) -> Figur
     axes = figure.subplots()
     for index, (method, runs) in enumerate(methods.items()):
         places = np.array(sorted(runs))
-        values = [np.array(runs[place]) for place in places]
-        mean = np.array([each.mean() for each in values])
-        spread = np.array([each.std(ddof=1) if len(each) > 1 else 0.0 for each in values])
+        mean, spread = _mean_and_spread([runs[place] for place in places])
         axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
         axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
     axes.set(xlabel=across, ylabel=measure)
@@ -90,10 +90,9 @@ def layers_figure(similarities: Mapping[str, Sequence[float]]) -> Figure:
     """Fig. 9: similarity of each layer before and after the inner steps, a bar with its standard deviation."""
     figure = Figure(figsize=(3.4, 3.1), layout="constrained")
     axes = figure.subplots()
-    values = [np.array(each) for each in similarities.values()]
-    spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
-    axes.bar(range(len(values)), [each.mean() for each in values], yerr=spread, color=BLUE, width=0.6, capsize=3)
-    axes.set_xticks(range(len(values)), list(similarities))
+    mean, spread = _mean_and_spread(similarities.values())
+    axes.bar(range(len(mean)), mean, yerr=spread, color=BLUE, width=0.6, capsize=3)
+    axes.set_xticks(range(len(mean)), list(similarities))
     axes.set(ylim=(0, 1.05), ylabel="PWCCA similarity")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -181,11 +180,16 @@ def _penalty(metrics: Mapping[str, float]) -> float:
     return sum(slope**2 for slope in slopes) / len(slopes)
 
 
+def _mean_and_spread(runs: Iterable[Sequence[float]]) -> tuple[Numbers, Numbers]:
+    """Means, and standard deviations, over runs."""
+    values = [np.array(each) for each in runs]
+    spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
+    return np.array([each.mean() for each in values]), np.array(spread)
+
+
 def _dots(axes: Axes, method: str, runs: Runs, index: int, shift: float) -> None:
     places = sorted(runs)
-    values = [np.array(runs[place]) for place in places]
-    mean = [each.mean() for each in values]
-    spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
+    mean, spread = _mean_and_spread([runs[place] for place in places])
     axes.errorbar(
         np.array(places) + shift, mean, yerr=spread, fmt="o-", color=_colour(method, index), label=method_name(method),
         markersize=3, linewidth=1, capsize=2,

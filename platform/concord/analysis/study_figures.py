@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name
@@ -112,7 +113,7 @@ def parallel_figure(
     columns = [_scaled(axis, trials) for axis in axes]
     spread = np.ptp(values) or 1.0
     columns.append((values - values.min()) / spread)
-    colours = palette_map(ranks)
+    colours = colormaps["viridis_r"](0.05 + 0.95 * ranks)
     jitter = np.random.default_rng(0).uniform(-0.015, 0.015, (len(trials), len(columns)))
     for index in np.argsort(ranks):
         heights = [column[index] for column in columns]
@@ -188,13 +189,6 @@ def searches_figure(
     axes.set(xlabel="finished trials", ylabel=f"best {_words(metric)} so far")
     axes.legend(frameon=False, loc="lower right" if mode == "max" else "upper right")
     return figure
-
-
-def palette_map(ranks: np.ndarray[Any, Any]) -> Any:
-    """Colours of lines by rank in [0, 1]."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis_r"](0.05 + 0.95 * ranks)
 
 
 def _best_so_far(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:

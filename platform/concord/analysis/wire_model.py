@@ -10,7 +10,7 @@ Everything here is per step; a worker is a process of the group.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,13 +49,7 @@ class Traffic:
     worked_on: int
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            self.calls + other.calls,
-            self.payload + other.payload,
-            self.sent + other.sent,
-            self.messages + other.messages,
-            self.worked_on + other.worked_on,
-        )
+        return Traffic(*(ours + theirs for ours, theirs in zip(*map(astuple, (self, other)), strict=True)))
 
     @property
     def workers(self) -> int:

@@ -79,11 +79,12 @@ def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:
     return _affine(grad, normalized, between)
 
 
-def rms_norm(module: nn.RMSNorm, inputs: Tensor, grad: Tensor) -> Forms:
-    """As layer norm's."""
-    normalized = functional.rms_norm(inputs.to(grad.dtype), list(module.normalized_shape), eps=module.eps)
-    between = tuple(range(1, grad.ndim - len(module.normalized_shape)))
-    return {"weight": _affine(grad, normalized, between)["weight"]}
+def rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's; other libraries' normalize the last dimension, and call ε otherwise."""
+    shape = list(getattr(module, "normalized_shape", inputs.shape[-1:]))
+    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    normalized = functional.rms_norm(inputs.to(grad.dtype), shape, eps=eps)
+    return {"weight": _affine(grad, normalized, tuple(range(1, grad.ndim - len(shape))))["weight"]}
 
 
 def group_norm(module: nn.GroupNorm, inputs: Tensor, grad: Tensor) -> Forms:
@@ -131,12 +132,6 @@ def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
     return {"weight": Product(rows, columns), "bias": StoredGradients(columns.sum(1))}
 
 
-def scaled_rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
-    """As layer norm's, for ``weight * x / sqrt(mean(x²) + variance_epsilon)``."""
-    normalized = functional.rms_norm(inputs.to(grad.dtype), [inputs.shape[-1]], eps=module.variance_epsilon)
-    return {"weight": _affine(grad, normalized, tuple(range(1, grad.ndim - 1)))["weight"]}
-
-
 LAYERS: dict[type[nn.Module] | str, Layer] = {
     nn.Linear: linear,
     nn.Conv1d: convolution,
@@ -151,7 +146,7 @@ LAYERS: dict[type[nn.Module] | str, Layer] = {
     nn.Embedding: embedding,
     "transformers.pytorch_utils.Conv1D": transposed_linear,
     **{
-        f"transformers.models.{model.lower()}.modeling_{model.lower()}.{model}RMSNorm": scaled_rms_norm
+        f"transformers.models.{model.lower()}.modeling_{model.lower()}.{model}RMSNorm": rms_norm
         for model in ("Llama", "Mistral", "Qwen2", "Qwen3")
     },
 }

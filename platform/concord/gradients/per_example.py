@@ -169,7 +169,9 @@ class PerExample:
                 left = scale is not None or self.aggregation.policy == "propagate"
                 finite = torch.full((count,), left or self.gradients_are_finite())
             if scale is not None:
-                self._unscale(scale, count)
+                for statistic in self.sums.rule.statistics:
+                    total = self.sums.flat[statistic.name]
+                    total.copy_(statistic.unscaled(total, scale, count))
             exchange = self._exchange(counts) if self.group is not None else None
             rank = dist.get_rank(self.group) if self.group is not None else 0
             kept, skipped, in_all = self.sums.apply_rule(finite, _names(counts, rank), step, exchange)
@@ -202,11 +204,6 @@ class PerExample:
         except InputError as error:
             return error
         return None
-
-    def _unscale(self, scale: float, examples: int) -> None:
-        for statistic in self.sums.rule.statistics:
-            total = self.sums.flat[statistic.name]
-            total.copy_(statistic.unscaled(total, scale, examples))
 
     def _counts(self, examples: int) -> tuple[int, ...]:
         if self.group is None:
