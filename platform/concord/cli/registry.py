@@ -75,7 +75,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         rows = [
             [
                 *(v.name, str(v.version), _aliases(v), _criterion(v)),
-                *(_method(v), _signature(v), v.run or "", f"{v.created:%F}"),
+                *(_method(v), f"{v.inputs} → {v.outputs}" if v.inputs else "", v.run or "", f"{v.created:%F}"),
             ]
             for v in versions
         ]
@@ -84,22 +84,20 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _as_json(version: Any) -> dict[str, Any]:
-    return {
-        "name": version.name,
-        "version": version.version,
-        "aliases": list(version.aliases),
-        "promoted": version.promoted,
-        "metrics": version.metrics,
-        "criterion": version.criterion,
-        "aggregator": version.aggregator,
-        "objective": version.objective,
-        "data": version.data,
-        "inputs": version.inputs,
-        "outputs": version.outputs,
-        "run": version.run,
-        "run_id": version.run_id,
-        "created": version.created.isoformat(timespec="seconds"),
-    }
+    shown = (
+        "name",
+        "version",
+        "promoted",
+        "metrics",
+        "criterion",
+        "aggregator",
+        "objective",
+        "data",
+        "inputs",
+        "outputs",
+    )
+    written = {"aliases": list(version.aliases), "created": version.created.isoformat(timespec="seconds")}
+    return {name: getattr(version, name) for name in (*shown, "inputs", "outputs")} | written
 
 
 def _aliases(version: Any) -> str:
@@ -109,10 +107,6 @@ def _aliases(version: Any) -> str:
 def _method(version: Any) -> str:
     """The aggregator, and the objective if it is no plain mean."""
     return ", ".join(filter(None, (version.aggregator, version.objective if version.objective != "erm" else None)))
-
-
-def _signature(version: Any) -> str:
-    return f"{version.inputs} → {version.outputs}" if version.inputs else ""
 
 
 def _criterion(version: Any) -> str:

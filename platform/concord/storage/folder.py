@@ -325,15 +325,10 @@ class Folder:
 
     def _put(self, name: str, content: bytes) -> None:
         with self._storage(name) as (files, path):
-            if not _has_no_folders(files):
+            if files.type_name not in ("s3", "gcs", "abfs"):  # which know objects only, and no folders
                 files.create_dir(path.rpartition("/")[0])
             with files.open_output_stream(path, compression=None) as target:
                 target.write(content)
-
-
-def _has_no_folders(files: Any) -> bool:
-    """Whether a storage knows objects only: then a folder is there when an object in it is."""
-    return files.type_name in ("s3", "gcs", "abfs")
 
 
 class Lines:

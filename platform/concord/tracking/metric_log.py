@@ -5,7 +5,7 @@ outage the journal grows and nothing else does. What was sent is remembered besi
 killed and started again sends the rest. An entry sent twice (the process died between sending and remembering)
 is stored once: it carries the journal's timestamp, and MLflow keeps one of what is equal in name, step, time and
 value. What the store has of a branch that was left is marked there by a tag of the run (:data:`LEFT`), which `Store`
-reads.
+reads. MLflow's own asynchronous logging has its queue in memory alone, and loses it with the process.
 """
 
 import json
@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from concord.metric_name import metric_name
 from concord.redaction import redact
 from concord.storage import Lines
 from concord.tracking.client import connect, import_mlflow, is_final, one_line, post
-from concord.tracking.journal import Entry, Journal, Sent, cut, entries
+from concord.tracking.journal import Journal, Sent, cut, entries
 from concord.tracking.store import LEFT
 
 _logger = logging.getLogger("concord.tracking")
@@ -88,9 +87,7 @@ class MetricLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close(10.0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -223,7 +220,7 @@ def _batches(journal: Path, start: int) -> Iterator[_Batch]:
         if len(batch.points) + len(entry.metrics) > _LARGEST_BATCH or len(batch.tags) + len(tags) > _LARGEST_TAGS:
             yield batch
             batch = _Batch(end=batch.end)
-        points = _points(entry)
+        points = [(key, value, entry.timestamp, entry.step) for key, value in entry.metrics.items()]
         while len(points) > _LARGEST_BATCH:  # only the last piece of an entry moves the end past it
             yield _Batch(points[:_LARGEST_BATCH], end=batch.end)
             points = points[_LARGEST_BATCH:]
@@ -232,7 +229,3 @@ def _batches(journal: Path, start: int) -> Iterator[_Batch]:
         batch.end = entry.end
     if batch.points or batch.tags:
         yield batch
-
-
-def _points(entry: Entry) -> list[tuple[str, float, int, int]]:
-    return [(key, value, entry.timestamp, entry.step) for key, value in entry.metrics.items()]

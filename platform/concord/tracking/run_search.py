@@ -106,7 +106,7 @@ class RunSearch:
         self._check_names(known)
         if self.metric is not None:  # a store does not know of branches that were left, and orders by them, too
             sign = -1 if self.largest else 1
-            found.sort(key=lambda run: _last_if_nan(sign * run.metrics[str(self.metric)]))
+            found.sort(key=lambda run: (math.isnan(value := run.metrics[str(self.metric)]), sign * value))
         return found
 
     def _condition(self) -> str:
@@ -125,10 +125,6 @@ class RunSearch:
         for option, name in [*asked, *(("show", name) for name in self.show)]:
             if known and name not in known:
                 raise InputError(f"--{option} {name}: no run has it{_meant(name, known)}")
-
-
-def _last_if_nan(value: float) -> tuple[bool, float]:
-    return math.isnan(value), value
 
 
 def _quoted(option: str, value: str) -> str:

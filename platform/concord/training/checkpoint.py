@@ -70,17 +70,10 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     try:
         states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         optimization.load_state_dict(states)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
-    return _read_progress(folder)
-
-
-def _read_progress(folder: Path) -> Progress:
-    try:
         progress = json.loads((folder / PROGRESS).read_text())
         history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
         return Progress(**progress, history=history)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
 
 

@@ -522,13 +522,9 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
         )
 
 
-def _all_data(prepared: WorkerData) -> list[Environment]:
-    held = [pair.held_out for pair in prepared.training if pair.held_out is not None]
-    return [pair.training for pair in prepared.training] + held + [environment for _, environment in prepared.eval_only]
-
-
 def _check_all_targets(model: nn.Module, prepared: WorkerData, device: torch.device) -> None:
-    for part in _all_data(prepared):
+    of_training = [part for pair in prepared.training for part in pair if part is not None]
+    for part in [*of_training, *(environment for _, environment in prepared.eval_only)]:
         check_targets(part, _outputs(model, part, device))
 
 
@@ -565,8 +561,9 @@ def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
         problem = next((error for error, _ in said if error is not None), None)
         descriptions = [description for _, description in said if description]
         if problem is None and descriptions:
-            differing = _difference(descriptions)
-            problem = None if differing is None else InputError(differing)
+            first, theirs = descriptions[0]
+            differing = (difference(name, ours, first, theirs) for name, ours in descriptions)
+            problem = next((InputError(said) for said in differing if said), None)
     if problem is not None:
         raise problem
     return result
@@ -575,11 +572,6 @@ def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
 def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
     first = prepared.training[0].training
     return first.name, described(first.data)
-
-
-def _difference(descriptions: Sequence[tuple[str, dict[str, str]]]) -> str | None:
-    first, theirs = descriptions[0]
-    return next(filter(None, (difference(name, ours, first, theirs) for name, ours in descriptions)), None)
 
 
 def _gathered(value: Item, place: ProcessContext) -> list[Item]:
