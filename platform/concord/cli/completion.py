@@ -1,6 +1,7 @@
 """Completion with Tab, of commands, jobs, options and their values: a script for a shell, made of what there is now.
 
 The script is read by the shell alone: to find a job's options takes seconds, so they are found when it is written.
+tyro's own completion is of one dataclass; here the options depend on the command and on the job, a file's too.
 """
 
 import contextlib

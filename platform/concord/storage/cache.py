@@ -1,4 +1,8 @@
-"""This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there."""
+"""This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there.
+
+fsspec's ``filecache`` and ``simplecache`` write a download where it is read, so that a process that is killed leaves
+half a file, and another one that reads meanwhile finds half of it; and neither limits how much it keeps.
+"""
 
 import contextlib
 import hashlib

@@ -1,4 +1,7 @@
-"""A Ray cluster's jobs: submit, follow, list, stop. Errors of the network and of Ray become one line each."""
+"""A Ray cluster's jobs: submit, follow, list, stop. Errors of the network and of Ray become one line each.
+
+All of it is Ray's client, which waits for answers without end, and whose log ends where its connection does.
+"""
 
 import asyncio
 import contextlib
