@@ -44,6 +44,11 @@ def as_option(error: Exception) -> str:
     return error.as_option() if isinstance(error, ArgumentError) else str(error)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind if it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
 

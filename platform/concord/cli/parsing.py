@@ -1,6 +1,5 @@
 """A command's options from its words; what is wrong with them becomes one line."""
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,7 +8,7 @@ from concord.cli.help import HELP, Brief, job_list, option_help
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import NEEDED, option_values, options_of
+from concord.options import NEEDED, did_you_mean, option_values, options_of
 
 Options = TypeVar("Options")
 
@@ -83,9 +82,8 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             first = event.tokens[0]
             if not first.startswith("-"):
                 return f"{' '.join(event.tokens)}: not expected here; {event.prog} --help lists the options"
-            near = difflib.get_close_matches(first.split("=")[0].lower(), known, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            return f"{' '.join(event.tokens)}: there is no such option; {meant}{event.prog} --help lists them"
+            near = did_you_mean(first.split("=")[0].lower(), known) or ";"
+            return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
             choices = list(event.choices)
             if "None" in choices:  # of an option that may be left out; its choices come in any order

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from concord.environments.collection import Array, Environments, require_names
 from concord.environments.parquet import read_table
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import display_path, listing, local
 
 
@@ -66,8 +66,7 @@ def from_folder(
         except InputError:
             raise
         except Exception as error:  # each format has its own errors for a file cut short
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"environment {name}: {path} cannot be read ({reason})") from error
+            raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
 
     return Environments(load, train, validation, test)
 

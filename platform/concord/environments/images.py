@@ -17,7 +17,7 @@ from torch import Tensor
 
 from concord.environments.collection import generator_for
 from concord.environments.files import RemoteFile, check_sha256, download, find
-from concord.errors import ArgumentError, InputError
+from concord.errors import ArgumentError, InputError, first_line
 from concord.storage import check_address, display_path, is_remote, local
 
 Pixels = npt.NDArray[np.uint8]
@@ -229,9 +229,7 @@ def _parquet(path: Path) -> LabelledImages:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"{path}: cannot be read ({str(error).splitlines()[0]}); it is cut short, or no parquet"
-        ) from error
+        raise InputError(f"{path}: cannot be read ({first_line(error)}); it is cut short, or no parquet") from error
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None or "label" not in table.column_names:
         raise InputError(f"{path}: needs columns img (or image) and label; it has {', '.join(table.column_names)}")

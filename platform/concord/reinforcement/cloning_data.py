@@ -24,7 +24,7 @@ from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError, RunFailedError, first_line
 from concord.options import OptionGroup
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -213,7 +213,7 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
     if (folder / _PLAN).exists():
         there = _read_json(folder / _PLAN)
         if there.get("format") != _FORMAT or not isinstance(there.get("expert"), dict):
-            raise InputError(f"--data-dir {folder}: {_PLAN} is of another version of Concord; give another folder")
+            raise _unfit(folder, f"{_PLAN} is of another version of Concord; give another folder")
         for key in plan:
             if key != "expert" and there.get(key) != plan[key]:
                 raise InputError(
@@ -227,12 +227,12 @@ def _begin(folder: Path, plan: dict[str, Any]) -> None:
             )
         return
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"--data-dir {folder}: not empty, and not made for cloning data; give another folder")
+        raise _unfit(folder, "not empty, and not made for cloning data; give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / _PLAN, json.dumps(plan, indent=1).encode())
     except OSError as error:
-        raise InputError(f"--data-dir {folder}: not a folder to write to ({error.strerror})") from error
+        raise _unfit(folder, f"not a folder to write to ({error.strerror})") from error
 
 
 def _made(expert: Path, shards: Sequence[_Shard], options: CloningOptions) -> Iterable[tuple[_Shard, bytes]]:
@@ -424,10 +424,12 @@ def _read(path: Path) -> States:
     except InputError as error:
         raise InputError(f"--data-dir: {error}") from None
     except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"--data-dir: {path} cannot be read ({reason}); remove it, and concord data makes it"
-        ) from error
+        said = f"--data-dir: {path} cannot be read ({first_line(error)}); remove it, and concord data makes it"
+        raise InputError(said) from error
+
+
+def _unfit(folder: Path, why: str) -> InputError:
+    return InputError(f"--data-dir {display_path(folder)}: {why}")
 
 
 def _checksum(content: bytes) -> str:
@@ -453,7 +455,7 @@ def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
         and np.allclose(states.policy.sum(1), 1, rtol=0, atol=1e-5)
     )
     if not right:
-        raise InputError(f"--data-dir {folder}: {shard.file} holds other states; remove it, and concord data makes it")
+        raise _unfit(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
     return {
         "file": shard.file,
         "split": shard.split,
@@ -469,7 +471,7 @@ def _check_disjoint(shards: Sequence[dict[str, Any]], folder: Path) -> None:
     for shard in shards:
         for level in shard["levels"]:
             if level in seen:
-                raise InputError(f"--data-dir {folder}: level {level} is in {seen[level]} and in {shard['file']}")
+                raise _unfit(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
             seen[level] = shard["file"]
 
 
@@ -487,7 +489,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it is no mapping")
     except (OSError, ValueError) as error:
-        raise InputError(f"--data-dir {path.parent}: {path.name} cannot be read ({error})") from error
+        raise _unfit(path.parent, f"{path.name} cannot be read ({error})") from error
     return content
 
 
@@ -525,27 +527,18 @@ class CloningData:
         names = set(listing(folder, recursive=True) or ())
         if MANIFEST not in names:
             unfinished = ", only the beginning of some" if _PLAN in names else ""
-            raise InputError(
-                f"--data-dir {display_path(folder)}: no cloning data{unfinished}; concord data coinrun-clone makes them"
-            )
+            raise _unfit(folder, f"no cloning data{unfinished}; concord data coinrun-clone makes them")
         self.manifest = _read_json(local(folder / MANIFEST))
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
-            raise InputError(
-                f"--data-dir {display_path(folder)}: its {MANIFEST} has format {found}; this Concord reads {_FORMAT}"
-            )
-        missing = _missing(self.manifest)
-        if missing:
-            raise InputError(
-                f"--data-dir {display_path(folder)}: its {MANIFEST} is not complete ({missing} is missing)"
-            )
+            raise _unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
+        if missing := _missing(self.manifest):
+            raise _unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
         self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
         _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
             if file not in names:
-                raise InputError(
-                    f"--data-dir {display_path(folder)}: {file} is missing; concord data coinrun-clone makes it"
-                )
+                raise _unfit(folder, f"{file} is missing; concord data coinrun-clone makes it")
         self.version = _checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
@@ -570,7 +563,5 @@ class CloningData:
     def _checked(self, file: str) -> States:
         path = local(self.folder / file)
         if _checksum(path.read_bytes()) != self._shards[file]["sha256"]:
-            raise InputError(
-                f"--data-dir {display_path(self.folder)}: {file} is corrupt; remove it, and concord data makes it anew"
-            )
+            raise _unfit(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
         return _read(path)

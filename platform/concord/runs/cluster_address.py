@@ -6,7 +6,7 @@ import socket
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.training.options import RunConfig
 
 LOCAL = "local"
@@ -47,7 +47,7 @@ def require_cluster(address: str, option: str) -> None:
     try:
         host, port = _resolved(address)
     except (ConnectionError, ValueError) as error:
-        refuse(_first_line(error), error)
+        refuse(first_line(error), error)
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
@@ -58,7 +58,7 @@ def require_cluster(address: str, option: str) -> None:
     except TimeoutError as error:
         refuse("no Ray cluster answers there (no answer in time)", error)
     except OSError as error:
-        refuse(f"no Ray cluster answers there ({error.strerror or _first_line(error)})", error)
+        refuse(f"no Ray cluster answers there ({error.strerror or first_line(error)})", error)
     if len(answer) < 4 or answer[3] != _SETTINGS:
         refuse("what answers there is no Ray cluster")
 
@@ -87,7 +87,3 @@ def _resolved(address: str) -> tuple[str, int]:
 def _host_and_port(address: str) -> tuple[str, int | None]:
     parts = urlsplit(f"//{address}")
     return parts.hostname or "", parts.port
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from concord import logs
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.options import option_values
 from concord.process_environment import environment_variables
 from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
@@ -67,8 +67,7 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         with signal_handler(signal.SIGTERM), environment_variables(connecting):
             context = ray.init(address=address, logging_level=logging.ERROR, configure_logging=True, **structured)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{option} {address}: no Ray cluster answers there ({reason})") from error
+        raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
     if structured:
         logs.use_json()  # what Ray has set up for this process would write each line once more
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())

@@ -1,14 +1,13 @@
 """Tracked runs of any job, found by what is known of them."""
 
-import difflib
 import math
 import operator
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from concord.errors import InputError
+from concord.options import did_you_mean
 from concord.tracking.store import NEWEST, Run, Store
 
 RunStatus = Literal["running", "finished", "failed", "killed"]
@@ -124,18 +123,13 @@ class RunSearch:
         asked += [("metric", self.metric)] if self.metric else []
         for option, name in [*asked, *(("show", name) for name in self.show)]:
             if known and name not in known:
-                raise InputError(f"--{option} {name}: no run has it{_meant(name, known)}")
+                raise InputError(f"--{option} {name}: no run has it{did_you_mean(name, known)}")
 
 
 def _quoted(option: str, value: str) -> str:
     if "'" in value:
         raise InputError(f"--{option} {value.strip('%')}: must be without quotation marks")
     return f"'{value}'"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def named_run(store: Store, option: str, name: str) -> Run:
@@ -149,7 +143,7 @@ def named_run(store: Store, option: str, name: str) -> Run:
     found = list(store.search(f"attributes.run_name = {_quoted(option, name)}"))
     if not found:
         names = [run.name for _, run in zip(range(_MANY), store.search(""), strict=False)]
-        raise InputError(f"--{option} {name}: there is no such run{_meant(name, names)}")
+        raise InputError(f"--{option} {name}: there is no such run{did_you_mean(name, names)}")
     if len(found) > 1:
         ids = ", ".join(run.run_id for run in found)
         raise InputError(f"--{option} {name}: {len(found)} runs have this name; give the id of one: {ids}")

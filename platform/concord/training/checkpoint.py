@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from concord.errors import InputError
+from concord.errors import InputError, first_line
 from concord.gradients.stacked import Vectorize
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
@@ -74,7 +74,7 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
         history = [Evaluation(*evaluation) for evaluation in progress.pop("history")]
         return Progress(**progress, history=history)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"checkpoint {folder}: cannot be read ({_first_line(error)})") from error
+        raise InputError(f"checkpoint {folder}: cannot be read ({first_line(error)})") from error
 
 
 def read_weights(folder: Path, model: nn.Module) -> None:
@@ -86,7 +86,7 @@ def read_weights(folder: Path, model: nn.Module) -> None:
     try:
         weights = load_file(folder / MODEL)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"checkpoint {folder}: {MODEL} cannot be read ({_first_line(error)})") from error
+        raise InputError(f"checkpoint {folder}: {MODEL} cannot be read ({first_line(error)})") from error
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     if expected != found:
@@ -96,7 +96,3 @@ def read_weights(folder: Path, model: nn.Module) -> None:
             f"and {expected.get(name, 'missing')} here"
         )
     model.load_state_dict(weights)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
