@@ -26,20 +26,18 @@ _COLOURS = {
 }
 
 
-def flips_figure(panels: Mapping[str, Mapping[str, Runs]], optimal: float | None = 0.75) -> Figure:
+def flips_figure(panels: Mapping[str, Mapping[str, Runs]]) -> Figure:
     """Fig. 3, 5 and 8: test accuracy against p_e, mean and standard deviation over runs.
 
     Args:
         panels: by title and method, the accuracies at each p_e.
-        optimal: a line to be reached at best.
     """
     figure = Figure(figsize=(1.2 + 3.4 * len(panels), 3.1), layout="constrained")
     row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
         for index, (method, runs) in enumerate(methods.items()):
             _dots(axes, method, runs, index, 0.008 * (index - (len(methods) - 1) / 2))
-        if optimal is not None:
-            axes.axhline(optimal, color="black", linewidth=0.8, linestyle=":")
+        axes.axhline(0.75, color="black", linewidth=0.8, linestyle=":")  # to be reached at best
         axes.set_xlabel("p_e of the test")
         axes.set_title(method_name(title), fontsize=10)
         axes.set_ylim(0, 1)

@@ -24,7 +24,9 @@ def memorization_figure(compared: ComparedRuns) -> Figure:
     curves = _by_threshold(compared)
     figure = Figure(figsize=(4.2 * len(curves), 3.4))
     panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
-    colours = _colours(sorted({threshold for by_threshold in curves.values() for threshold in by_threshold}))
+    thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, max(len(thresholds), 2)))
+    colours = dict(zip(thresholds, shades, strict=False))
     for axes, (panel, by_threshold) in zip(panels, sorted(curves.items()), strict=True):
         for threshold, runs in sorted(by_threshold.items()):
             _draw(axes, runs, "train_accuracy", colours[threshold], f"τ = {threshold:g}")
@@ -96,11 +98,6 @@ def _by_threshold(runs: ComparedRuns) -> dict[str, dict[float, Runs]]:
         panel = f"{labels} labels" + (f", by {gradient}" if several else "")
         curves.setdefault(panel, {})[threshold] = [run.history for run in each]
     return curves
-
-
-def _colours(thresholds: Sequence[float]) -> dict[float, object]:
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, max(len(thresholds), 2)))
-    return dict(zip(thresholds, shades, strict=False))
 
 
 def _draw(axes: Axes, runs: Runs, metric: str, colour: object, label: str | None, style: str = "-") -> None:

@@ -1,6 +1,5 @@
 """The command that measures: bench."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from concord.errors import InputError, UnfinishedError
 
 if TYPE_CHECKING:
     from concord.benchmark import Row
-
-_FIELDS = ("name", "seconds", "reference", "reference_seconds", "ratio", "memory", "reference_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +62,7 @@ def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _as_json(row: "Row") -> dict[str, Any]:
-    values = dataclasses.asdict(row)
-    return {field: values[field] for field in _FIELDS}
+    return {name: value for name, value in vars(row).items() if name != "target"}
 
 
 def _cells(row: "Row") -> list[str]:

@@ -136,11 +136,6 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     table(header + (["seconds"] if rows[0]["seconds"] is not None else []), lines)
 
 
-def _drawn_name(network: str, parameters: int) -> str:
-    size = f"{parameters / 1e6:.2f} million parameters"
-    return f"{_TITLES[network]}, {size}" if network in _TITLES else size
-
-
 def _mb(number: float) -> str:
     return f"{number / 1e6:.3f} MB"
 
@@ -151,9 +146,10 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> "list[ScalingCurve]":
     result = []
     for network, environments in dict.fromkeys((row["network"], row["environments"]) for row in rows):
         own = [row for row in rows if (row["network"], row["environments"]) == (network, environments)]
+        size = f"{own[0]['parameters'] / 1e6:.2f} million parameters"
         result.append(
             ScalingCurve(
-                network=_drawn_name(network, own[0]["parameters"]),
+                network=f"{_TITLES[network]}, {size}" if network in _TITLES else size,
                 environments=environments,
                 workers=[row["workers"] for row in own],
                 wire=[row["wire_bytes"] for row in own],

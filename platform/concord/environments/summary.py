@@ -55,13 +55,9 @@ def summarize(environment: Environment, purpose: str) -> DataSummary:
         environment.name,
         purpose,
         len(environment),
-        tuple(Leaf(name, *_of_one(values)) for name, values in leaves.items()),
+        tuple(Leaf(name, (*part.shape[1:],), str(part.dtype).removeprefix("torch.")) for name, part in leaves.items()),
         digest.hexdigest()[:16],
     )
-
-
-def _of_one(values: Tensor) -> tuple[tuple[int, ...], str]:
-    return tuple(values.shape[1:]), str(values.dtype).removeprefix("torch.")
 
 
 def _sample(values: Tensor) -> bytes:
