@@ -16,8 +16,9 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.output import error_line, without_passwords
+from concord.cli.output import error_line
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
+from concord.redaction import redact
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 # The module of each command: a function of its name, which takes the other words, and whether --json was given. Beside
@@ -100,8 +101,8 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
         status, problem = 1, f"{type(error).__name__}: {error}"
-        error_line(without_passwords(traceback.format_exc()))
-    problem = without_passwords(problem)
+        error_line(redact(traceback.format_exc()))
+    problem = redact(problem)
     error_line(f"concord: {problem}")
     return status, {**partial, "error": problem}
 

@@ -1,6 +1,7 @@
 """Commands on a Ray cluster's jobs: submit, submissions, logs, stop."""
 
 import dataclasses
+import functools
 import math
 import secrets
 import sys
@@ -15,7 +16,7 @@ import tyro
 
 from concord import logs as structured_logs
 from concord.cli.job_options import default_options
-from concord.cli.output import info, table, without_passwords
+from concord.cli.output import info, table
 from concord.cli.parsing import (
     asks_for_help,
     job_and_words,
@@ -121,9 +122,9 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.submission.profile import Profile
 
     profile = Profile.find(options.profile, options.address, options.token_file, options.header, options.tracking_uri)
-    if profile.tracking_uri is not None and without_passwords(profile.tracking_uri) != profile.tracking_uri:
+    if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
         raise InputError(
-            f"--tracking-uri {without_passwords(profile.tracking_uri)}: holds a password, which everybody who may look "
+            f"--tracking-uri {redact(profile.tracking_uri)}: holds a password, which everybody who may look "
             "at the cluster could read; give it to the cluster's nodes, as MLFLOW_TRACKING_PASSWORD"
         )
     own += _profile_options(own, profile, fields)
@@ -308,11 +309,7 @@ def _require_absolute(words: Sequence[str]) -> None:
 
 def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
     """Show the log to the end; another exit status than 0 becomes this command's."""
-    stream = sys.stderr if as_json else sys.stdout
-
-    def show(text: str) -> None:
-        print(text, end="", file=stream, flush=True)
-
+    show = functools.partial(print, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
         ended = cluster.follow(identity, show)
     except KeyboardInterrupt:

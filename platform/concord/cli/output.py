@@ -1,4 +1,4 @@
-"""What commands print: lines of progress, tables, and never a password."""
+"""What commands print: lines of progress, and tables."""
 
 import logging
 import sys
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from concord import logs
-from concord.redaction import redact
 
 
 def info(line: str) -> None:
@@ -87,8 +86,3 @@ def format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(format_value(entry) for entry in value)
     return str(value)
-
-
-def without_passwords(text: str) -> str:
-    """The text, its passwords and tokens replaced."""
-    return redact(text)

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import tyro
 
 from concord.cli import process_group
-from concord.cli.output import info, table, without_passwords
+from concord.cli.output import info, table
 from concord.cli.parsing import parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
+from concord.redaction import redact
 from concord.storage import display_path
 
 
@@ -152,7 +153,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     shown_dashboard = described(dashboard) if dashboard else "you run no Ray here; a run shows it while it lasts"
     info(f"Ray dashboard: {shown_dashboard}")
     if store.uri.startswith("http"):
-        address = without_passwords(store.uri)
+        address = redact(store.uri)
         info(f"MLflow UI: {address}")
         return {"mlflow": address, "ray": dashboard}
     address = f"http://{options.host}:{options.port}"

@@ -11,12 +11,13 @@ from typing import Any
 
 from concord.cli.help import Brief, train_brief, tune_brief
 from concord.cli.job_options import default_options
-from concord.cli.output import info, nested_table, table, without_passwords
+from concord.cli.output import info, nested_table, table
 from concord.cli.parsing import asks_for_help, given_options, job_and_words, option_value, parse, with_own_rule
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import JobText, job_texts
 from concord.options import option_values
+from concord.redaction import redact
 from concord.storage import check_address, display_path, is_remote, resolve
 
 
@@ -256,7 +257,7 @@ def _print_next_steps(report: Any, output: Path) -> None:
     if report.model is None:
         return
     python = _relative(program.with_name("python")) if program.parent != Path() else "python"
-    width, uri = 34, without_passwords(report.tracking_uri)
+    width, uri = 34, redact(report.tracking_uri)
     print(
         f"predict      {python} -c \"import mlflow, numpy; mlflow.set_tracking_uri('{uri}'); "
         f"print(mlflow.pyfunc.load_model('{report.model}')"

@@ -225,19 +225,8 @@ class PerExample:
         return self._exchanges[counts]
 
 
-def per_example(
-    model: nn.Module,
-    rule: Aggregator,
-    *,
-    reduction: Reduction = "mean",
-    group: dist.ProcessGroup | None = None,
-    **options: Unpack[AggregationOptions],
-) -> PerExample:
-    """Treat every example as an environment of its own; call ``aggregate()`` on the result after backward.
-
-    Arguments as for :class:`PerExample`.
-    """
-    return PerExample(model, rule, reduction=reduction, group=group, **options)
+per_example = PerExample
+"""Treat every example as an environment of its own; call ``aggregate()`` on the result after backward."""
 
 
 def _names(counts: Sequence[int], rank: int) -> list[str]:
