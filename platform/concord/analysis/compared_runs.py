@@ -12,17 +12,14 @@ class ComparedRun(Protocol):
     @property
     def options(self) -> Mapping[str, Any]:
         """All that decided over it, resolved, by name."""
-        ...
 
     @property
     def history(self) -> Sequence[Evaluated]:
         """Every evaluation of it."""
-        ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """Those at its end."""
-        ...
 
 
 ComparedRuns = Mapping[str, Sequence[ComparedRun]]

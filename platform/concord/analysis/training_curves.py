@@ -21,12 +21,10 @@ class Evaluated(Protocol):
     @property
     def epoch(self) -> int:
         """Epochs done."""
-        ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """All metrics then."""
-        ...
 
 
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:

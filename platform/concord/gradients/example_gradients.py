@@ -43,11 +43,9 @@ class ExampleGradients(Protocol):
     @property
     def examples(self) -> int:
         """How many examples there are."""
-        ...
 
     def of_examples(self, part: slice) -> Tensor:
         """The gradients of some examples, ``(part, *shape of the parameter)``."""
-        ...
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
         """Add the statistics of all examples.
@@ -56,7 +54,6 @@ class ExampleGradients(Protocol):
             wanted: which ones, and where they are added.
             memory_limit: bytes of gradients that may exist at once.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ class GradientSource(Protocol):
 
     def __call__(self, batch: Any, step: int) -> EnvironmentStep:
         """One step; leaves of ``batch`` begin with ``(environments, examples)``, those of this process."""
-        ...
 
 
 class AggregationOptions(TypedDict, total=False):

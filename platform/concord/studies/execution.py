@@ -34,15 +34,12 @@ class Source(Protocol):
 
     def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
         """The next task with the options that make it; None when there are no more."""
-        ...
 
     def evaluated(self, task: TrialSpec, epoch: int, percent: float, metrics: dict[str, float]) -> None:
         """The task goes on."""
-        ...
 
     def ended(self, task: TrialSpec, ended: TrialResult) -> None:
         """The task is over."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,10 @@ class Sharing(Protocol):
     @property
     def concurrent(self) -> int:
         """Trials at a time; 0 takes what the cluster holds."""
-        ...
 
     @property
     def gpus_per_trial(self) -> float:
         """GPUs of a trial, with --use-gpu."""
-        ...
 
 
 Node = Mapping[str, float]

@@ -54,11 +54,9 @@ class Reporter(Protocol):
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Keep metrics; called in the first process only, and must return at once."""
-        ...
 
     def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
         """Keep a checkpoint; called in every process, ``write`` to be used in the first only."""
-        ...
 
 
 class Silent:
