@@ -85,18 +85,7 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _as_json(version: Any) -> dict[str, Any]:
-    shown = (
-        "name",
-        "version",
-        "promoted",
-        "metrics",
-        "criterion",
-        "aggregator",
-        "objective",
-        "data",
-        "inputs",
-        "outputs",
-    )
+    shown = ("name", "version", "promoted", "metrics", "criterion", "aggregator", "objective", "data", "run", "run_id")
     written = {"aliases": list(version.aliases), "created": version.created.isoformat(timespec="seconds")}
     return {name: getattr(version, name) for name in (*shown, "inputs", "outputs")} | written
 

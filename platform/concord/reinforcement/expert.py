@@ -41,9 +41,7 @@ def shipped_expert(game: str, difficulty: str) -> Path:
 
 def save_expert(path: Path, network: nn.Module, provenance: Mapping[str, Any]) -> None:
     """Write weights as float16, which halves the file, with their provenance; replaces the file as a whole."""
-    weights = {
-        name: value.detach().cpu().to(torch.float16).contiguous() for name, value in network.state_dict().items()
-    }
+    weights = {name: each.detach().cpu().to(torch.float16).contiguous() for name, each in network.state_dict().items()}
     new = path.with_suffix(".new")
     save_file(weights, new, {_PROVENANCE: json.dumps(dict(provenance))})
     new.replace(path)

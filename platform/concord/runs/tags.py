@@ -43,9 +43,7 @@ def _source_name(path: Path) -> str:
 def _git(folder: Path, *words: str) -> str | None:
     """What git says of the checkout the job lives in, if it lives in one."""
     try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=False
-        )
+        found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

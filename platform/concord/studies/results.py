@@ -159,11 +159,8 @@ class StudyResult:
         best = None
         if self.finished:
             task, ended = self.best
-            best = {
-                "trial": task.trial,
-                "config": {**task.point, **task.resolved},
-                "metrics": self.metrics(task, ended),
-            }
+            config = task.point | task.resolved
+            best = {"trial": task.trial, "config": config, "metrics": self.metrics(task, ended)}
         return {
             "job": self.record["job"],
             "study": self.record["name"],

@@ -13,14 +13,7 @@ from concord.tracking.store import NEWEST, Run, Store
 RunStatus = Literal["running", "finished", "failed", "killed"]
 
 _CONDITION = re.compile(r"\s*([\w.-]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
-_OPERATORS = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-    ">=": operator.ge,
-    "<=": operator.le,
-}
+_SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
 _MANY = 1000  # runs, to be asked for at a time
 
@@ -52,8 +45,8 @@ class Condition:
             return False
         there, wanted = _number(known), _number(self.value)
         if there is not None and wanted is not None:
-            return bool(_OPERATORS[self.sign](there, wanted))
-        return self.sign in ("=", "!=") and bool(_OPERATORS[self.sign](str(known), self.value))
+            return bool(_SIGNS[self.sign](there, wanted))
+        return self.sign in ("=", "!=") and bool(_SIGNS[self.sign](str(known), self.value))
 
 
 def _number(value: str | float) -> float | None:

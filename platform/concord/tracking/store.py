@@ -179,9 +179,8 @@ class Store:
         from mlflow.entities import Param
 
         with failures(self.uri, f"start run {name!r}"):
-            run_id = str(
-                self.client.create_run(self._experiment(experiment), run_name=name, tags=_clean(tags)).info.run_id
-            )
+            made = self.client.create_run(self._experiment(experiment), run_name=name, tags=_clean(tags))
+            run_id = str(made.info.run_id)
             try:
                 values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
                 self.client.log_batch(run_id, params=values, synchronous=True)
@@ -324,9 +323,8 @@ class Store:
             entry = self.client.get_experiment_by_name(experiment)
         if entry is None:
             return []
-        return list(
-            self.search("attributes.status = 'FINISHED'" if finished_only else "", within=[entry.experiment_id])
-        )
+        condition = "attributes.status = 'FINISHED'" if finished_only else ""
+        return list(self.search(condition, within=[entry.experiment_id]))
 
     def search(
         self,
