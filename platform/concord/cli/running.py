@@ -74,12 +74,7 @@ def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
 
 
 def _parse_over(
-    defaults: Any,
-    words: Sequence[str],
-    program: str,
-    record: Mapping[str, Any] | None,
-    file: Any,
-    brief: Brief,
+    defaults: Any, words: Sequence[str], program: str, record: Mapping[str, Any] | None, file: Any, brief: Brief
 ) -> tuple[Any, bool]:
     """The options in these words, over those of the file, over those that a run or study was started with, which need
     not be given again; and whether they are to be printed."""

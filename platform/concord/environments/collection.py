@@ -192,9 +192,7 @@ class Environments:
 
     @staticmethod
     def from_arrays(
-        arrays: Mapping[str, Any],
-        validation: Sequence[str] = (),
-        test: Sequence[str] = (),
+        arrays: Mapping[str, Any], validation: Sequence[str] = (), test: Sequence[str] = ()
     ) -> "Environments":
         """Environments whose data are at hand: ``{name: (inputs, targets)}``, or ``{name: tree}``.
 

@@ -64,10 +64,7 @@ class ColoredMNIST:
         if self.classes not in (2, 5, 10):
             raise ArgumentError("classes", self.classes, "must be 2, 5 or 10")
         require_probabilities(
-            flips=self.flips,
-            test_flip=self.test_flip,
-            observed_flips=self.observed_flips,
-            patch_flips=self.patch_flips,
+            flips=self.flips, test_flip=self.test_flip, observed_flips=self.observed_flips, patch_flips=self.patch_flips
         )
         if not self.flips:
             raise ArgumentError("flips", self.flips, "gives no training environment")

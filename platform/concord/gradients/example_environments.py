@@ -181,10 +181,7 @@ class PerExampleGradients:
         totals = [torch.zeros_like(parameter, dtype=sums.layout.dtype) for parameter in self._parameters]
         for example, loss in enumerate(losses):
             gradients = torch.autograd.grad(
-                loss,
-                self._parameters,
-                retain_graph=example + 1 < len(outputs),
-                materialize_grads=True,
+                loss, self._parameters, retain_graph=example + 1 < len(outputs), materialize_grads=True
             )
             torch._foreach_add_(totals, [gradient.to(sums.layout.dtype) for gradient in gradients])
             for index, gradient in enumerate(gradients):

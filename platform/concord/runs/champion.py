@@ -5,9 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from concord.errors import RunFailedError
-from concord.training.evaluation import (
-    Mode,
-)
+from concord.training.evaluation import Mode
 from concord.training.job import Job
 from concord.training.options import TrainConfig
 

@@ -26,22 +26,9 @@ import torch.distributed as dist
 from concord import logs
 from concord.errors import RunFailedError
 from concord.options import option_values
-from concord.runs.checkpoints import (
-    journal_length,
-    keep_checkpoint,
-    last_checkpoint,
-    remove_partial_checkpoints,
-)
+from concord.runs.checkpoints import journal_length, keep_checkpoint, last_checkpoint, remove_partial_checkpoints
 from concord.runs.termination import signal_handler
-from concord.runs.worker import (
-    ERROR,
-    Trained,
-    WorkerSpec,
-    open_log,
-    recorded_error,
-    trained,
-    work_as,
-)
+from concord.runs.worker import ERROR, Trained, WorkerSpec, open_log, recorded_error, trained, work_as
 from concord.storage import Folder, StorageError
 from concord.training.job import JobFile
 from concord.training.loop import ProcessContext

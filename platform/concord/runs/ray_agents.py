@@ -28,11 +28,7 @@ def ended_with_driver() -> Iterator[None]:
     # In a session of its own, so that Ctrl-C in a terminal does not end it. Its other end of the pipe closes with it.
     command = [sys.executable, "-I", __file__, str(os.getpid())]
     with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as watcher:
         assert watcher.stdin is not None
         try:

@@ -78,12 +78,7 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
         # With a finite slice it would pause trials, which asks for checkpoints, to let others go first.
         never: Any = math.inf
         return MedianStoppingRule(
-            time_attr=PROGRESS,
-            metric=SCORE,
-            mode="max",
-            grace_period=20,
-            min_samples_required=5,
-            min_time_slice=never,
+            time_attr=PROGRESS, metric=SCORE, mode="max", grace_period=20, min_samples_required=5, min_time_slice=never
         )
     return FIFOScheduler()
 

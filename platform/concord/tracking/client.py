@@ -89,13 +89,7 @@ def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float,
     from mlflow.utils.rest_utils import http_request, verify_rest_response
 
     response = http_request(
-        get_default_host_creds(uri),
-        endpoint,
-        "POST",
-        max_retries=0,
-        timeout=timeout,
-        raise_on_status=False,
-        json=body,
+        get_default_host_creds(uri), endpoint, "POST", max_retries=0, timeout=timeout, raise_on_status=False, json=body
     )
     verify_rest_response(response, endpoint)
 

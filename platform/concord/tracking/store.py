@@ -26,15 +26,7 @@ from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, resolve
-from concord.tracking.client import (
-    connect,
-    error_code,
-    failures,
-    import_mlflow,
-    one_line,
-    pages,
-    post,
-)
+from concord.tracking.client import connect, error_code, failures, import_mlflow, one_line, pages, post
 
 _logger = logging.getLogger("concord.tracking")
 
@@ -327,11 +319,7 @@ class Store:
         return list(self.search(condition, within=[entry.experiment_id]))
 
     def search(
-        self,
-        condition: str,
-        order: str = NEWEST,
-        within: Sequence[str] | None = None,
-        page: int = 1000,
+        self, condition: str, order: str = NEWEST, within: Sequence[str] | None = None, page: int = 1000
     ) -> Iterator[Run]:
         """Return the runs that fulfil a condition, asked for as they are taken.
 
