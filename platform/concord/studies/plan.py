@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
@@ -199,7 +198,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     name = base.run.name or _new_name(job, method, base.run.output)
     base = base.with_options(name=None)
     space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
-    checked = _checked(job, base)
+    checked = preflight(job, base)
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
     usual = next(iter(checked.measures)) if own else "accuracy" if "train_accuracy" in checked.reported else "loss"
@@ -252,16 +251,6 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         _check_same(plan, record)
         plan = dataclasses.replace(plan, own=OwnPoint.read(record.get("own")))  # as the study began
     return plan
-
-
-def _checked(job: JobFile, base: Any) -> Checked:
-    """What is known of a job before anything of it runs."""
-    if not isinstance(job.job, CustomJob):
-        return preflight(job, base)
-    if job.job.trials is None:
-        raise InputError(f"job {job.name}: trains in a way of its own, and does not say how a study is to; give trials")
-    metrics = dict(job.job.trials.metrics)
-    return Checked(Environments.none(), None, metrics, metrics)
 
 
 def _check_same(plan: Plan, record: dict[str, Any]) -> None:

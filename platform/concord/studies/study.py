@@ -27,6 +27,7 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.spaces import config_at, resolved_at
 from concord.studies.stopping import StopRule, replay, scheduler
 from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
+from concord.tracking import add_lineage
 from concord.training import TrainConfig
 
 
@@ -278,6 +279,7 @@ class _Study:
             finished = run(plan.job, config, self.info, lineage)
         else:
             finished = plan.job.job.run(plan.job, config, self.info)
+            add_lineage(self.trials.store, finished.run_id, finished.registered, lineage.tags)
         became = {
             "model": finished.model,
             "champion": finished.registered is not None and finished.registered.champion,
