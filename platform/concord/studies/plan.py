@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -126,12 +125,9 @@ class Plan:
         return written
 
     def record(self) -> dict[str, Any]:
-        """What is written down of it."""
+        """What is written down of it, beside what every group of trials writes down."""
         options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.options).items()}
         return {
-            "job": self.job.name,
-            "name": self.name,
-            "started": time.time(),
             "identity": self.identity(),
             "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
@@ -139,7 +135,6 @@ class Plan:
             "oracle": self.looks_at_test,
             "validation": bool(self.checked.environments.validation),
             "options": options,
-            "config": recorded_config(self.base),
             "given": sorted(self.given),
             **({"sources": sources} if (sources := self.base.sources()) else {}),
         }

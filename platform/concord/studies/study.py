@@ -60,7 +60,6 @@ def experiment(job: str) -> str:
 def _group(plan: Plan) -> TrialGroup:
     environments = plan.checked.environments
     tags = run_tags(plan.job.name, plan.job.path, len(environments.train), environments.version) | {
-        "concord.study": plan.name,
         "concord.method": plan.method,
         "concord.selection": plan.options.selection,
         "concord.oracle": plan.looks_at_test or "no",
@@ -73,7 +72,6 @@ def _group(plan: Plan) -> TrialGroup:
         "mode": plan.criterion.mode,
         "stop_when": plan.stop_rule,
     }
-    record = plan.record()
     return TrialGroup(
         what="study",
         name=plan.name,
@@ -84,8 +82,8 @@ def _group(plan: Plan) -> TrialGroup:
         experiment=experiment(plan.job.name),
         parameters=parameters,
         tags=tags,
-        artifacts={"space.json": plan.space.as_json(), "config.json": record["config"]},
-        record=record,
+        artifacts={"space.json": plan.space.as_json()},
+        record=plan.record(),
         updated=("options",),
     )
 
