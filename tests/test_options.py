@@ -219,3 +219,9 @@ def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
     for command in ("train", "compare"):
         assert main([command, "synthetic", "--config", str(tmp_path / name), "--print-config"]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--lr", "1"]])
+def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "synthetic", "--config", *words]) == 2
+    assert "--config: needs a value, a YAML, TOML or JSON file" in capsys.readouterr().err

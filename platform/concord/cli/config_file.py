@@ -122,6 +122,8 @@ def file_options(words: Sequence[str]) -> tuple[FileOptions | None, list[str]]:
     given = option_value(words, "--config")
     if given is None:
         return None, list(words)
+    if not given or given.startswith("--"):
+        raise InputError("--config: needs a value, a YAML, TOML or JSON file")
     path = Path(given)
     values = _read(path)
     sources: Mapping[str, str] = {}
