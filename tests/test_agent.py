@@ -274,7 +274,13 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
-    given = expert_options(tmp_path) | {"trials": 1, "reruns": 1, "concurrent": 1, "evaluations": 2}
+    given = expert_options(tmp_path) | {
+        "trials": 1,
+        "reruns": 1,
+        "concurrent": 1,
+        "evaluations": 2,
+        "evaluation_episodes": 2,
+    }
     plan = make_plan(job, options_for(job.job.config).with_options(**given), set(given))
     result = run_study(plan, lambda _: None)
     assert not result.failed
