@@ -5,11 +5,15 @@ options' defaults are that paper's settings for the easy levels, 25 million step
 """
 
 from concord.reinforcement.agent_training import AgentConfig, train_agent
-from concord.training import CustomJob
+from concord.reinforcement.agent_trials import AGENT_TRIALS
+from concord.space import LogUniform, Space
+from concord.training import CustomJob, Study
 
 job = CustomJob(
     run=train_agent,
     config=AgentConfig(),
     reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the one that "
     "comes along had 4 million steps of easy levels, the paper's 400 million",
+    trials=AGENT_TRIALS,
+    studies={"ppo": Study(Space({"lr": LogUniform(1e-4, 2e-3), "entropy": LogUniform(1e-3, 0.03)}))},
 )

@@ -49,7 +49,7 @@ class SyntheticConfig(TrainConfig):
 
 def environments(config: SyntheticConfig) -> Environments:
     """Training, validation and o.o.d. environments, each made by the worker that owns it."""
-    return config.spirals.spirals(config.data.held_out, config.run.seed).as_environments()
+    return Spirals.of(config.spirals, config.data.held_out, config.run.seed).as_environments()
 
 
 def model(config: SyntheticConfig) -> nn.Module:
@@ -62,7 +62,7 @@ def model(config: SyntheticConfig) -> nn.Module:
 
 def figures(job: Job[Any], config: SyntheticConfig, outcome: Outcome, trained: nn.Module) -> Mapping[str, Figure]:  # noqa: ARG001
     """The data (Fig. 5, if there are shortcuts to show) and what the trained network decides on the spiral's plane."""
-    data = config.spirals.spirals(config.data.held_out, config.run.seed)
+    data = Spirals.of(config.spirals, config.data.held_out, config.run.seed)
     test = data.load("ood")
     title = f"{method_name(config.method)}, o.o.d. accuracy {outcome.metrics['ood_accuracy']:.3f}"
     drawn = {"decision": decision_figure(trained, test, title)}
@@ -140,7 +140,9 @@ job = Job(
     model=model,
     loss=nn.functional.cross_entropy,
     # 0 epochs stand for the paper's 3000 / environments.
-    config=SyntheticConfig().with_options(hidden_layers=3, epochs=0, lr=1e-2, l1=1e-5, regularization="coupled"),
+    config=SyntheticConfig().with_options(
+        validation_environments=4, hidden_layers=3, epochs=0, lr=1e-2, l1=1e-5, regularization="coupled"
+    ),
     reproduces="AND-mask paper §3.1 (synthetic memorization): Fig. 5 to 7 and 13 to 15; Table 1 by smaller searches",
     criterion="validation_accuracy",
     figures=figures,

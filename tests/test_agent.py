@@ -22,6 +22,9 @@ from concord.reinforcement.episodes import play, policy_of, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
+from concord.studies.options import options_for
+from concord.studies.plan import make_plan
+from concord.studies.study import run_study
 from concord.tracking import Store
 from concord.tracking.journal import entries
 from concord.training import load_job
@@ -227,6 +230,12 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     in_the_way.write_text("no model can be logged")
     finished = job.job.run(job, config, lines.append)
     store = Store.open(tmp_path)
+    assert lines[:3] == [
+        "run agent: bigfish, easy, 256 steps",
+        "data: 50 levels for training, levels from 2,000,000,000 on for evaluation",
+        "champion: the version with the largest unseen_return",
+    ]
+    assert lines[3].startswith("kept in ")
     assert finished.metrics["steps"] == 256
     assert finished.model is None
     assert "the model could not be kept in MLflow, --resume tries again" in lines[-1]
@@ -262,6 +271,34 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     assert done.model == again.model
 
 
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
+def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
+    job = load_job("coinrun-expert")
+    given = expert_options(tmp_path) | {
+        "trials": 1,
+        "reruns": 1,
+        "concurrent": 1,
+        "evaluations": 2,
+        "evaluation_episodes": 2,
+    }
+    plan = make_plan(job, options_for(job.job.config).with_options(**given), set(given))
+    result = run_study(plan, lambda _: None)
+    assert not result.failed
+    (task, ended), (again,) = result.best, result.reruns.values()
+    assert task.point == {"lr": 5e-4, "entropy": 0.01}
+    assert [(epoch, step) for epoch, step, _ in ended.history] == [(1, 128), (2, 256)]
+    assert result.criterion.metric == "unseen_return"
+    assert ended.metrics["steps"] == again["steps"] == 256
+    (winner,) = Store.open(tmp_path).runs("coinrun-expert")
+    (version,) = Store.open(tmp_path).client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
+    lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
+    assert lineage.items() <= winner.tags.items()
+    assert lineage.items() <= version.tags.items()
+    assert winner.metrics["unseen_return"] == ended.metrics["unseen_return"]
+    with pytest.raises(InputError, match="--runners 2: a trial samples and learns in its own process, on CPUs; give 0"):
+        make_plan(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
+
+
 def test_the_scales_of_rewards_of_a_checkpoint_are_those_of_its_runners_by_number() -> None:
     from concord.reinforcement.policy_optimization import _scales_by_runner
 
@@ -281,7 +318,7 @@ def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
 
     uri = "postgresql://me:secret@host/db"
     monkeypatch.setattr("sys.argv", ["/bin/concord", "train", "coinrun-expert", "--tracking-uri", uri])
-    said = agent_training._provenance(AgentConfig(), agent_training._Progress(), None)
+    said = agent_training._provenance(AgentConfig(), agent_training.Progress(), None)
     assert said["command"].startswith("concord train coinrun-expert --tracking-uri")
     assert "secret" not in json.dumps(said)
 

@@ -1,6 +1,8 @@
 """Jobs with a loop of their own are searched and have data, as others do."""
 
 import dataclasses
+import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from concord.cli import main
 from concord.errors import InputError
+from concord.studies.journal import TRIALS
 from concord.studies.options import options_for
 from concord.studies.plan import Plan, make_plan
 from concord.studies.study import run_study
@@ -39,10 +42,45 @@ def test_a_loop_of_ones_own_is_searched_and_its_winner_trained(ray_cluster: None
     store = Store.open(tmp_path)
     (winner,) = store.runs("descent")
     assert winner.metrics["distance"] == result.best[1].metrics["distance"]
+    lineage = {"concord.study": "s", "concord.trial": "1", "concord.method": "rates", "concord.selection": "own"}
+    assert winner.tags.items() >= lineage.items()
+
+
+def test_a_loop_of_ones_own_is_compared(
+    ray_cluster: None, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "compared.py"
+    path.write_text(
+        Path(FILE.path).read_text()
+        + "from dataclasses import replace\n"
+        + "from concord.training import Comparison\n"
+        + "rates = Comparison({'slow': {'lr': 0.01}, 'fast': {'lr': 0.1}}, seeds=2, columns={'left': 'distance'})\n"
+        + "job = replace(job, comparisons={'rates': rates})\n"
+    )
+    words = ["compare", str(path), "--epochs", "3", "--output", str(output), "--json"]
+    assert main(words) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert JOB.trials is not None
+    for row, lr in zip(first["rows"], (0.01, 0.1), strict=True):
+        configs = [JOB.config.with_options(lr=lr, epochs=3, seed=seed) for seed in range(2)]
+        left = [list(JOB.trials.evaluations(config))[-1].metrics["distance"] for config in configs]
+        assert (row["seeds"], row["metrics"]["distance"]["mean"]) == (2, pytest.approx(statistics.fmean(left)))
+    before = (output / "comparisons" / "compared" / TRIALS).read_bytes()
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == first["rows"]
+    assert (output / "comparisons" / "compared" / TRIALS).read_bytes() == before
+    assert main(["report", str(path), "--output", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"]["rates"]["rows"] == first["rows"]
 
 
 def test_what_a_study_of_such_a_job_cannot_do_is_said(tmp_path: Path) -> None:
     bare = dataclasses.replace(JOB, trials=None, studies={})
+
+    def check(config: Any) -> None:
+        config.require("epochs", config.epochs % 2 == 1, "an odd number of them")
+
+    assert JOB.trials is not None
+    checked = dataclasses.replace(JOB, trials=dataclasses.replace(JOB.trials, check=check))
     for options, said in (
         ({"selection": "held-out"}, "--selection held-out: the job says what it evaluates; leave it out"),
         ({"metric": "accuracy"}, "--metric accuracy: the job does not report it; there are distance, steps"),
@@ -50,7 +88,8 @@ def test_what_a_study_of_such_a_job_cannot_do_is_said(tmp_path: Path) -> None:
         ({"metric": "worst_distance"}, "the job does not evaluate worst_distance"),
         ({"method": "derived"}, "--method derived: there is none; there are rates"),
         ({"vary": ("rate=0.1,0.2",)}, "space: rate: the job has no such option"),
-        ({"job": bare, "vary": ("lr=0.1,0.2",)}, "does not say how a study is to; give trials"),
+        ({"job": bare, "vary": ("lr=0.1,0.2",)}, "does not say how a trial is to; give trials"),
+        ({"job": checked, "vary": ("lr=0.1,0.2",)}, "--epochs 4: an odd number of them"),
         ({"job": dataclasses.replace(JOB, studies={})}, "the space is empty: nothing is varied"),
     ):
         with pytest.raises(InputError) as refused:

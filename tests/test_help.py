@@ -115,10 +115,16 @@ def test_help_of_a_job_is_one_screen_that_begins_with_its_own_options(concord_: 
         assert "--environments 32 " in said.out
 
 
-def test_help_of_a_study_begins_with_the_study_s_options(concord_: Concord) -> None:
-    shown = options_in(concord_("tune", "synthetic", "--help").out)
-    assert shown[0] == "trials"
-    assert shown.index("top") < shown.index("revolutions")
+@pytest.mark.parametrize(("command", "first", "last"), [("tune", "trials", "top"), ("compare", "seeds", "concurrent")])
+def test_help_of_a_study_or_a_comparison_begins_with_its_own_options(
+    concord_: Concord, command: str, first: str, last: str
+) -> None:
+    shown = options_in(concord_(command, "synthetic", "--help").out)
+    assert shown[0] == first
+    assert shown.index(last) < shown.index("revolutions")
+    own, of_the_job, _ = re.split("job[.a-z]* options", concord_(command, "synthetic", "--help-all").out, maxsplit=2)
+    assert own.index(f"--{first} ") < own.index(f"--{last} ")
+    assert "--batch-norm" in of_the_job
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])
@@ -197,6 +203,8 @@ def completed(scripts: dict[str, Path], tmp_path: Path) -> Callable[[str], list[
         ("concord report synthetic --only", "--only-studies"),
         ("concord compare synthetic --first", "--first-seed --first-order"),
         ("concord compare colored-mnist table-1", "table-1"),
+        ("concord compare synthetic --config dat", "data.csv"),
+        ("concord tune coinrun-expert --ent", "--entropy"),
         ("concord models pro", "promote"),
         ("concord runs --status f", "failed finished"),
     ],

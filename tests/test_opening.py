@@ -7,7 +7,7 @@ import torch
 
 from concord.environments import Environments
 from concord.runs.folder import RunFolder
-from concord.runs.opening import opening_lines
+from concord.runs.opening import method_line, opening_lines, purposes
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig
@@ -33,12 +33,13 @@ def environments(names: str, **purposes: list[str]) -> Environments:
     ],
 )
 def test_the_data_are_told_by_what_they_are_for(config: TrainConfig, data: Environments, line: str) -> None:
-    assert line in opening_lines(RUN, config, data, None, {})
+    said = purposes(data, config.data.held_out)
+    assert line in opening_lines(RUN, method_line(config), said, None)
 
 
 def test_what_selects_is_said_and_where_the_run_is_kept_without_passwords() -> None:
     best, lowest, none = (
-        opening_lines(RUN, TrainConfig().with_options(workers=2), environments("ab"), criterion, required)
+        opening_lines(RUN, method_line(TrainConfig().with_options(workers=2)), "data", criterion, required)
         for criterion, required in (
             (("validation_accuracy", "max"), {}),
             (("held_out_spread", "min"), {"worst_train_accuracy": 0.65}),

@@ -189,11 +189,14 @@ def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
         assert "name" not in values  # another run has another
 
 
-def test_a_study_begins_from_a_file_too(tmp_path: Path) -> None:
-    said = printed("tune", "synthetic", "--trials", "3", "--lr", "0.5", "--print-config")
-    (tmp_path / "study.yaml").write_text(said)
-    assert printed("tune", "synthetic", "--config", str(tmp_path / "study.yaml"), "--print-config") == said
-    assert {"trials": 3, "lr": 0.5}.items() <= yaml.safe_load(said).items()
+@pytest.mark.parametrize(("command", "own"), [("tune", {"trials": 3}), ("compare", {"seeds": 3})])
+def test_a_study_and_a_comparison_begin_from_a_file_too(tmp_path: Path, command: str, own: dict[str, int]) -> None:
+    words = [f"--{name}={value}" for name, value in own.items()]
+    words += ["--lr", "0.5", "--no-rescale", "--milestones", "0.5"]
+    said = printed(command, "synthetic", *words, "--print-config")
+    (tmp_path / "mine.yaml").write_text(said)
+    assert printed(command, "synthetic", "--config", str(tmp_path / "mine.yaml"), "--print-config") == said
+    assert {**own, "lr": 0.5, "rescale": False, "milestones": [0.5]}.items() <= yaml.safe_load(said).items()
 
 
 @pytest.mark.parametrize(
@@ -213,5 +216,12 @@ def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    assert main(["train", "synthetic", "--config", str(tmp_path / name), "--print-config"]) == 2
-    assert said in capsys.readouterr().err
+    for command in ("train", "compare"):
+        assert main([command, "synthetic", "--config", str(tmp_path / name), "--print-config"]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--lr", "1"]])
+def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "synthetic", "--config", *words]) == 2
+    assert "--config: needs a value, a YAML, TOML or JSON file" in capsys.readouterr().err

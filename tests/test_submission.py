@@ -16,7 +16,8 @@ from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import check_command, split_options
+from concord.cli.cluster import _from_file, _path_flags, check_command, split_options
+from concord.cli.job_options import default_options
 from concord.cli.parsing import replaced_option
 from concord.errors import InputError
 from concord.studies import journal as journals
@@ -220,7 +221,9 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--lr", "-1"], "--lr -1.0: "),
         (["train", "synthetic", "--epoch", "1"], "--epoch 1: there is no such option; did you mean --epochs?"),
         (["tune", "synthetic", "--trials", "0"], "--trials 0: must be at least 1"),
-        (["tune", "coinrun-expert"], "tune coinrun-expert: this job trains in a way of its own"),
+        (["train", "synthetic", "--config", "/nowhere.yaml"], "--config /nowhere.yaml: there is no such file"),
+        (["tune", "coinrun-expert", "--lr", "0"], "--lr 0.0: must be a finite number above 0"),
+        (["compare", "coinrun-expert"], "job coinrun-expert: has nothing to compare; give it comparisons="),
         (["train", str(JOB), "--working-dir", "/nowhere"], "--working-dir /nowhere: there is no such folder"),
         (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
@@ -337,6 +340,58 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
     ]
     assert main(["logs", result["submission"], *where]) == 0
     assert "data: 3 environments for training" in capfd.readouterr().out
+
+
+def test_a_submitted_comparison_takes_its_tables_and_the_options_of_a_file_along(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    (work / "tables").mkdir(parents=True)
+    elsewhere.mkdir()
+    rule = 'comparisons="tables/masks.py")'
+    (work / JOB.name).write_text(JOB.read_text().removesuffix(", config=Config)\n") + f", config=Config, {rule}\n")
+    (work / "tables" / "masks.py").write_text(
+        "from concord.training import Comparison\n"
+        "rows = {'average': {'aggregator': 'mean'}, 'mask': {'aggregator': 'and-mask', 'threshold': 1.0}}\n"
+        "comparisons = {'masks': Comparison(rows, columns={'epochs': 'epoch', 'o.o.d.': 'ood_accuracy'})}\n"
+    )
+    # The file stays where it is; what it says is in the command.
+    (elsewhere / "quick.yaml").write_text(
+        "epochs: 2\nbatch_size: 16\nseeds: 1\nmilestones: [0.25, 0.5]\nrescale: false\n"
+    )
+    monkeypatch.chdir(work)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    words = ["submit", "compare", JOB.name, "masks", "--config", str(elsewhere / "quick.yaml"), "--epochs", "1"]
+    status = main([*words, "--name", "compared", "--follow", *where, "--json"])
+    printed = capfd.readouterr()
+    assert status == 0, printed.err
+    assert json.loads(printed.out.strip().splitlines()[-1])["status"] == "succeeded"
+    folder = head.folder / "runs" / "comparisons" / "compared"
+    lines = [json.loads(line) for line in (folder / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
+    assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
+    said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}
+    assert said.items() <= journals.read(folder).tasks["run 1"].point.items()
+
+
+def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text("lr = [0.1, 0.2]\n")
+    (tmp_path / "study.yaml").write_text("space: space.toml\ntrials: 3\n")
+    (tmp_path / "secret.yaml").write_text("hub_token: hf_secret\n")
+    path = tmp_path / "job.py"
+    path.write_text(
+        JOB.read_text().replace(
+            '    trouble: str = ""\n', '    hub_token: str = ""\n    """Of the hub."""\n    trouble: str = ""\n'
+        )
+    )
+    status, result = outcome(capsys, "submit", "tune", "job.py", "--config", "secret.yaml", "--address", "127.0.0.1:1")
+    assert (status, "--hub-token: would be shown on the cluster" in result["error"]) == (2, True)
+    assert "hf_secret" not in result["error"]
+    _, words = _from_file("tune", load_job("synthetic"), ["--config", "study.yaml", "--lr", "1"], "synthetic")
+    assert words == ["--trials=3", "--space=space.toml", "--lr", "1"]
+    assert _path_flags(default_options("train", load_job("punctuated-sst2"), "")) == ["--glove"]
 
 
 def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from concord.environments import Environment, Environments
 from concord.objectives import Objective
-from concord.training import EnvironmentEvaluation, Job, TrainConfig
+from concord.training import EnvironmentEvaluation, Job
 
 
 class Temperatures(nn.Module):
@@ -58,5 +58,4 @@ job = Job(
     objective=lambda _: Tempered(nn.functional.cross_entropy),
     evaluation=EnvironmentEvaluation(calibration, {"calibration_error": "min", "drawn": None}),
     criterion="validation_calibration_error",
-    config=TrainConfig().with_options(aggregator="mean"),
 )

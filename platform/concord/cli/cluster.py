@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 
@@ -24,7 +24,6 @@ from concord.cli.parsing import (
     option_value,
     parse,
     replaced_option,
-    with_own_rule,
 )
 from concord.errors import InputError, RunFailedError
 from concord.redaction import is_secret, redact
@@ -110,12 +109,12 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
         )
     command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
-    job, own = with_own_rule(job, own)
     if asks_for_help(own):
         from concord.cli.comparing import compare
         from concord.cli.running import train, tune
 
         return {"train": train, "tune": tune, "compare": compare}[command](rest[1:], as_json)
+    job, own = _from_file(command, job, own, rest[1])
     name, fields = check_command(command, job, own, rest[1])
     from concord.job_files import built_in_jobs
     from concord.submission.package import inside, packed
@@ -145,10 +144,18 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         reference = taken_along(Path(job.path))
         if command == "compare" and isinstance(job.job.comparisons, str):
             taken_along(Path(job.path).parent / job.job.comparisons)
-    if job.rule is not None:
+    texts: dict[Path, str] = {}
+    if job.rule is not None and not Path(job.rule.path).is_absolute():  # a run's record has its text
+        texts[Path("rule-of-the-record", job.rule.path)] = job.rule.source
+        own = replaced_option(own, "--aggregator", f"{next(iter(texts))}:{job.rule.name}")
+    elif job.rule is not None:
         own = replaced_option(own, "--aggregator", f"{taken_along(Path(job.rule.path))}:{job.rule.name}")
-    if (space := option_value(own, "--space")) is not None:
-        own = replaced_option(own, "--space", taken_along(Path(space)))
+    for flag in _path_flags(default_options(command, job, rest[1])):
+        value = option_value(own, flag)
+        # A path from / on may be one of the cluster's; a study's space is read here, too.
+        if value is None or (flag != "--space" and (Path(value).is_absolute() or not Path(value).is_file())):
+            continue
+        own = replaced_option(own, flag, taken_along(Path(value)))
     if not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
     if not 0 < options.driver_memory < math.inf:
@@ -165,7 +172,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
-    with packed(folder, options.size_limit, needed) as package:
+    with packed(folder, options.size_limit, needed, texts) as package:
         from concord.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
@@ -225,6 +232,24 @@ def _cluster(options: _ClusterOptions) -> Any:
     from concord.submission.profile import Profile
 
     return Cluster(Profile.find(options.profile, options.address, options.token_file, options.header))
+
+
+def _from_file(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[Any, list[str]]:
+    """The job and the words, with what ``--config`` names in its place: the file stays here."""
+    from concord.cli.comparing import tables_and_options
+    from concord.cli.config_file import file_as_words
+
+    tables, words = tables_and_options(words) if command == "compare" else ([], words)
+    job, words = file_as_words(job, words, lambda job: default_options(command, job, reference))
+    return job, [*tables, *words]
+
+
+def _path_flags(defaults: Any) -> list[str]:
+    """The options that name a file, but for those that name folders of the cluster."""
+    from concord.options import options_of
+
+    named = {each.flag: (each.hint, *get_args(each.hint)) for each in options_of(type(defaults)).values()}
+    return [flag for flag, kinds in named.items() if Path in kinds and flag not in ("--output", "--data-dir")]
 
 
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from concord.cli.config_file import file_as_words, print_options, with_file_options
 from concord.cli.help import compare_brief
 from concord.cli.output import info, table
-from concord.cli.parsing import given_options, job_and_words, option_of, parse, with_own_rule
-from concord.errors import InputError, UnfinishedError
+from concord.cli.parsing import given_options, job_and_words, parse, with_own_rule, without_options
+from concord.errors import UnfinishedError
 from concord.storage import resolve
 
 # The options that say where a comparison is and runs: what a later report of it is not told again.
@@ -17,14 +18,20 @@ _WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
     job, rest = job_and_words(words, "compare")
+    from concord.comparisons.options import options_for
     from concord.comparisons.plan import comparisons_of
 
     comparisons_of(job)
     tables, rest = tables_and_options(rest)
-    plan = planned(job, tables, rest, f"concord compare {words[0]}")
+    job, rest = file_as_words(job, rest, lambda job: options_for(job.job.config))
+    program = f"concord compare {words[0]}"
+    parsed = _parsed(job, rest, program)
+    if parsed.file.print_config:
+        return print_options(job.name, parsed.options, as_json)
+    plan = planned(job, tables, rest, program)
     from concord.comparisons.comparing import run_comparison  # imports Ray Tune, which takes seconds
 
-    result = run_comparison(plan, _without(rest, _WHERE), info)
+    result = run_comparison(plan, without_options(rest, _WHERE), info)
     if not as_json:
         _print(result)
     if result.failed:
@@ -88,38 +95,24 @@ def report_comparisons(
 
 def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str, *, check: bool = True) -> Any:
     """The plan of these tables, see :func:`concord.comparisons.plan.make_plan`."""
-    from concord.comparisons.options import options_for
     from concord.comparisons.plan import make_plan
-    from concord.training.job import CustomJob
 
-    if isinstance(job.job, CustomJob):
-        raise InputError(f"{program}: this job trains in a way of its own, and has nothing to compare")
     job, rest = with_own_rule(job, words)
-    command = options_for(job.job.config)
-    kind = type(command)
-    options = parse(kind, rest, program, command, compare_brief(job))
-    return make_plan(job, tables, options, given_options(kind, rest), check=check)
+    options = _parsed(job, rest, program).options
+    return make_plan(job, tables, options, given_options(type(options), rest), check=check)
+
+
+def _parsed(job: Any, words: Sequence[str], program: str) -> Any:
+    from concord.comparisons.options import options_for
+
+    command = with_file_options(options_for(job.job.config))
+    return parse(type(command), words, program, command, compare_brief(job))
 
 
 def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names before the first option, and the rest."""
     at = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:at]), list(words[at:])
-
-
-def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words without these options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-            continue
-        if option_of(word) in options:
-            skip = "=" not in word
-            continue
-        kept.append(word)
-    return kept
 
 
 def _print(result: Any) -> None:

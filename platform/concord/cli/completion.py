@@ -113,7 +113,7 @@ def _following() -> dict[str, list[str]]:
                 defaults = default_options(command, job, name)
                 of_jobs[name] = _words(type(defaults), defaults)
                 of_jobs[name] += comparisons_of(job) if command == "compare" else []
-        file = _words(ConfigFile) if command in ("train", "tune") else []
+        file = _words(ConfigFile) if command in ("train", "tune", "compare") else []
         following |= {f" {command} {job}": [*words, *file] for job, words in of_jobs.items()}
         if command in SUBMITTED:
             following[f" submit {command}"] = following[f" {command}"]

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,9 +10,18 @@ from typing import Annotated, Any, TypeVar
 import tyro
 import yaml
 
-from concord.cli.parsing import option_value
+from concord.cli.parsing import option_value, with_own_rule, without_options
 from concord.errors import InputError
-from concord.options import OptionGroup, did_you_mean, fits, from_plain, kind_of, options_of
+from concord.options import (
+    OptionGroup,
+    did_you_mean,
+    fits,
+    flag_of,
+    from_plain,
+    kind_of,
+    option_values,
+    options_of,
+)
 from concord.redaction import is_hidden
 
 Options = TypeVar("Options", bound=OptionGroup)
@@ -66,6 +75,41 @@ class FileOptions:
                 raise InputError(f"--config {self.path}: {name} {value}: must be {kind_of(known[name].hint)}")
         return defaults.with_options(**values)
 
+    def as_record(self) -> Mapping[str, Any] | None:
+        """What a file that is a run's record says of a rule of the user's own."""
+        if self.rule is None:
+            return None
+        return {"config": {"aggregator": self.rule}, "sources": self.sources}
+
+
+def file_as_words(job: Any, words: Sequence[str], defaults_for: Callable[[Any], OptionGroup]) -> tuple[Any, list[str]]:
+    """The job with the rule of the user's own, and the words with those that the file of ``--config`` stands for.
+
+    Args:
+        job: the job with its file.
+        words: the options.
+        defaults_for: gives a command's options with a job, at their defaults.
+
+    Raises:
+        InputError: the file or the rule cannot be used.
+    """
+    file, words = file_options(words)
+    job, words = with_own_rule(job, words, file.as_record() if file is not None else None)
+    if file is None:
+        return job, words
+    defaults = defaults_for(job)
+    usual, known = option_values(defaults), options_of(type(defaults))
+    said: list[str] = []
+    for name, value in option_values(file.over(defaults)).items():
+        flag = flag_of(name)
+        if value == usual[name]:
+            continue
+        if known[name].hint is bool:
+            said.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            said += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
+    return job, [*said, *without_options(words, ("--config",))]
+
 
 def file_options(words: Sequence[str]) -> tuple[FileOptions | None, list[str]]:
     """What the file of ``--config`` says, and the words; with ``--aggregator`` where the file names a rule by its file.
@@ -78,6 +122,8 @@ def file_options(words: Sequence[str]) -> tuple[FileOptions | None, list[str]]:
     given = option_value(words, "--config")
     if given is None:
         return None, list(words)
+    if not given or given.startswith("--"):
+        raise InputError("--config: needs a value, a YAML, TOML or JSON file")
     path = Path(given)
     values = _read(path)
     sources: Mapping[str, str] = {}
@@ -134,6 +180,16 @@ def with_file_options(options: OptionGroup) -> WithFile:
     )
     made: WithFile = kind(options=options)
     return made
+
+
+def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
+    """What ``--print-config`` does."""
+    from concord.runs.folder import recorded_config
+
+    recorded = recorded_config(options)
+    if not as_json:
+        print(as_yaml(options, recorded), end="")
+    return {"job": job, "config": recorded}
 
 
 def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:

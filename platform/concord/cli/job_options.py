@@ -32,8 +32,6 @@ def default_options(command: str, job: Any, reference: str) -> Any:
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         case "tune":
             return options_for(job.job.config, list(job.job.studies))
-        case "compare" if isinstance(job.job, CustomJob):
-            raise InputError(f"compare {reference}: this job trains in a way of its own, and has nothing to compare")
         case "compare":
             comparisons_of(job)  # which refuses a job without any
             return compare_options(job.job.config)

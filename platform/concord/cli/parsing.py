@@ -139,6 +139,21 @@ def option_value(words: Sequence[str], option: str) -> str | None:
     return found
 
 
+def without_options(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The words without these options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+            continue
+        if option_of(word) in options:
+            skip = "=" not in word
+            continue
+        kept.append(word)
+    return kept
+
+
 def replaced_option(words: Sequence[str], option: str, value: str) -> list[str]:
     """The words with another value for an option."""
     kept: list[str] = []

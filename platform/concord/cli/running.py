@@ -46,17 +46,17 @@ def _reproduces(text: JobText) -> str:
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
     job, rest = job_and_words(words, "train")
-    from concord.cli.config_file import file_options
+    from concord.cli.config_file import file_options, print_options
     from concord.runs.run import run
     from concord.training.job import CustomJob
 
     file, rest = file_options(rest)
     record = _resumed_run(rest)
-    job, rest = with_own_rule(job, rest, record or _as_record(file))
+    job, rest = with_own_rule(job, rest, record or (file.as_record() if file is not None else None))
     program = f"concord train {words[0]}"
     config, print_config = _parse_over(job.job.config, rest, program, record, file, train_brief(job))
     if print_config:
-        return _print_config(job, config.resolved(), as_json)
+        return print_options(job.name, config.resolved(), as_json)
     report = job.job.run(job, config, info) if isinstance(job.job, CustomJob) else run(job, config, info)
     if not as_json:
         _print_report(report)
@@ -93,23 +93,6 @@ def _parse_over(
     return parsed.options, parsed.file.print_config
 
 
-def _as_record(file: Any) -> Mapping[str, Any] | None:
-    """What a file that is a run's record says of a rule of the user's own."""
-    if file is None or file.rule is None:
-        return None
-    return {"config": {"aggregator": file.rule}, "sources": file.sources}
-
-
-def _print_config(job: Any, options: Any, as_json: bool) -> Mapping[str, Any]:
-    from concord.cli.config_file import as_yaml
-    from concord.runs.folder import recorded_config
-
-    recorded = recorded_config(options)
-    if not as_json:
-        print(as_yaml(options, recorded), end="")
-    return {"job": job.name, "config": recorded}
-
-
 def _output_option(words: Sequence[str]) -> Path:
     """The output folder, before the options are read."""
     output = Path(option_value(words, "--output") or DEFAULT_OUTPUT)
@@ -130,15 +113,15 @@ def _print_report(report: Any) -> None:
 def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One study."""
     job, rest = job_and_words(words, "tune")
-    from concord.cli.config_file import file_options
+    from concord.cli.config_file import file_options, print_options
 
     file, rest = file_options(rest)
     record = _earlier_study(job, rest)
-    job, rest = with_own_rule(job, rest, record or _as_record(file))
+    job, rest = with_own_rule(job, rest, record or (file.as_record() if file is not None else None))
     defaults = default_options("tune", job, words[0])
     options, print_config = _parse_over(defaults, rest, f"concord tune {words[0]}", record, file, tune_brief(job))
     if print_config:
-        return _print_config(job, options, as_json)
+        return print_options(job.name, options, as_json)
     given = given_options(type(options), rest).union(record["given"] if record else ())
     if file is not None:  # what is as it was anyway may be varied
         there = option_values(defaults)

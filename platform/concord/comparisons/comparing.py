@@ -78,13 +78,6 @@ def where(plan: Plan) -> list[str]:
 
 
 def _group(plan: Plan) -> TrialGroup:
-    record = {
-        "job": plan.job.name,
-        "name": plan.name,
-        "started": time.time(),
-        "config": recorded_config(plan.base),
-        "tables": {},
-    }
     return TrialGroup(
         what="comparison",
         name=plan.name,
@@ -94,9 +87,9 @@ def _group(plan: Plan) -> TrialGroup:
         sharing=plan.options,
         experiment=experiment(plan.job.name),
         parameters={},
-        tags=run_tags(plan.job.name, plan.job.path) | {"concord.comparison": plan.name},
-        artifacts={"config.json": record["config"]},
-        record=record,
+        tags=run_tags(plan.job.name, plan.job.path),
+        artifacts={},
+        record={"tables": {}},
         updated=(),
     )
 

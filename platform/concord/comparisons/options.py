@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from concord.options import OptionGroup
 from concord.studies.options import with_config
-from concord.training import TrainConfig
+from concord.training import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class CompareCommand(OptionGroup):
     """The options of ``concord compare``: the comparison's, and those that every run starts from."""
 
     comparison: CompareOptions
-    config: TrainConfig
+    config: RunConfig
 
 
-def options_for(config: TrainConfig) -> CompareCommand:
+def options_for(config: RunConfig) -> CompareCommand:
     """The comparison's options and a job's, at their defaults.
 
     Raises:

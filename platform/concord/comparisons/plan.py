@@ -17,8 +17,8 @@ from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import Folder
 from concord.studies.journal import TrialSpec
-from concord.training import Comparison, JobFile, TrainConfig
-from concord.training.options import RUNTIME_OPTIONS
+from concord.training import Comparison, CustomJob, JobFile, RunConfig
+from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
 DATA = "data version"  # among a run's options in the journal; no option has a space in its name
 
@@ -36,7 +36,7 @@ class PlannedRun:
 
     configuration: str
     seed: int
-    config: TrainConfig
+    config: RunConfig
     point: Mapping[str, Any]
 
     @property
@@ -65,7 +65,7 @@ class Plan:
 
     name: str
     job: JobFile
-    base: TrainConfig
+    base: RunConfig
     options: CompareOptions
     tables: Mapping[str, Comparison]
     runs: Mapping[str, Sequence[PlannedRun]]
@@ -100,7 +100,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     named = job.job.comparisons
     found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
     if not found:
-        raise InputError(f"job {job.name}: has nothing to compare; give it Job(comparisons={{…}})")
+        raise InputError(f"job {job.name}: has nothing to compare; give it comparisons={{…}}")
     return found
 
 
@@ -149,10 +149,8 @@ def make_plan(
         raise InputError(f"--seed {base.run.seed}: a comparison trains several; give --first-seed and --seeds")
     if base.run.resume:
         raise InputError("--resume: the same --name continues a comparison; leave --resume out")
-    if base.parallel.min_workers is not None:
-        raise InputError(
-            f"--min-workers {base.parallel.min_workers}: a run that lost its workers runs again; leave it out"
-        )
+    if (least := parallel_of(base).min_workers) is not None:
+        raise InputError(f"--min-workers {least}: a run that lost its workers runs again; leave it out")
     name = comparison_name(job.name, base.run.name)
     base = base.with_options(**resolved_paths(base), name=None)
     configs = {
@@ -182,7 +180,7 @@ def _seeds(comparison: Comparison, options: CompareOptions) -> range:
     return range(first, first + (options.seeds or comparison.seeds))
 
 
-def _configured(base: TrainConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> TrainConfig:
+def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> RunConfig:
     """The configuration of a row (InputError with where it stands)."""
     known = options_of(type(base))
     chosen = {name: frozen(value) for name, value in options.items()}
@@ -201,11 +199,11 @@ def _configured(base: TrainConfig, options: Mapping[str, Any], given: Collection
     return config
 
 
-def _planned(job: JobFile, row: str, config: TrainConfig, versions: dict[str, str | None] | None) -> PlannedRun:
+def _planned(job: JobFile, row: str, config: RunConfig, versions: dict[str, str | None] | None) -> PlannedRun:
     resolved = config.resolved()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
-    if versions is not None:
+    if versions is not None and not isinstance(job.job, CustomJob):
         # Data are of a version that their seed does not change, and may be slow to look up.
         key = json.dumps({**point, "seed": None}, sort_keys=True)
         if key not in versions:

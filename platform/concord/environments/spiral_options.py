@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from concord.environments.spirals import Spirals
-from concord.options import OptionGroup, option_values
+from concord.errors import ArgumentError
+from concord.options import OptionGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class SpiralOptions(OptionGroup):
     """Training examples of each environment; its held-out part comes on top."""
     test_examples: int = 2000
     """Examples of the out-of-distribution test, each with shortcuts of its own."""
-    validation_environments: int = 4
+    validation_environments: int = 0
     """More environments, with shortcuts of their own, to choose models by without looking at the test."""
     shortcut_dimensions: int = 32
     """Dimensions of the shortcuts, d_S."""
@@ -33,10 +33,20 @@ class SpiralOptions(OptionGroup):
     """Largest noise on the radius."""
     # fmt: on
 
-    def spirals(self, held_out: float, seed: int) -> Spirals:
-        """The data of these options, with so many more examples as are held out of them.
-
-        Raises:
-            InputError: see :class:`Spirals`.
-        """
-        return Spirals(**option_values(self) | {"examples": round(self.examples / (1 - held_out)), "seed": seed})
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        for option in ("environments", "examples", "test_examples"):
+            if getattr(self, option) < 1:
+                raise ArgumentError(option, getattr(self, option), "must be at least 1")
+        for option in (
+            "shortcut_dimensions",
+            "validation_environments",
+            "shortcut_scale",
+            "revolutions",
+            "radius_noise",
+        ):
+            if getattr(self, option) < 0:
+                raise ArgumentError(option, getattr(self, option), "must not be negative")
+        if not 0 <= self.smallest_radius < self.largest_radius:
+            expected = f"must be at least 0 and below the largest, {self.largest_radius}"
+            raise ArgumentError("smallest_radius", self.smallest_radius, expected)

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environments, generator_for
-from concord.errors import ArgumentError
+from concord.environments.spiral_options import SpiralOptions
+from concord.options import option_values
 
 MECHANISM_DIMENSIONS = 2
 
 
-@dataclass(frozen=True)
-class Spirals:
+@dataclass(frozen=True, kw_only=True)
+class Spirals(SpiralOptions):
     """Two interleaved spirals, the same in all environments, beside shortcuts that differ between environments.
 
     An example of class y ∈ {0, 1} begins with its place on spiral y: radius r ~ U(0.08, 1), angle 2πnr, turned by π
@@ -23,52 +24,22 @@ class Spirals:
     draws shortcuts of its own.
 
     Args:
-        environments: how many train (the paper's D).
-        examples: examples an environment.
-        test_examples: examples of the test environment ``ood``.
-        validation_environments: how many more environments, with shortcuts of their own, to choose models by.
-        shortcut_dimensions: d_S.
-        shortcut_scale: the standard deviation σ. The paper prints N(0, 0.1); a variance of 0.1 is σ = 0.316.
-        revolutions: n, of each spiral.
-        smallest_radius, largest_radius: between which r is drawn.
-        radius_noise: the largest amount added to the radius, or taken from it.
-        seed: of the data.
+        seed: of the data; the others are those of :class:`~concord.environments.spiral_options.SpiralOptions`. With a
+            standard deviation σ of the shortcuts of 0.316 their variance is the printed 0.1.
 
     Raises:
         InputError: a number that must be positive is not.
     """
 
-    environments: int = 32
-    examples: int = 1280
-    test_examples: int = 2000
-    validation_environments: int = 0
-    shortcut_dimensions: int = 32
-    shortcut_scale: float = 0.1**0.5
-    revolutions: float = 3.0
-    smallest_radius: float = 0.08
-    largest_radius: float = 1.0
-    radius_noise: float = 0.02
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for option in ("environments", "examples", "test_examples"):
-            if getattr(self, option) < 1:
-                raise ArgumentError(option, getattr(self, option), "must be at least 1")
-        for option in (
-            "shortcut_dimensions",
-            "validation_environments",
-            "shortcut_scale",
-            "revolutions",
-            "radius_noise",
-        ):
-            if getattr(self, option) < 0:
-                raise ArgumentError(option, getattr(self, option), "must not be negative")
-        if not 0 <= self.smallest_radius < self.largest_radius:
-            raise ArgumentError(
-                "smallest_radius",
-                self.smallest_radius,
-                f"must be at least 0 and below the largest, {self.largest_radius}",
-            )
+        self.check()
+
+    @staticmethod
+    def of(options: SpiralOptions, held_out: float, seed: int) -> "Spirals":
+        """The data of these options, with so many more examples as are held out of them."""
+        return Spirals(**option_values(options) | {"examples": round(options.examples / (1 - held_out)), "seed": seed})
 
     def as_environments(self) -> Environments:
         """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made where it is loaded."""

@@ -37,16 +37,18 @@ from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.folder import RunFolder
 from concord.runs.lifecycle import reserved_run, run_lifecycle
+from concord.runs.opening import opening_lines
 from concord.runs.run import FinishedRun, Info, already_finished, resolved_paths, send_unsent
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.worker import METRICS
-from concord.storage import full_disk_in_one_line, require_space
+from concord.storage import Folder, full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, Registered, log_model, register
 from concord.training.job import JobFile
 from concord.training.options import RunConfig
 
 EXPERT = "expert.safetensors"
+CRITERION: tuple[str, Literal["max"]] = "unseen_return", "max"  # of the champion
 _CHECKPOINTS = "checkpoints"
 _LATE_EPISODES = 200
 _MODULE = "default_policy"
@@ -194,12 +196,29 @@ class Evaluation:
 
 
 @dataclass
-class _Progress:
+class Progress:
+    """How far an agent is.
+
+    Attributes:
+        steps: of its environments.
+        seconds: of its training.
+        returns: steps and mean return of the latest episodes, after each batch.
+        evaluations: so far.
+        late: the returns of those episodes.
+    """
+
     steps: int = 0
     seconds: float = 0.0
     returns: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is said of the agent after an evaluation."""
+        latest = self.evaluations[-1]
+        metrics = {"unseen_return": latest.mean, "unseen_return_error": latest.error, "steps": float(self.steps)}
+        return metrics | ({"train_return": self.returns[-1][1]} if self.returns else {})
 
 
 def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
@@ -218,19 +237,23 @@ def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
     config.check()
     config = config.with_options(**resolved_paths(config))
     check_cluster(config)
-    initial = load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
+    initial = initial_expert(config)
     require_coinrun(f"job {job.name}")
     with reserved_run(job.name, config, config.game, placement=PLACEMENT, defaults=job.job.config) as reserved:
         if reserved.report is not None:
             return already_finished(reserved, reserved.report, info)
-        name, config = reserved.name, config.with_options(name=reserved.name)
+        config = config.with_options(name=reserved.name)
         with ray_session(config, tracked_by_workers=False) as dashboard:
             _check_cpus(config)
             with (
                 full_disk_in_one_line(reserved.folder.path),
                 run_lifecycle(reserved, run_tags(job.name, job.path)) as opened,
             ):
-                info(f"run {name}: {config.game}, {config.difficulty}, {config.steps:,} steps")
+                what = f"{config.game}, {config.difficulty}, {config.steps:,} steps"
+                unseen = f"levels from {FIRST_UNSEEN_LEVEL:,} on for evaluation"
+                data = f"{config.levels:,} levels for training, {unseen}"
+                for line in opening_lines(opened, what, data, CRITERION if config.run.register else None):
+                    info(line)
                 if dashboard:
                     info(f"Ray dashboard {described(dashboard)}")
                 report = _trained(job, config, opened, initial, info)
@@ -240,22 +263,35 @@ def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
     return report
 
 
+def initial_expert(config: AgentConfig) -> Expert | None:
+    """What ``--initial`` names (InputError if it cannot be used); None if it was not given."""
+    return load_expert(config.initial, config.game, config.difficulty, "initial") if config.initial else None
+
+
 def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, info: Info) -> FinishedRun:
-    with _one_line_failures(), contextlib.closing(_Agent(config, opened, info)) as agent:
-        agent.start(initial.network if initial else None)
-        agent.train()
-        network, progress = agent.network(), agent.progress
-    # What is evaluated is what is kept: weights rounded to the file's precision.
-    before = initial.provenance if initial else None
-    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before))
-    network = load_expert(opened.folder / EXPERT).network
-    final = _evaluate(network, config, config.final_episodes, progress.steps)
-    progress.evaluations.append(final)
+    opened.kept.fetch_all(_CHECKPOINTS)
+    for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
+        partial.unlink()
+    kept = _last_checkpoint(opened.folder, info)
+    if kept is not None:
+        info(f"going on from {kept.progress.steps:,} steps, with new episodes")
+    start = kept.journal_length if kept else 0
+    log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = config.threads or max(1, cores - config.runners)
+    try:
+        network = initial.network if initial else None
+        with _one_line_failures(), contextlib.closing(Agent(config, threads, kept, network)) as agent:
+            _learn(agent, config, log, opened.kept, info)
+            network, progress = agent.network(), agent.progress
+    finally:
+        unsent = log.close(_SENDING_SECONDS)
+    network = evaluated_at_end(network, config, progress)
+    final = progress.evaluations[-1]
     info(f"return on unseen levels {final.mean:.2f} ± {final.error:.2f} ({final.episodes} episodes)")
-    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, before, final))
+    save_expert(opened.folder / EXPERT, network, _provenance(config, progress, initial.provenance if initial else None))
     report = _keep(job, config, opened, network, progress, info)
     # The store may have come back meanwhile: what has taken the model takes the metrics, too.
-    unsent = agent.unsent
     if unsent and report.model is not None:
         unsent = send_unsent(opened.kept, opened.store.uri, opened.run_id)
     if unsent:
@@ -286,23 +322,29 @@ def _check_cpus(config: AgentConfig) -> None:
         raise InputError(f"{said}: they want a CPU each, {wanted} in all; the Ray cluster has {cpus:g}")
 
 
-class _Agent:
-    """RLlib's algorithm with what a run needs around it."""
+class Agent:
+    """An agent that learns, as far as it is; it keeps nothing.
 
-    def __init__(self, config: AgentConfig, opened: RunFolder, info: Info) -> None:
+    Args:
+        config: the options.
+        threads: PyTorch's in the learner; None leaves them as they are.
+        kept: a checkpoint to go on from.
+        initial: weights to begin with where there is no checkpoint; None draws them.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        threads: int | None,
+        kept: "_Kept | None" = None,
+        initial: nn.Module | None = None,
+    ) -> None:
         # RLlib takes seconds to import.
         from concord.reinforcement.policy_optimization import Placement, algorithm_config
 
-        self._config, self._folder, self._say = config, opened.kept, info
-        self._folder.fetch_all(_CHECKPOINTS)
-        for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
-            partial.unlink()
-        self._kept = _last_checkpoint(opened.folder, info)
-        self.unsent = 0
-        start = self._kept.journal_length if self._kept else 0
-        self._log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._settings = algorithm_config(
+        self._config = config
+        self.progress = kept.progress if kept else Progress()
+        self._algorithm: Any = algorithm_config(
             environments=config.environments,
             steps=config.rollout,
             epochs=config.epochs,
@@ -324,28 +366,21 @@ class _Agent:
                 learners=config.learners,
                 gpus_per_learner=config.gpus_per_learner,
                 gpus_per_runner=config.gpus_per_runner,
-                threads=config.threads or max(1, cores - config.runners),
+                threads=threads,
             ),
-            begins_at=self._kept.progress.steps if self._kept else 0,
-        )
-        self._algorithm: Any = None
-        self.progress = self._kept.progress if self._kept else _Progress()
-
-    def start(self, initial: nn.Module | None) -> None:
-        """Take the weights of the last checkpoint, or those given, or leave the random ones."""
-        self._algorithm = self._settings.build_algo()
-        if self._kept is not None:
-            self._algorithm.set_training_state(self._kept.arrays, self._kept.counts)
-            self._say(f"going on from {self.progress.steps:,} steps, with new episodes")
+            begins_at=self.progress.steps,
+        ).build_algo()
+        if kept is not None:
+            self._algorithm.set_training_state(kept.arrays, kept.counts)
         elif initial is not None:
             self._algorithm.set_weights_of_network(
                 {name: value.numpy() for name, value in initial.state_dict().items()}
             )
 
-    def train(self) -> None:
-        """Batch after batch, to the end."""
+    def batches(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Learn from batch after batch, to the end; gives the steps before each, and what is to be said of it."""
         config, progress = self._config, self.progress
-        began, said = time.perf_counter() - progress.seconds, time.monotonic()
+        began = time.perf_counter() - progress.seconds
         late = progress.late
         while progress.steps < config.steps:
             before, batch_began = progress.steps, time.perf_counter()
@@ -362,17 +397,7 @@ class _Agent:
                 evaluation = _evaluate(self.network(), config, config.evaluation_episodes, progress.steps)
                 progress.evaluations.append(evaluation)
                 metrics["unseen_return"] = evaluation.mean
-            self._log.log(metrics, progress.steps)
-            if _passed(before, progress.steps, config.steps, config.checkpoints):
-                self._checkpoint()
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
-                shown = "  ".join(
-                    f"{key} {metrics[key]:.2f}" for key in ("train_return", "unseen_return") if key in metrics
-                )
-                self._say(
-                    f"{progress.steps:,}/{config.steps:,} steps  {metrics['steps_per_second']:.0f} a second  {shown}"
-                )
+            yield before, metrics
 
     def network(self) -> ActorCritic:
         """The agent's network as it is now, on the CPU, in evaluation mode."""
@@ -382,41 +407,58 @@ class _Agent:
         )
         return network.eval()
 
-    def close(self) -> None:
-        """End RLlib's processes, and send what is left of the metrics."""
-        try:
-            if self._algorithm is not None:
-                self._algorithm.stop()
-        finally:
-            self.unsent = self._log.close(_SENDING_SECONDS)
+    def training_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What training goes on from: arrays, and counts that JSON takes."""
+        state: tuple[dict[str, Any], dict[str, Any]] = self._algorithm.training_state()
+        return state
 
-    def _checkpoint(self) -> None:
-        """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
-        folder = self._folder.path / _CHECKPOINTS
-        folder.mkdir(exist_ok=True)
-        arrays, counts = self._algorithm.training_state()
-        described = {
-            "progress": dataclasses.asdict(self.progress),
-            "counts": counts,
-            # Who goes on from here cuts the journal there, and logs what comes after it anew.
-            "journal_length": self._log.keep(),
-        }
-        path = folder / f"checkpoint_{self.progress.steps:012d}.safetensors"
-        new = path.with_suffix(".new")
-        require_space(folder, sum(value.nbytes for value in arrays.values()))
-        try:
-            save_file(
-                {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
-                new,
-                {"run": json.dumps(described)},
+    def close(self) -> None:
+        """End RLlib's processes."""
+        self._algorithm.stop()
+
+
+def _learn(agent: Agent, config: AgentConfig, log: MetricLog, folder: Folder, info: Info) -> None:
+    """Batch after batch, to the end: logged, kept in checkpoints, said now and then."""
+    progress, said = agent.progress, time.monotonic()
+    for before, metrics in agent.batches():
+        log.log(metrics, progress.steps)
+        if _passed(before, progress.steps, config.steps, config.checkpoints):
+            _keep_checkpoint(agent, log, folder)
+        if time.monotonic() - said > 10:
+            said = time.monotonic()
+            shown = "  ".join(
+                f"{key} {metrics[key]:.2f}" for key in ("train_return", "unseen_return") if key in metrics
             )
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        new.replace(path)
-        self._folder.keep(f"{_CHECKPOINTS}/{path.name}")
-        for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
-            self._folder.remove(f"{_CHECKPOINTS}/{old.name}")
+            info(f"{progress.steps:,}/{config.steps:,} steps  {metrics['steps_per_second']:.0f} a second  {shown}")
+
+
+def _keep_checkpoint(agent: Agent, log: MetricLog, kept: Folder) -> None:
+    """Weights, moments of Adam, and counts, in one safetensors file; this one and the one before are kept."""
+    folder = kept.path / _CHECKPOINTS
+    folder.mkdir(exist_ok=True)
+    arrays, counts = agent.training_state()
+    described = {
+        "progress": dataclasses.asdict(agent.progress),
+        "counts": counts,
+        # Who goes on from here cuts the journal there, and logs what comes after it anew.
+        "journal_length": log.keep(),
+    }
+    path = folder / f"checkpoint_{agent.progress.steps:012d}.safetensors"
+    new = path.with_suffix(".new")
+    require_space(folder, sum(value.nbytes for value in arrays.values()))
+    try:
+        save_file(
+            {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()},
+            new,
+            {"run": json.dumps(described)},
+        )
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    new.replace(path)
+    kept.keep(f"{_CHECKPOINTS}/{path.name}")
+    for old in sorted(folder.glob("checkpoint_*.safetensors"))[:-2]:
+        kept.remove(f"{_CHECKPOINTS}/{old.name}")
 
 
 @dataclass(frozen=True)
@@ -425,7 +467,7 @@ class _Kept:
 
     arrays: dict[str, Any]
     counts: dict[str, Any]
-    progress: _Progress
+    progress: Progress
     journal_length: int | None
 
 
@@ -437,7 +479,7 @@ def _last_checkpoint(folder: Path, info: Info) -> _Kept | None:
                 described = json.loads(file.metadata()["run"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             said = described["progress"]
-            progress = _Progress(
+            progress = Progress(
                 said["steps"],
                 said["seconds"],
                 [(int(steps), float(mean)) for steps, mean in said["returns"]],
@@ -477,10 +519,16 @@ def _evaluate(network: ActorCritic, config: AgentConfig, episodes: int, steps: i
     return Evaluation(steps, played.mean, played.standard_error, episodes)
 
 
-def _provenance(
-    config: AgentConfig, progress: _Progress, initial: Any | None, final: Evaluation | None = None
-) -> dict[str, Any]:
+def evaluated_at_end(network: ActorCritic, config: AgentConfig, progress: Progress) -> ActorCritic:
+    """Evaluate what is kept at the end: the network with its weights rounded as a file of an expert has them."""
+    network = network.half().float()
+    progress.evaluations.append(_evaluate(network, config, config.final_episodes, progress.steps))
+    return network
+
+
+def _provenance(config: AgentConfig, progress: Progress, initial: Any | None) -> dict[str, Any]:
     """What is to be known of an expert: what it plays, how it was trained, on what, and how well it plays."""
+    final = progress.evaluations[-1] if progress.evaluations else None
     command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     return {
         "game": config.game,
@@ -511,16 +559,13 @@ class _PolicyAlone(nn.Module):
 
 
 def _keep(
-    job: JobFile, config: AgentConfig, opened: RunFolder, network: ActorCritic, progress: _Progress, info: Info
+    job: JobFile, config: AgentConfig, opened: RunFolder, network: ActorCritic, progress: Progress, info: Info
 ) -> FinishedRun:
     from concord.analysis.agent_figures import return_curve, write_video
     from concord.analysis.figures import save
 
     store, run_id, folder = opened.store, opened.run_id, opened.folder
-    final = progress.evaluations[-1]
-    metrics = {"unseen_return": final.mean, "unseen_return_error": final.error, "steps": float(progress.steps)}
-    if progress.returns:
-        metrics["train_return"] = progress.returns[-1][1]
+    metrics = progress.metrics
     (folder / "metrics.json").write_text(json.dumps(metrics | {"progress": dataclasses.asdict(progress)}, indent=1))
     evaluations = [(each.steps, each.mean, each.error) for each in progress.evaluations]
     figures = (save(return_curve(progress.returns, evaluations), folder / "figures" / "return.png"),)
@@ -541,7 +586,7 @@ def _keep(
         uri = log_model(store, run_id, _PolicyAlone(network), example)
         name = f"{job.name}-{config.game}-{config.difficulty}"
         if config.run.register:
-            registered = register(store, uri, run_id, name, metrics, "unseen_return", "max")
+            registered = register(store, uri, run_id, name, metrics, *CRITERION)
         model = f"models:/{registered.name}/{registered.version}" if registered else uri
     except (RunFailedError, InputError) as error:
         info(f"the model could not be kept in MLflow, --resume tries again: {error}")

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -27,7 +28,7 @@ from concord.training.evaluation import (
     evaluate_batch,
     modes,
 )
-from concord.training.job import JobFile
+from concord.training.job import CustomJob, JobFile
 from concord.training.loop import begun_objective, build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.options import TrainConfig
@@ -51,13 +52,24 @@ class Checked:
     measures: Mapping[str, Mode | None]
 
 
-def preflight(job: JobFile, config: TrainConfig) -> Checked:
+def preflight(job: JobFile, config: Any) -> Checked:
     """Try data, model, loss and measures on one environment here, before anything is written or started.
+
+    Of a job with a loop of its own this tells what its trials report.
 
     Raises:
         InputError: they cannot be used, or there are not the GPUs that are asked for.
     """
     config = config.resolved()
+    if isinstance(job.job, CustomJob):
+        loop = job.job.trials
+        if loop is None:
+            raise InputError(
+                f"job {job.name}: trains in a way of its own, and does not say how a trial is to; give trials"
+            )
+        if loop.check is not None:
+            loop.check(config)
+        return Checked(Environments.none(), None, dict(loop.metrics), dict(loop.metrics))
     _check_gpus(config)
     with _blamed(job, "its environments cannot be made"):
         environments = job.job.environments(config)

@@ -18,7 +18,7 @@ from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
 from concord.runs.local_train import prepare_workers, train_here, trains_here
-from concord.runs.opening import opening_lines
+from concord.runs.opening import method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
@@ -139,7 +139,8 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
             store, run_id, kept = opened.store, opened.run_id, opened.kept
             registers = config.run.register and checked.example is not None
             criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
-            for line in opening_lines(opened, config, environments, criterion, required(job.job, config)):
+            data = purposes(environments, config.data.held_out)
+            for line in opening_lines(opened, method_line(config), data, criterion, required(job.job, config)):
                 info(line)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")

@@ -119,8 +119,9 @@ def with_config(
     """
     for name in options_of(type(own)).keys() & options_of(type(config)).keys():
         raise InputError(f"job option {flag_of(name)}: also an option of concord {command}; rename it")
-    # Without a name, so that panels of the help are called by the groups alone.
-    fields: list[Any] = [(part, type(own)), ("config", Annotated[type(config), tyro.conf.arg(name="")])]
+    # Of the help's panels the one without a name comes first.
+    names = {part: (type(own), ""), "config": (type(config), "job")}
+    fields: list[Any] = [(field, Annotated[kind, tyro.conf.arg(name=name)]) for field, (kind, name) in names.items()]
     namespace = {"__doc__": text or type(own).__doc__}
     made = dataclasses.make_dataclass(
         kind.__name__, fields, bases=(kind,), namespace=namespace, frozen=True, kw_only=True

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
@@ -126,12 +124,9 @@ class Plan:
         return written
 
     def record(self) -> dict[str, Any]:
-        """What is written down of it."""
+        """What is written down of it, beside what every group of trials writes down."""
         options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.options).items()}
         return {
-            "job": self.job.name,
-            "name": self.name,
-            "started": time.time(),
             "identity": self.identity(),
             "own": None if self.own is None else dataclasses.asdict(self.own),
             "criterion": dataclasses.asdict(self.criterion),
@@ -139,7 +134,6 @@ class Plan:
             "oracle": self.looks_at_test,
             "validation": bool(self.checked.environments.validation),
             "options": options,
-            "config": recorded_config(self.base),
             "given": sorted(self.given),
             **({"sources": sources} if (sources := self.base.sources()) else {}),
         }
@@ -198,7 +192,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     name = base.run.name or _new_name(job, method, base)
     base = base.with_options(name=None)
     space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
-    checked = _checked(job, base)
+    checked = preflight(job, base)
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
     usual = next(iter(checked.measures)) if own else "accuracy" if "train_accuracy" in checked.reported else "loss"
@@ -251,16 +245,6 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         _check_same(plan, record)
         plan = dataclasses.replace(plan, own=OwnPoint.read(record.get("own")))  # as the study began
     return plan
-
-
-def _checked(job: JobFile, base: Any) -> Checked:
-    """What is known of a job before anything of it runs."""
-    if not isinstance(job.job, CustomJob):
-        return preflight(job, base)
-    if job.job.trials is None:
-        raise InputError(f"job {job.name}: trains in a way of its own, and does not say how a study is to; give trials")
-    metrics = dict(job.job.trials.metrics)
-    return Checked(Environments.none(), None, metrics, metrics)
 
 
 def _check_same(plan: Plan, record: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from concord.studies.shared_data import SharedData, share_data
 from concord.studies.spaces import config_at, resolved_at
 from concord.studies.stopping import StopRule, replay, scheduler
 from concord.studies.trial_group import Tracked, TrialGroup, Trials, opened, write_record
+from concord.tracking import add_lineage
 from concord.training import TrainConfig
 
 
@@ -59,7 +60,6 @@ def experiment(job: str) -> str:
 def _group(plan: Plan) -> TrialGroup:
     environments = plan.checked.environments
     tags = run_tags(plan.job.name, plan.job.path, len(environments.train), environments.version) | {
-        "concord.study": plan.name,
         "concord.method": plan.method,
         "concord.selection": plan.options.selection,
         "concord.oracle": plan.looks_at_test or "no",
@@ -72,7 +72,6 @@ def _group(plan: Plan) -> TrialGroup:
         "mode": plan.criterion.mode,
         "stop_when": plan.stop_rule,
     }
-    record = plan.record()
     return TrialGroup(
         what="study",
         name=plan.name,
@@ -83,8 +82,8 @@ def _group(plan: Plan) -> TrialGroup:
         experiment=experiment(plan.job.name),
         parameters=parameters,
         tags=tags,
-        artifacts={"space.json": plan.space.as_json(), "config.json": record["config"]},
-        record=record,
+        artifacts={"space.json": plan.space.as_json()},
+        record=plan.record(),
         updated=("options",),
     )
 
@@ -278,6 +277,7 @@ class _Study:
             finished = run(plan.job, config, self.info, lineage)
         else:
             finished = plan.job.job.run(plan.job, config, self.info)
+            add_lineage(self.trials.store, finished.run_id, finished.registered, lineage.tags)
         became = {
             "model": finished.model,
             "champion": finished.registered is not None and finished.registered.champion,

@@ -9,6 +9,7 @@ from typing import Any
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import option_values
 from concord.runs.dashboard import described
+from concord.runs.folder import recorded_config
 from concord.runs.run import Info
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
@@ -45,10 +46,10 @@ class TrialGroup:
         kept: where it is kept.
         sharing: how the cluster is divided among the trials.
         experiment: of its run in MLflow.
-        parameters, tags: of that run.
-        artifacts: JSON values kept with that run, by file name.
-        record: what is written down of it, see :func:`concord.studies.journal.write_study`; the keys in ``updated``
-            are written anew when it continues.
+        parameters, tags: of that run; it is also tagged with the group's name.
+        artifacts: JSON values kept with that run, by file name, beside the configuration.
+        record: what is written down of it beside job, name, beginning and configuration, see
+            :func:`concord.studies.journal.write_study`; the keys in ``updated`` are written anew when it continues.
         updated: those keys.
     """
 
@@ -126,10 +127,13 @@ def write_record(kept: Folder, record: Mapping[str, Any]) -> None:
 
 def _create(group: TrialGroup, kept: Folder, store: Store) -> None:
     run_id = None
+    config = recorded_config(group.base)
+    record = {"job": group.job.name, "name": group.name, "started": time.time(), "config": config, **group.record}
     try:
-        run_id = store.start_run(group.experiment, group.name, group.parameters, group.tags)
-        write_record(kept, {**group.record, "run_id": run_id, "store": redact(store.uri)})
-        for name, value in group.artifacts.items():
+        tags = {**group.tags, f"concord.{group.what}": group.name}
+        run_id = store.start_run(group.experiment, group.name, group.parameters, tags)
+        write_record(kept, {**record, "run_id": run_id, "store": redact(store.uri)})
+        for name, value in {**group.artifacts, "config.json": config}.items():
             store.log_json(run_id, value, name)
         for name, source in group.base.sources().items():
             store.log_text(run_id, source, name)

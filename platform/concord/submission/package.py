@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,9 @@ class Package:
 
 
 @contextlib.contextmanager
-def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) -> Iterator[Package]:
+def packed(
+    working_dir: Path | None, limit: float, needed: Sequence[Path] = (), texts: Mapping[Path, str] | None = None
+) -> Iterator[Package]:
     """Copy what goes along into a folder of its own, which is gone afterwards.
 
     Of the working directory go the files that git would take (tracked ones, and others that are not ignored), or all
@@ -49,6 +51,7 @@ def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) 
         working_dir: the user's folder; None takes none.
         limit: MiB that both may have together.
         needed: files of the folder that have to go along, relative to it.
+        texts: further files, as texts by their paths.
 
     Raises:
         InputError: they are larger (it names the largest files), or one that is needed does not go along.
@@ -89,7 +92,10 @@ def packed(working_dir: Path | None, limit: float, needed: Sequence[Path] = ()) 
         work = Path(name, "work")
         if working_dir is not None:
             work.mkdir(exist_ok=True)
-        yield Package(Path(name, "module/concord"), work if working_dir is not None else None, size)
+        for path, text in (texts or {}).items():
+            (work / path).parent.mkdir(parents=True, exist_ok=True)
+            (work / path).write_text(text, encoding="utf-8")
+        yield Package(Path(name, "module/concord"), work if work.exists() else None, size)
 
 
 def inside(file: Path, working_dir: Path) -> Path:

@@ -1,7 +1,7 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -92,6 +92,8 @@ class Job(Generic[Config]):
 
     def __post_init__(self) -> None:
         _make_defaults(self)
+        if isinstance(self.config, TrainConfig):
+            object.__setattr__(self, "config", _with_objective(self.config, self.objective))
         if (self.loss is None) == (self.risk is None):
             raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
         if callable(self.risk) and as_risk(self.risk) is not self.risk:
@@ -153,7 +155,7 @@ class Data:
 
 @dataclass(frozen=True)
 class TrialLoop(Generic[OwnConfig]):
-    """How a study trains a job that has a loop of its own.
+    """How studies and comparisons train a job that has a loop of its own.
 
     Attributes:
         evaluations: trains with these options and gives every evaluation as it comes; it tracks nothing, and may be
@@ -161,11 +163,13 @@ class TrialLoop(Generic[OwnConfig]):
         epochs: the epoch of the last evaluation, from the options.
         metrics: the names of the metrics in the evaluations, and whether large or small is good; None where trials are
             not judged by it. They are judged by the first one, unless ``--metric`` names another.
+        check: refuses options with which there can be no trial (InputError); None refuses none.
     """
 
     evaluations: Callable[[OwnConfig], Iterator[Evaluation]]
     epochs: Callable[[OwnConfig], int]
     metrics: Mapping[str, Mode | None]
+    check: Callable[[OwnConfig], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.metrics or next(iter(self.metrics.values())) not in ("max", "min"):
@@ -184,8 +188,9 @@ class CustomJob(Generic[OwnConfig]):
         reproduces: what of which paper, for ``concord jobs``.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
         data: options (a dataclass with defaults) and the function behind ``concord data``.
-        trials: how a study trains the job; None: it has no studies.
+        trials: how studies and comparisons train the job; None: it has none.
         studies: what ``concord tune`` searches, by the names of methods; without any, what ``--vary`` says.
+        comparisons: the tables of ``concord compare``, see :class:`Job`; columns are metrics of ``trials``.
     """
 
     run: Callable[["JobFile", OwnConfig, Callable[[str], None]], Any]
@@ -196,6 +201,7 @@ class CustomJob(Generic[OwnConfig]):
     data: "Data | None" = None
     trials: TrialLoop[OwnConfig] | None = None
     studies: Mapping[str, "Study"] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_defaults(self)
@@ -207,6 +213,19 @@ def _make_defaults(job: Any) -> None:
         object.__setattr__(job, "config", defaults_of(job.config))
     if isinstance(job.config, RunConfig):
         options_of(type(job.config))
+
+
+def _with_objective(config: Config, objective: Callable[[Any], Objective] | None) -> Config:
+    """The options of a class that knows the job's own objective, so that what they leave to others follows from it."""
+    kind = type(config)
+    if kind is not TrainConfig and "own_objective" in vars(kind):  # of a job that this one was made of
+        kind = kind.__mro__[1]
+    if objective is not None:
+        namespace = {"__doc__": kind.__doc__, "own_objective": property(lambda _: objective)}
+        kind = type(kind.__name__, (kind,), namespace)
+    if kind is type(config):
+        return config
+    return kind(**{each.name: getattr(config, each.name) for each in fields(config) if each.init})
 
 
 @dataclass(frozen=True)
@@ -308,10 +327,14 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     require(right, f"studies map the names of methods to Study(space=…), found {job.studies!r}")
     right = isinstance(job.name, str) and not set(job.name) & set("/:")
     require(right, f"its name is {job.name!r}; expected text without '/' and ':'")
+    right = isinstance(job.comparisons, str) or maps_to(lambda each: isinstance(each, Comparison), job.comparisons)
+    require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")
     if isinstance(job, CustomJob):
         loop = "TrialLoop(evaluations, epochs, metrics)"
         require(isinstance(job.trials, TrialLoop | None), f"trials is {job.trials!r}; expected {loop}")
-        require(not job.studies or job.trials is not None, f"studies need trials={loop} to train by")
+        what = "studies" if job.studies else "comparisons"
+        lacking = bool(job.studies or job.comparisons) and job.trials is None
+        require(not lacking, f"{what} need trials={loop} to train by")
         return
     right = job.measures is None or maps_to(callable, job.measures)
     require(right, f"measures map names to Measure(function, mode=…), found {job.measures!r}")
@@ -320,5 +343,3 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     said = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
     require(job.objective is None or callable(job.objective), said)
     require(job.mode in ("max", "min", None), f"mode is {job.mode!r}; expected max or min")
-    right = isinstance(job.comparisons, str) or maps_to(lambda each: isinstance(each, Comparison), job.comparisons)
-    require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")

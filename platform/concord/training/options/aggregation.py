@@ -19,8 +19,9 @@ class AggregatorOptions(OptionGroup):
 
     # fmt: off
     aggregator: AggregatorOption = "auto"
-    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others. A rule
-    of one's own is FILE.py:RULE, a dataclass whose fields are options then."""
+    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others, also
+    with a job's own that couples the environments. A rule of one's own is FILE.py:RULE, a dataclass whose fields are
+    options then."""
     threshold: float = 0.8
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages."""
     rescale: bool = True
