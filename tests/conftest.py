@@ -13,6 +13,7 @@ import torch
 from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
+from ray_workers import forked_workers
 
 from concord.cli import main
 from concord.errors import InputError
@@ -51,13 +52,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Ray of our own on this machine, started once; the runs of all tests use it."""
     from concord.runs.session import ray_session
     from concord.training import TrainConfig
 
     os.environ.pop("RAY_ADDRESS", None)
-    with ray_session(TrainConfig()):
+    with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
 
 
