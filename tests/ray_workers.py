@@ -8,7 +8,7 @@ that was imported into once for a fork of it.
 import argparse
 import atexit
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -32,6 +32,7 @@ _IMPORTED_BY_THE_FIRST = (
     "ray._private.workers.default_worker",
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller",
+    *(["concord.reinforcement.policy_optimization"] if importlib.util.find_spec("procgen") else []),
 )
 
 

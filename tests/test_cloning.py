@@ -246,12 +246,13 @@ def config(folder: Path, **options: Any) -> Any:
 )
 def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    outcome = train(load_job("coinrun-clone").job, config(data, epochs=6, **options), ProcessContext(), Silent())
+    few = config(data, states=12, **options)  # a step takes seconds in the job's own precision
+    outcome = train(load_job("coinrun-clone").job, few, ProcessContext(), Silent())
     first, last = outcome.history[0].metrics, outcome.history[-1].metrics
     assert last["train_loss"] < first["train_loss"]
     assert {"validation_loss", "ood_loss", "ood_agreement", "worst_train_loss"} <= last.keys()
     per_round = 1 if options.get("environments_per_step") == 3 else 3
-    assert outcome.steps == 6 * 2 * per_round
+    assert outcome.steps == 2 * per_round
 
 
 def test_divergence_is_kullback_and_leiblers() -> None:
