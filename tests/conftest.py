@@ -13,6 +13,7 @@ import torch
 from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
+from ray_workers import forked_workers
 
 from concord.cli import main
 from concord.errors import InputError
@@ -32,9 +33,10 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
-    "test_study", "test_run", "test_submission", "test_readme", "test_run_lifecycle", "test_storage", "test_tracking",
-    "test_objective_jobs", "test_collective", "test_image_jobs", "test_agent", "test_watching", "test_redaction",
-    "test_own_rule", "test_cloning", "test_ui", "test_training", "test_per_example", "test_objectives",
+    "test_study", "test_run", "test_collective", "test_cloning", "test_submission", "test_objective_jobs",
+    "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_storage", "test_tracking", "test_cli",
+    "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction", "test_watching", "test_custom_job",
+    "test_ui", "test_training", "test_per_example", "test_objectives",
 )  # fmt: skip
 
 
@@ -51,13 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Ray of our own on this machine, started once; the runs of all tests use it."""
     from concord.runs.session import ray_session
     from concord.training import TrainConfig
 
     os.environ.pop("RAY_ADDRESS", None)
-    with ray_session(TrainConfig()):
+    with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
 
 

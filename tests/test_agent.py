@@ -328,14 +328,14 @@ def test_the_first_episodes_to_begin_are_counted_not_the_first_to_end() -> None:
     policy = ActorCritic()
 
     def environment() -> ProcgenVectorEnv:
-        return ProcgenVectorEnv(6, "leaper", seed=0, threads=0)  # its episodes end within 500 steps
+        return ProcgenVectorEnv(3, "leaper", seed=0, threads=0)  # its episodes end within 500 steps
 
-    seen = list(steps(lambda frames: policy(frames)[0], environment(), 10, torch.Generator().manual_seed(0)))
+    seen = list(steps(lambda frames: policy(frames)[0], environment(), 5, torch.Generator().manual_seed(0)))
     numbers = np.concatenate([step.episodes for step in seen])
-    assert set(numbers.tolist()) == set(range(10))
+    assert set(numbers.tolist()) == set(range(5))
     ended = np.concatenate([step.episodes[step.ended] for step in seen])
-    assert sorted(ended.tolist()) == list(range(10))
-    result = play(lambda frames: policy(frames)[0], environment(), 10)
+    assert sorted(ended.tolist()) == list(range(5))
+    result = play(lambda frames: policy(frames)[0], environment(), 5)
     lengths = np.bincount(numbers)
     np.testing.assert_array_equal(result.lengths, lengths)
     assert result.mean == pytest.approx(result.returns.mean())

@@ -239,19 +239,20 @@ def config(folder: Path, **options: Any) -> Any:
     "options",
     [
         {"optimizer": "adam", "beta1": 0.9, "lr": 1e-3},
-        {"temporal_threshold": 0.1},
+        {"temporal_threshold": 0.1, "lr": 1e-3},
         {"environments_per_step": 3, "aggregator": "and-mask", "optimizer": "adam", "lr": 1e-3},
     ],
     ids=["adam", "temporal", "spatial"],
 )
 def test_clones_learn_from_the_expert(data: Path, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    outcome = train(load_job("coinrun-clone").job, config(data, epochs=6, **options), ProcessContext(), Silent())
+    few = config(data, states=6, batch_size=6, **options)  # a step takes seconds in the job's own precision
+    outcome = train(load_job("coinrun-clone").job, few, ProcessContext(), Silent())
     first, last = outcome.history[0].metrics, outcome.history[-1].metrics
     assert last["train_loss"] < first["train_loss"]
     assert {"validation_loss", "ood_loss", "ood_agreement", "worst_train_loss"} <= last.keys()
     per_round = 1 if options.get("environments_per_step") == 3 else 3
-    assert outcome.steps == 6 * 2 * per_round
+    assert outcome.steps == 2 * per_round
 
 
 def test_divergence_is_kullback_and_leiblers() -> None:

@@ -358,8 +358,8 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
     [
         ("without_ray", signal.SIGTERM),
         ("without_ray", signal.SIGINT),
-        pytest.param("ray_cluster", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("ray_cluster", signal.SIGINT, marks=pytest.mark.slow),
+        ("ray_cluster", signal.SIGTERM),
+        ("ray_cluster", signal.SIGINT),
     ],
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(

@@ -1,0 +1,138 @@
+"""Ray's workers for tests, forked from a process that has imported what they need: that takes each of them seconds.
+
+The workers are Ray's own, as are the processes that start them and the way in which they find each other. Only their
+first step differs: Ray runs this file in place of its ``setup_worker.py``, and so starts a worker by asking a process
+that was imported into once for a fork of it.
+"""
+
+import argparse
+import atexit
+import gc
+import importlib.util
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+ADDRESS = "CONCORD_TESTS_RAY_WORKERS"
+_IMPORTED_AT_ONCE = ("torch._dynamo", "concord.tracking.store")
+# Ray reads its environment when it is imported, and the node gives its workers one of theirs.
+_IMPORTED_BY_THE_FIRST = (
+    "concord.runs.ray_train",
+    "concord.studies.trial",
+    "ray._private.workers.default_worker",
+    "ray.train.torch",
+    "ray.train.v2._internal.execution.controller",
+    *(["concord.reinforcement.policy_optimization"] if importlib.util.find_spec("procgen") else []),
+)
+
+
+@contextmanager
+def forked_workers(folder: Path) -> Iterator[None]:
+    """A Ray that is started in the body forks its workers."""
+    if sys.platform != "linux":  # where a fork of a process with these libraries may not live
+        yield
+        return
+    import pytest
+    from ray._private.parameter import RayParams
+
+    class Params(RayParams):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **{"setup_worker_path": __file__} | options)  # type: ignore[arg-type]
+
+    address = str(folder / "workers")
+    with (
+        subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("ray._private.parameter.RayParams", Params)
+        patch.setenv(ADDRESS, address)
+        yield
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def ask(words: list[str]) -> None:
+    """Have a worker forked, and wait until it has ended."""
+    asked = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[ADDRESS])
+        socket.send_fds(connection, [asked], [0, 1, 2])
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+
+def serve(address: str) -> None:
+    """Fork until standard input is closed."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        for name in _IMPORTED_AT_ONCE:
+            importlib.import_module(name)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while 0 not in select.select([listener, 0], [], [])[0]:
+            connection, _ = listener.accept()
+            words, environment, folder, descriptors = received(connection)
+            os.environ.clear()
+            os.environ.update(environment)
+            for name in _IMPORTED_BY_THE_FIRST:
+                importlib.import_module(name)
+            gc.freeze()  # a collection would touch, and so copy, all that was imported
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number, descriptor in enumerate(descriptors):
+                    os.dup2(descriptor, number)
+                os.chdir(folder)
+                work(words)
+            connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def received(connection: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
+    """The words, the environment, the folder and the standard streams of who asks."""
+    text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
+    while more := connection.recv(1 << 20):
+        text += more
+    words, environment, folder = json.loads(text)
+    return words, environment, folder, descriptors
+
+
+def work(words: list[str]) -> NoReturn:
+    """One worker, as ``setup_worker.py`` starts it. It ends as forked processes do: nothing imported is taken down."""
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.utils import update_envs
+
+    os.setsid()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serialized-runtime-env-context", default="{}")
+    parser.add_argument("--language")
+    options, rest = parser.parse_known_args(words)
+    update_envs(RuntimeEnvContext.deserialize(options.serialized_runtime_env_context).env_vars)
+    sys.argv = rest
+    try:
+        runpy.run_path(rest[0], run_name="__main__")
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1]) if len(sys.argv) == 2 else ask(sys.argv[1:])
