@@ -9,7 +9,7 @@ from typing import Any
 
 from concord.comparisons.options import CompareCommand, CompareOptions
 from concord.errors import InputError, as_option
-from concord.options import did_you_mean, fits, kind_of, options_of
+from concord.options import did_you_mean, fits, kind_of, options_of, require_one_way, with_alternatives
 from concord.runs.folder import recorded_config
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
@@ -193,8 +193,12 @@ def _configured(base: TrainConfig, options: Mapping[str, Any], given: Collection
             raise InputError(f"{where}: {name} is not a configuration's to say; give it on the command line")
         if not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
+    given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
+    if config.chosen_aggregator == "mean" and "significance" in given:  # as little as a threshold
+        config = config.with_options(significance=None)
     try:
+        require_one_way(chosen)
         config.check()
     except InputError as error:
         raise InputError(f"{where}: {as_option(error)}") from error
@@ -209,7 +213,9 @@ def _planned(job: JobFile, row: str, config: TrainConfig, versions: dict[str, st
         # Data are of a version that their seed does not change, and may be slow to look up.
         key = json.dumps({**point, "seed": None}, sort_keys=True)
         if key not in versions:
-            versions[key] = job.job.environments(resolved).version
+            environments = job.job.environments(resolved)
+            resolved.rule(len(environments.train))
+            versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version
     return PlannedRun(row, config.run.seed, config, json.loads(json.dumps(point)))
