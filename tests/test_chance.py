@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from concord.aggregation import (
     required_agreement,
     threshold_at_chance,
 )
-from concord.aggregation.chance import least_environments
+from concord.aggregation.chance import format_chance, least_environments
 from concord.errors import ArgumentError
 
 taus = st.fractions(0, 1, max_denominator=100)
@@ -138,3 +140,14 @@ def test_rules_that_do_not_go_by_signs_alone_have_none(name: str) -> None:
         return
     with pytest.raises(ArgumentError, match=f"significance=0.01: {name} does not keep components by their signs alone"):
         aggregator_at_chance(name, 0.01, 20)  # type: ignore[arg-type]
+
+
+def test_the_documents_table_is_what_is_computed() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "rules.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) of \d+: (\S+) \| *(\d*) *\| *(\d*) *\| *(\d*) *\|$", page, re.MULTILINE)
+    assert len(rows) == 11
+    for d, at_four_fifths, chance, *signs in ((int(row[0]), *row[1:]) for row in rows):
+        assert (agreeing_signs(0.8, d), format_chance(chance_of(0.8, d))) == (int(at_four_fifths), chance)
+        possible = [p for p in (1e-2, 1e-4, 1e-6) if least_environments(p) <= d]
+        found = [str(agreeing_signs(threshold_at_chance(p, d), d)) for p in possible]
+        assert found + [""] * (3 - len(found)) == signs
