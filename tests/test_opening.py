@@ -7,7 +7,7 @@ import torch
 
 from concord.environments import Environments
 from concord.runs.folder import RunFolder
-from concord.runs.opening import method_line, opening_lines, purposes
+from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig
@@ -54,3 +54,49 @@ def test_what_selects_is_said_and_where_the_run_is_kept_without_passwords() -> N
     )
     assert none[2] == "champion: none is selected, since the model is not registered"
     assert best[3] == "kept in there/runs/first, tracked in postgresql://me:***@host/runs"
+
+
+def mask(count: int, **options: object) -> list[str]:
+    lines = mask_lines(TrainConfig().with_options(**options), count)
+    return [line.removeprefix("mask: ") for line in lines]
+
+
+def passing(signs: str, chance: str, count: str = "32 environments", tau: str = "0.8") -> str:
+    return f"{count}, τ {tau}: {signs} must agree; by chance a component passes with probability {chance}"
+
+
+def test_what_a_threshold_means_is_said() -> None:
+    assert mask(32) == [passing("29 of 32 signs", "2.6e-6")]
+    assert mask(32, significance=1e-6) == [passing("30 of 32 signs", "2.5e-7", tau="0.875")]
+    assert mask(32, environments_per_step=16) == [passing("15 of 16 signs", "5.2e-4", "16 environments")]
+    assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples")]
+    assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
+    assert mask(32, aggregator="xor-mask") == [
+        "32 environments, τ 0.8: fewer than 29 of 32 signs may agree; by chance a component passes with probability 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "warning"),
+    [
+        (3, {}, "chance alone keeps 25% of the components; at least 8 environments at a step bring it below 1%"),
+        (10, {}, "chance alone keeps 2% of the components; --significance 0.01 asks for 10 of 10 signs"),
+        (20, {}, None),
+        (10, {"threshold": 0.0}, None),  # the average
+        (10, {"threshold": 0.4}, None),  # little agreement is asked for
+        (10, {"significance": 0.05}, None),
+        (10, {"aggregator": "xor-mask"}, None),
+    ],
+)
+def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
+    count: int, options: dict[str, object], warning: str | None
+) -> None:
+    lines = mask(count, **options)
+    assert lines[1:] == ([] if warning is None else [f"warning: {warning}"])
+
+
+def test_what_follows_from_the_options_is_a_parameter() -> None:
+    assert mask_parameters(TrainConfig(), 20) == {"chance_fraction": pytest.approx(4.02e-4, rel=1e-2)}
+    found = mask_parameters(TrainConfig().with_options(significance=1e-4), 20)
+    assert found == {"chance_fraction": 42 / 2**20, "threshold": 0.9}
+    assert mask_parameters(TrainConfig().with_options(aggregator="mean"), 20) == {}

@@ -22,6 +22,9 @@ class _Needed:
 
 NEEDED = _Needed()
 
+# Options of which the first takes the place of the second: only one of them is given.
+ALTERNATIVES = (("significance", "threshold"),)
+
 
 @dataclass(frozen=True)
 class Option:
@@ -50,6 +53,10 @@ class OptionGroup:
         """Refuse values that cannot be meant (InputError); those of groups within check themselves."""
         for group in _groups(self).values():
             group.check()
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+        """What changes of this group's own options where these are changed and it is not; usually nothing."""
+        return {}
 
     def unused(self) -> frozenset[str]:
         """The options that nothing looks at, as long as the others are what they are."""
@@ -143,6 +150,20 @@ def _from_plain(hint: Any, value: Any) -> Any:
     return value
 
 
+def with_alternatives(names: Iterable[str]) -> set[str]:
+    """The options, and those of which they take the place."""
+    given = set(names)
+    return given.union(*(pair for pair in ALTERNATIVES if not given.isdisjoint(pair)))
+
+
+def require_one_way(given: Mapping[str, Any]) -> None:
+    """Refuse options, given by their names with their values, of which one takes the other's place (InputError)."""
+    for one, other in ALTERNATIVES:
+        if given.get(one) is not None and other in given:
+            instead = f"takes the place of {flag_of(other)}, which is given as {given[other]}; give one of them"
+            raise InputError(f"{flag_of(one)} {given[one]}: {instead}")
+
+
 def flag_of(name: str) -> str:
     """How an option is given on the command line."""
     return f"--{name.replace('_', '-')}"
@@ -196,5 +217,6 @@ def _changed(group: Any, changes: Mapping[str, Any]) -> Any:
             inner.setdefault(option.groups[0], {})[name] = changes[name]
         elif name in changes:
             own[name] = changes[name]
+    own = {**group.implied(own), **own}
     groups = {place: _changed(getattr(group, place), values) for place, values in inner.items()}
     return dataclasses.replace(group, **own, **groups) if own or groups else group

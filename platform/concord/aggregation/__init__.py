@@ -17,11 +17,13 @@ own is a :class:`Statistic`, a name and a function. In a training loop of one's 
 
 from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaled, rescaling_factor
 from concord.aggregation.and_mask import AndMask
+from concord.aggregation.chance import agreeing_signs, chance_of, threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.sand_mask import SandMask
-from concord.aggregation.selection import AGGREGATORS, AggregatorName, aggregator
+from concord.aggregation.selection import AGGREGATORS, SIGN_MASKS, AggregatorName, aggregator, aggregator_at_chance
+from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import (
     GRADIENT,
     LOG_MAGNITUDE,
@@ -38,6 +40,7 @@ __all__ = [
     "GRADIENT",
     "LOG_MAGNITUDE",
     "SIGN",
+    "SIGN_MASKS",
     "SQUARE",
     "Aggregator",
     "AggregatorName",
@@ -45,16 +48,21 @@ __all__ = [
     "GeometricMean",
     "Mean",
     "SandMask",
+    "SignMask",
     "Statistic",
     "Statistics",
     "Update",
     "XorMask",
     "aggregate",
     "aggregator",
+    "aggregator_at_chance",
+    "agreeing_signs",
+    "chance_of",
     "check_statistics",
     "kept_where_signs_agree",
     "required_agreement",
     "rescaled",
     "rescaling_factor",
     "sum_over_environments",
+    "threshold_at_chance",
 ]

@@ -3,26 +3,21 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from concord.aggregation.agreement import check_threshold, kept_where_signs_agree
+from concord.aggregation.agreement import kept_where_signs_agree
 from concord.aggregation.rule import Update
+from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import GRADIENT, SIGN, Statistic, Statistics
 
 
 @dataclass(frozen=True)
-class AndMask:
+class AndMask(SignMask):
     """The average gradient where the environments' signs agree: Σg / d where |Σ sign g| ≥ τd, zero elsewhere.
 
     τ = 0 keeps everything (the plain average), τ = 1 keeps a component only if all d environments have the same
     sign there. A zero component counts for neither sign; with one environment every component but zeros is kept.
     """
 
-    threshold: float = 1.0
-    """Agreement threshold τ, in [0, 1]; 1 asks all environments to agree."""
-
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
-
-    def __post_init__(self) -> None:
-        check_threshold(self.threshold)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         """The masked average."""

@@ -3,25 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from concord.aggregation.agreement import check_threshold, kept_where_signs_agree
+from concord.aggregation.agreement import kept_where_signs_agree
 from concord.aggregation.rule import Update
+from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import GRADIENT, LOG_MAGNITUDE, SIGN, Statistic, Statistics
 
 
 @dataclass(frozen=True)
-class GeometricMean:
+class GeometricMean(SignMask):
     """sign(Σg) · exp(Σ log|g| / d) where |Σ sign g| ≥ τd, zero elsewhere.
 
     In the log domain a product of small numbers does not underflow; one zero makes the component zero (log 0 = -∞).
     """
 
-    threshold: float = 1.0
-    """Agreement threshold τ, in [0, 1]; 1 asks all environments to agree."""
-
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN, LOG_MAGNITUDE)
-
-    def __post_init__(self) -> None:
-        check_threshold(self.threshold)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         """The masked geometric mean."""

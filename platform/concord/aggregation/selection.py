@@ -1,17 +1,33 @@
 """The rules by the names that the command line and configurations use."""
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from concord.aggregation.and_mask import AndMask
+from concord.aggregation.chance import threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
 from concord.aggregation.sand_mask import SandMask
+from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
 
 AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
 AGGREGATORS: tuple[str, ...] = get_args(AggregatorName)
+
+
+_RULES: dict[str, Callable[[float], Aggregator]] = {
+    "mean": lambda _: Mean(),
+    "and-mask": AndMask,
+    "geometric-mean": GeometricMean,
+    "xor-mask": XorMask,
+    "sand-mask": SandMask,
+}
+# The SAND-mask is none: how much it keeps, of what the signs let through, depends on magnitudes.
+SIGN_MASKS: tuple[str, ...] = tuple(
+    name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)
+)
 
 
 def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
@@ -20,15 +36,22 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
     Raises:
         ArgumentError: no rule has this name, or τ is outside [0, 1].
     """
-    match name:
-        case "mean":
-            return Mean()
-        case "and-mask":
-            return AndMask(threshold)
-        case "geometric-mean":
-            return GeometricMean(threshold)
-        case "xor-mask":
-            return XorMask(threshold)
-        case "sand-mask":
-            return SandMask(threshold)
-    raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
+    if name not in _RULES:
+        raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
+    return _RULES[name](threshold)
+
+
+def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:
+    """The rule called ``name`` with the threshold that signs of d environments reach with at most this probability.
+
+    Raises:
+        ArgumentError: the rule does not keep components by their signs alone, or the threshold cannot be had.
+    """
+    if name not in SIGN_MASKS:
+        raise ArgumentError("significance", significance, without_chance(name))
+    return aggregator(name, threshold_at_chance(significance, environments))
+
+
+def without_chance(name: str) -> str:
+    """Why a significance is refused for a rule that keeps components by other than signs, in words."""
+    return f"{name} does not keep components by their signs alone; it is for {', '.join(SIGN_MASKS)}"

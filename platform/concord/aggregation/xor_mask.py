@@ -3,27 +3,26 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from concord.aggregation.agreement import check_threshold, kept_where_signs_agree
+from concord.aggregation.agreement import kept_where_signs_agree
 from concord.aggregation.rule import Update
+from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import GRADIENT, SIGN, Statistic, Statistics
 
 
 @dataclass(frozen=True)
-class XorMask:
+class XorMask(SignMask):
     """The average gradient where the environments' signs disagree: Σg / d where |Σ sign g| < τd, zero elsewhere.
 
     A diagnostic: it shows what consistent components contribute by leaving them out. τ = 0 keeps nothing.
     """
 
-    threshold: float = 1.0
-    """Agreement threshold τ, in [0, 1]."""
-
     statistics: ClassVar[tuple[Statistic, ...]] = (GRADIENT, SIGN)
-
-    def __post_init__(self) -> None:
-        check_threshold(self.threshold)
 
     def finish(self, sums: Statistics, environments: int) -> Update:
         """What the AND-mask drops of the average."""
         kept = 1 - kept_where_signs_agree(sums["sign"], self.threshold, environments)
         return Update((sums["gradient"] / environments).mul_(kept), kept)
+
+    def chance(self, environments: int) -> float:
+        """The part of the components whose signs do not agree by chance."""
+        return 1 - super().chance(environments)

@@ -8,7 +8,7 @@ from concord.cli.help import HELP, Brief, job_list, option_help
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
-from concord.options import NEEDED, did_you_mean, option_values, options_of
+from concord.options import NEEDED, OptionGroup, did_you_mean, option_values, options_of, require_one_way
 
 Options = TypeVar("Options")
 
@@ -44,7 +44,11 @@ def parse(
     words = ["--help" if word == "--help-all" else word for word in words]
     with tyro_errors.on_parse_error(refuse):
         parsed: Options = tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **given)
-    return parsed
+    if not isinstance(parsed, OptionGroup):
+        return parsed
+    values = {name: value for name, value in option_values(parsed).items() if name in given_options(options, words)}
+    require_one_way(values)
+    return parsed.with_options(**values)  # which changes what they imply
 
 
 def _with_missing(default: Any) -> Any:

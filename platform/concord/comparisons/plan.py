@@ -9,7 +9,7 @@ from typing import Any
 
 from concord.comparisons.options import CompareCommand, CompareOptions
 from concord.errors import InputError, as_option
-from concord.options import did_you_mean, fits, kind_of, options_of
+from concord.options import did_you_mean, fits, kind_of, options_of, require_one_way, with_alternatives
 from concord.runs.folder import recorded_config
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
@@ -17,7 +17,7 @@ from concord.source_file import read_source, run_source
 from concord.space import frozen
 from concord.storage import Folder
 from concord.studies.journal import TrialSpec
-from concord.training import Comparison, CustomJob, JobFile, RunConfig
+from concord.training import Comparison, CustomJob, JobFile, RunConfig, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
 DATA = "data version"  # among a run's options in the journal; no option has a space in its name
@@ -191,8 +191,13 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
             raise InputError(f"{where}: {name} is not a configuration's to say; give it on the command line")
         if not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
+    given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
+    masked = isinstance(config, TrainConfig) and config.chosen_aggregator != "mean"
+    if "significance" in given and not masked:  # the average looks at none, as at no threshold
+        config = config.with_options(significance=None)
     try:
+        require_one_way(chosen)
         config.check()
     except InputError as error:
         raise InputError(f"{where}: {as_option(error)}") from error
@@ -207,7 +212,10 @@ def _planned(job: JobFile, row: str, config: RunConfig, versions: dict[str, str 
         # Data are of a version that their seed does not change, and may be slow to look up.
         key = json.dumps({**point, "seed": None}, sort_keys=True)
         if key not in versions:
-            versions[key] = job.job.environments(resolved).version
+            environments = job.job.environments(resolved)
+            if isinstance(resolved, TrainConfig):
+                resolved.rule(len(environments.train))  # refuses a significance that so few cannot have
+            versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version
     return PlannedRun(row, config.run.seed, config, json.loads(json.dumps(point)))

@@ -5,6 +5,7 @@ import itertools
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from concord import logs
@@ -152,7 +153,12 @@ def _require_new(folder: Folder, config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def run_lifecycle(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None = None) -> Iterator[RunFolder]:
+def run_lifecycle(
+    reserved: ReservedRun,
+    tags: Mapping[str, str],
+    experiment: str | None = None,
+    derived: Mapping[str, object] = MappingProxyType({}),
+) -> Iterator[RunFolder]:
     """Begin a run or go on with it, and see that MLflow says how it ended.
 
     Wrong input that is found before anything was done leaves nothing of a new run. Everything else is kept: a run that
@@ -162,11 +168,12 @@ def run_lifecycle(reserved: ReservedRun, tags: Mapping[str, str], experiment: st
         reserved: the run.
         tags: what is to be known of it, in MLflow.
         experiment: in MLflow; None takes the job's name.
+        derived: parameters in MLflow beside the options, which follow from them.
 
     Raises:
         StoppedError: by Ctrl-C or SIGTERM.
     """
-    run = _begun(reserved, tags, experiment)
+    run = _begun(reserved, tags, experiment, derived)
     reserved.begun = True
     try:
         if not run.resumed:
@@ -188,7 +195,9 @@ def run_lifecycle(reserved: ReservedRun, tags: Mapping[str, str], experiment: st
         raise
 
 
-def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None) -> RunFolder:
+def _begun(
+    reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None, derived: Mapping[str, object]
+) -> RunFolder:
     config, store = reserved.config, reserved.store
     kept = reserved.folder.claimed()
     if reserved.record is not None:
@@ -198,7 +207,7 @@ def _begun(reserved: ReservedRun, tags: Mapping[str, str], experiment: str | Non
     recorded = recorded_config(config)
     left_out = config.unused()
     parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
-    run_id = store.start_run(experiment or reserved.job, reserved.name, parameters, tags)
+    run_id = store.start_run(experiment or reserved.job, reserved.name, {**parameters, **derived}, tags)
     run = RunFolder(reserved.name, kept, store, run_id, False)
     try:
         sources = {"sources": named} if (named := config.sources()) else {}

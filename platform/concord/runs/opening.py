@@ -1,12 +1,18 @@
-"""What is decided when a run begins, in its first lines: which data do what, what selects, where it is kept."""
+"""What is decided when a run begins, in its first lines: which data do what, what its mask means, what selects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from concord.aggregation import SignMask, XorMask, agreeing_signs, threshold_at_chance
+from concord.aggregation.chance import format_chance, least_environments
 from concord.environments import Environments
 from concord.redaction import redact
 from concord.runs.folder import RunFolder
 from concord.training.options import TrainConfig
+
+# A mask is to hold chance back: more than the first of the components by chance is much. A threshold below the second
+# asks for less than three quarters of the signs. It is meant to keep much, as 0 is, which averages.
+_MUCH, _MEANT_TO_MASK = 0.01, 0.5
 
 
 def opening_lines(
@@ -15,6 +21,7 @@ def opening_lines(
     data: str,
     criterion: tuple[str, str] | None,
     required: Mapping[str, float] = MappingProxyType({}),
+    mask: Sequence[str] = (),
 ) -> list[str]:
     """The first lines of a run.
 
@@ -25,6 +32,7 @@ def opening_lines(
         criterion: the metric by which its model is compared with earlier ones, and ``max`` or ``min``; None if the
             model is not registered.
         required: the least values of metrics with which it can be the champion.
+        mask: see :func:`mask_lines`.
     """
     champion = "champion: none is selected, since the model is not registered"
     if criterion is not None:
@@ -34,6 +42,7 @@ def opening_lines(
     return [
         f"run {run.name}: {what}",
         f"data: {data}",
+        *mask,
         champion,
         f"kept in {run.kept.display_path}, tracked in {redact(run.store.uri)}",
     ]
@@ -51,6 +60,47 @@ def purposes(environments: Environments, held_out: float) -> str:
     data += [f"{len(environments.validation)} for validation"] if environments.validation else []
     data += [f"{len(environments.test)} for test"] if environments.test else []
     return ", ".join(data)
+
+
+def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
+    """What follows from a run's options and the number of its training environments, for its parameters in MLflow.
+
+    ``chance_fraction`` is the part of the components that the mask keeps where signs are independent and fair; with
+    ``--significance`` there is ``threshold``, too.
+    """
+    if (rule := _sign_mask(config, environments)) is None:
+        return {}
+    threshold = {} if config.aggregation.significance is None else {"threshold": rule.threshold}
+    return {"chance_fraction": rule.chance(config.voters(environments)), **threshold}
+
+
+def mask_lines(config: TrainConfig, environments: int) -> list[str]:
+    """What a mask asks for, how much of it chance fulfils, and a warning where that is much and not asked for."""
+    voters = config.voters(environments)
+    if (rule := _sign_mask(config, environments)) is None:
+        return []
+    what = "example" if config.aggregation.per_example else "environment"
+    chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
+    passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
+    lines = [
+        f"mask: {_count(voters, what)}, τ {rule.threshold:.4g}: {passes}; "
+        f"by chance a component passes with probability {format_chance(chance)}"
+    ]
+    masks = config.aggregation.significance is None and rule.threshold >= _MEANT_TO_MASK
+    if masks and chance > _MUCH and not isinstance(rule, XorMask):
+        least = least_environments(_MUCH)
+        stricter = f"at least {least} {what}s at a step bring it below {_MUCH:.0%}"
+        if voters >= least:
+            strict = agreeing_signs(threshold_at_chance(_MUCH, voters), voters)
+            stricter = f"--significance {_MUCH:g} asks for {strict} of {voters} signs"
+        lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
+    return lines
+
+
+def _sign_mask(config: TrainConfig, environments: int) -> SignMask | None:
+    """The run's rule, if it goes by signs alone; what a rule of the user's own does is not known."""
+    rule = config.rule(environments)
+    return rule if isinstance(rule, SignMask) and config.aggregation.own_rule is None else None
 
 
 def _count(number: int, what: str) -> str:

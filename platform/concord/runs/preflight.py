@@ -76,7 +76,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
     check_environments(config, environments)
-    rule = config.rule()
+    rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
     config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
     name = environments.train[0]

@@ -18,7 +18,7 @@ from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
 from concord.runs.local_train import prepare_workers, train_here, trains_here
-from concord.runs.opening import method_line, opening_lines, purposes
+from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
@@ -33,6 +33,7 @@ from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
 from concord.training.loop import build_model
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
+from concord.training.shortcuts import shortcuts
 from concord.training.underfitting import underfitting
 
 # How long a run that is finished tries to send what was left of its metrics.
@@ -123,6 +124,7 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
     # Which environments meet at a step depends on the processes, if a step takes some of them.
     placement = RUNTIME_OPTIONS - ({"workers"} if config.data.environments_per_step else set())
     experiment = lineage.experiment if lineage else None
+    derived = mask_parameters(config, len(environments.train))
     with (
         reserved_run(job.name, config, config.method, placement=placement, defaults=job.job.config) as reserved,
         RunProgress(info) as progress,
@@ -135,12 +137,13 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
         if not here:
             progress.waiting("starting Ray")
             dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
-        with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment) as opened:
+        with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment, derived) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
             registers = config.run.register and checked.example is not None
             criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
             data = purposes(environments, config.data.held_out)
-            for line in opening_lines(opened, method_line(config), data, criterion, required(job.job, config)):
+            mask = mask_lines(config, len(environments.train))
+            for line in opening_lines(opened, method_line(config), data, criterion, required(job.job, config), mask):
                 info(line)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
@@ -170,6 +173,8 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
             with _said_if_failing(info, "status"):
                 store.finish_run(run_id, "FINISHED")
             if advice := underfitting(trained.outcome.history, config):
+                info(advice)
+            if advice := shortcuts(trained.outcome.history, job.job, config, environments, checked.measures):
                 info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
             if complete:

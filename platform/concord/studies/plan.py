@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.aggregation import threshold_at_chance
 from concord.errors import InputError
 from concord.options import options_of
 from concord.redaction import is_secret, without_secrets
@@ -23,9 +24,9 @@ from concord.studies.journal import STUDY, read_study
 from concord.studies.options import StudyOptions
 from concord.studies.search import Search
 from concord.studies.selection import Criterion, check_metric, chosen_mode
-from concord.studies.spaces import OwnPoint, chosen_study, first_points, own_point, study_space
+from concord.studies.spaces import OwnPoint, chosen_study, first_points, least_significance, own_point, study_space
 from concord.studies.stopping import StopRule
-from concord.training import CustomJob, JobFile, RunConfig
+from concord.training import CustomJob, JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.job import epochs_of
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
@@ -213,6 +214,8 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         reported += [f"left_out_{each}" for each in mode_of]
         reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
     check_metric(criterion, reported)
+    if isinstance(base, TrainConfig) and (smallest := least_significance(space, base)) is not None:
+        threshold_at_chance(smallest, base.voters(len(train) - leave_out))  # refuses what too few environments can have
     if study_options.folds > len(train):
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
@@ -264,7 +267,9 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
             continue
         if part in ("space", "config"):
             there = theirs.get(part, {})
-            option = next(name for name in {**ours[part], **there} if ours[part].get(name) != there.get(name))
+            differing = (name for name in {**ours[part], **there} if ours[part].get(name) != there.get(name))
+            if (option := next(differing, None)) is None:  # an option is newer than the study, and has no value
+                continue
             what = "varied from" if part == "space" else "set to"
             raise InputError(
                 f"--name {plan.name}: a study with another {'space' if part == 'space' else 'configuration'}: there "

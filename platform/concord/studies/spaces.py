@@ -1,18 +1,29 @@
 """Which space a study searches: the job's, one for every job, a file's, with what the command line says over it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from concord.errors import InputError, as_option
-from concord.options import did_you_mean, fits, kind_of, option_values, options_of
+from concord.options import (
+    ALTERNATIVES,
+    did_you_mean,
+    fits,
+    kind_of,
+    option_values,
+    options_of,
+    require_one_way,
+    with_alternatives,
+)
 from concord.redaction import is_secret
 from concord.space import (
     Choice,
     Domain,
     Entry,
     Integers,
+    LocatedDomain,
     LogUniform,
     OneOf,
     Point,
@@ -105,6 +116,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: R
     """
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
+    texts: dict[str, str] = {}
     hints = {name: option.hint for name, option in options_of(type(base)).items()}
     for text in options.vary:
         name, equals, domain = text.partition("=")
@@ -113,11 +125,14 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: R
             raise InputError(f"--vary {text}: give NAME=VALUES, such as lr=log:1e-4:1 or batch_size=64,128")
         if name in vary:
             raise InputError(f"--vary {text}: {name} is given twice")
-        hint = hints.get(name)
+        hint, texts[name] = hints.get(name), domain
         vary[name] = parse_entry(name, domain, get_args(hint) if get_origin(hint) is Literal else ())
     for name in given & set(vary):
         raise InputError(f"--vary {name}: contradicts --{name.replace('_', '-')}, which fixes it")
-    space = Space(_without_idle(space.without(given).replacing(vary).entries, set(hints)))
+    chosen = given | vary.keys()
+    require_one_way({name: value for name, value in option_values(base).items() if name in given} | texts)
+    space = space.without(given | (with_alternatives(chosen) - chosen)).replacing(vary)
+    space = Space(_without_idle(space.entries, set(hints)))
     for name in filter(is_secret, space.names()):
         raise InputError(f"--vary {name}: is named like a secret, and what is varied is recorded and shown")
     if not space.varied():
@@ -312,6 +327,11 @@ def _check_against(space: Space, base: RunConfig) -> None:
         if name in hints and not isinstance(value, _VARIED) and fits(value, hints[name])
     }
     base = config_at(base, Space(fixed), {})
+    for one, other in ALTERNATIVES:
+        for first, second in itertools.product(*(_located_as(space, name) for name in (one, other))):
+            shared = first.conditions.keys() & second.conditions.keys()
+            if all(first.conditions[switch] == second.conditions[switch] for switch in shared):
+                raise InputError(f"space: {first.label} and {second.label}: one takes the place of the other; vary one")
     for name, entry in all_entries(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
@@ -356,4 +376,14 @@ def _extremes(entry: Entry) -> list[Any]:
 
 def domain_of(space: Space, name: str) -> list[Domain]:
     """Every domain of this name, of whichever branch."""
-    return [located.domain for located in space.varied() if located.name == name]
+    return [located.domain for located in _located_as(space, name)]
+
+
+def _located_as(space: Space, name: str) -> list[LocatedDomain]:
+    return [located for located in space.varied() if located.name == name]
+
+
+def least_significance(space: Space, base: TrainConfig) -> float | None:
+    """The smallest ``--significance`` of any trial; None if no trial has one."""
+    values = [value for domain in domain_of(space, "significance") for value in _extremes(domain)]
+    return min((each for each in [*values, base.aggregation.significance] if each is not None), default=None)

@@ -310,7 +310,7 @@ class _Run:
         self.gradients = gradient_source(
             self.model,
             self.objective,
-            config.rule(),
+            config.rule(len(self.environments.train)),
             names,
             dist.group.WORLD if place.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),

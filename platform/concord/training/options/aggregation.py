@@ -1,7 +1,8 @@
 """Options of how the environments' gradients become one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
 from concord.aggregation.rule_file import OwnRule
@@ -22,6 +23,9 @@ class AggregatorOptions(OptionGroup):
     """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others, also
     with a job's own that couples the environments. A rule of one's own is FILE.py:RULE, a dataclass whose fields are
     options then."""
+    significance: float | None = None
+    """Largest chance with which signs that have nothing in common may pass the mask, in place of --threshold: τ follows
+    from the number of environments of a step."""
     threshold: float = 0.8
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages."""
     rescale: bool = True
@@ -46,17 +50,25 @@ class AggregatorOptions(OptionGroup):
     def unused(self) -> frozenset[str]:
         """The options of other aggregators, and of what is switched off."""
         rule = self.own_rule
+        masks, by_chance = self.aggregator != "mean", self.significance is not None
         looked_at = {
-            "threshold": self.aggregator != "mean" if rule is None else "threshold" in rule.options,
-            "rescale": self.aggregator != "mean",
+            "threshold": masks and not by_chance if rule is None else "threshold" in rule.options,
+            "significance": masks and by_chance and rule is None,
+            "rescale": masks,
             "example_gradient": self.per_example,
         }
         return frozenset(name for name, looked in looked_at.items() if not looked)
+
+    def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A threshold that is given takes the place of a significance."""
+        return {"significance": None} if "threshold" in changes else {}
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
         if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
+        right = self.significance is None or 0 < self.significance <= 1
+        self.require("significance", right, "a probability above 0, and at most 1")
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")

@@ -7,7 +7,8 @@ from typing import Any, Self, cast
 
 import torch
 
-from concord.aggregation import Aggregator, AggregatorName, aggregator
+from concord.aggregation import SIGN_MASKS, Aggregator, AggregatorName, aggregator, aggregator_at_chance
+from concord.aggregation.selection import without_chance
 from concord.gradients import Loss, Risk
 from concord.objectives import Objective, objective_type
 from concord.options import option_values
@@ -69,16 +70,27 @@ class TrainConfig(RunConfig):
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
 
-    def rule(self) -> Aggregator:
+    def voters(self, environments: int) -> int:
+        """How many gradients the aggregator compares at a step, of so many training environments."""
+        together = self.data.environments_per_step or environments
+        return together * (self.data.batch_size if self.aggregation.per_example else 1)
+
+    def rule(self, environments: int = 1) -> Aggregator:
         """The aggregator of these options.
 
+        Args:
+            environments: that are trained on; with ``--significance`` the threshold follows from their number.
+
         Raises:
-            InputError: an option is out of its range.
+            InputError: an option is out of its range, or too few environments agree by chance.
         """
         own = self.aggregation.own_rule
         if own is not None:
             return own.made(option_values(self))
-        return aggregator(cast(AggregatorName, self.chosen_aggregator), self.aggregation.threshold)
+        name, significance = cast(AggregatorName, self.chosen_aggregator), self.aggregation.significance
+        if significance is not None:
+            return aggregator_at_chance(name, significance, self.voters(environments))
+        return aggregator(name, self.aggregation.threshold)
 
     def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
@@ -118,6 +130,11 @@ class TrainConfig(RunConfig):
         self.require(
             "environments_per_step", name != "dann" or whole, "--objective dann tells all environments apart; give 0"
         )
+        if self.aggregation.significance is not None:
+            chosen = self.chosen_aggregator
+            self.require("significance", chosen in SIGN_MASKS, without_chance(chosen))
+            expected = "steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"
+            self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(self.rule())
 
