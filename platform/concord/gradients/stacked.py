@@ -79,8 +79,8 @@ class StackedGradients:
         vectorize: as given, or as chosen.
 
     Raises:
-        InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, or the rule's
-            statistics are not what they say.
+        InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
+            statistics are not what they say, or ``pooled`` came with ``environment_momentum``.
     """
 
     def __init__(
