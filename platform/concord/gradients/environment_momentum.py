@@ -61,7 +61,7 @@ class EnvironmentMomentum:
         self._steps.masked_fill_(first, 0)  # the next one has w = 1: nothing is left of what it replaces
         self._taken.masked_fill_(first, value=False)
 
-    def averaged(self, index: int, rows: Rows, gradients: Tensor) -> Tensor:
+    def averaged(self, index: int, rows: Rows, gradients: Tensor, finite: Tensor | None = None) -> Tensor:
         """Take gradients in, once a step, and give the averages; of a gradient that is not finite, itself.
 
         A step's gradients may be computed several times; the first ones count.
@@ -70,15 +70,16 @@ class EnvironmentMomentum:
             index: of the parameter.
             rows: which environments they are of.
             gradients: ``(environments, *shape)``, not scaled.
+            finite: ``(environments,)`` bool, whether all of their components are finite, if that is known.
 
         Returns:
             ``(environments, *shape)``, to be read only: the averages may lie there.
         """
         if gradients.numel() == 0:
             return gradients
-        flat = gradients.reshape(len(gradients), -1)
-        # Extremes are as fast as a sum, isfinite().all() is not.
-        finite = torch.isfinite(flat.amin(1)) & torch.isfinite(flat.amax(1))
+        if finite is None:  # extremes are as fast as a sum, isfinite().all() is not
+            flat = gradients.reshape(len(gradients), -1)
+            finite = torch.isfinite(flat.amin(1)) & torch.isfinite(flat.amax(1))
         fresh = finite & ~self._taken[rows, index]
         self._taken[rows, index] |= fresh
         self._steps[rows, index] += fresh

@@ -40,6 +40,7 @@ _OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _FORWARD_SYNC else "br
 class _Bucket:
     exchange: SliceExchange
     buffer: Tensor
+    present: Tensor
     parameters: list[Tensor]
     future: Future[Tensor]
 
@@ -118,9 +119,10 @@ class AggregationHook:
         """
         if torch._C._current_graph_task_id() == -1:
             _refuse_to_join()
-        if self._momentum is not None:
-            self._average(bucket, self._momentum)
         buffer = bucket.buffer()
+        present = presence(buffer)
+        if self._momentum is not None:
+            self._average(bucket, present, self._momentum)
         parameters = list(bucket.parameters())
         layers = Layers(
             tuple(parameter.numel() for parameter in parameters),
@@ -134,11 +136,11 @@ class AggregationHook:
                 self.aggregation, layers, buffer.dtype, buffer.device, self.processes, sends_statistics=False
             )
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
-        self._waiting.append(_Bucket(self._exchanges[key], buffer, parameters, future))
+        self._waiting.append(_Bucket(self._exchanges[key], buffer, present, parameters, future))
         if self.aggregation.policy != "skip":
-            self._send(presence(buffer))
+            self._send(present)
         elif bucket.is_last():
-            present = torch.stack([presence(waiting.buffer) for waiting in self._waiting]).amin(0)
+            present = torch.stack([waiting.present for waiting in self._waiting]).amin(0)
             self._send(present, self.processes.gathered(present))
         if bucket.is_last():
             self._receive()
@@ -157,14 +159,21 @@ class AggregationHook:
         if self._momentum is not None:
             self._momentum.load_state_dict(state, self.processes.names[self.processes.rank])
 
-    def _average(self, bucket: dist.GradBucket, momentum: EnvironmentMomentum) -> None:  # type: ignore[name-defined]
-        """Put averages in the place of the gradients; what is not finite stays, for those who look for it."""
+    def _average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+        present: Tensor,
+        momentum: EnvironmentMomentum,
+    ) -> None:
+        """Put averages in the place of the gradients."""
         if bucket.index() == 0:
             momentum.begin(self.processes.names[self.processes.rank])
-        scale = self.aggregation.scale(bucket.buffer().device)
+        # Without reading a flag of a GPU, each parameter's gradient is looked at once more.
+        finite = present > 0 if not present.is_cuda and bool(present > 0) else None
+        scale = self.aggregation.scale(present.device)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             given = gradient if scale is None else gradient / scale
-            average = momentum.averaged(self._indices[id(parameter)], slice(None), given[None])[0]
+            average = momentum.averaged(self._indices[id(parameter)], slice(None), given[None], finite)[0]
             gradient.copy_(average if scale is None else average * scale)
 
     def _send(self, present: Tensor, everyones: Tensor | None = None) -> None:
