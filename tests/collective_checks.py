@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from own_rules import OWN_RULES, looped
+from own_rules import OWN_RULES, Averages, looped
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.functional import mse_loss
@@ -49,6 +49,7 @@ from concord.aggregation import (
     XorMask,
     aggregate,
 )
+from concord.environments.batches import names_of_batches
 from concord.errors import InputError
 from concord.gradients import (
     AggregationHook,
@@ -226,6 +227,83 @@ def rules_that_nobody_knows_are_those_of_a_loop(rule: str, placement: str) -> No
             torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(result.kept_fraction.double(), torch.stack(expected.kept), rtol=1e-5, atol=1e-6)
         assert result.environments == len(pairs)
+
+
+@check(3, rule=["and-mask", "grad-drop"], placement=["hook", "two-level", "one each"])
+def averages_of_environments_are_those_of_a_loop(rule: str, placement: str) -> None:
+    rank, counts = dist.get_rank(), {"two-level": [3, 1, 2]}.get(placement, [1, 1, 1])
+    made, averages = (RULES | OWN_RULES)[rule], Averages(0.8)
+    model, own = network().double(), local(counts, rank)
+    source: Any
+    if placement == "hook":
+        source = HookedGradients(model, mse_loss, made, environment_momentum=0.8)
+    else:
+        source = two_level(model, made, counts, environment_momentum=0.8)
+    for step in range(4):  # DDP lays its buckets out anew after the first
+        inputs, targets = (each.double() for each in batches(sum(counts), step, batch=4))
+        result = source((inputs[own], targets[own]), step)
+        expected = looped(model, mse_loss, made, list(zip(inputs, targets, strict=True)), step, averages)
+        for parameter, update in zip(model.parameters(), expected.updates, strict=True):
+            torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result.kept_fraction.double(), torch.stack(expected.kept), rtol=1e-5, atol=1e-6)
+
+
+@check(3)
+def batches_of_single_environments_vote_over_processes_as_in_a_loop() -> None:
+    rank, counts = dist.get_rank(), [2, 2, 2]  # two batches of one environment in each
+    inputs, targets = (each.double() for each in batches(6, batch=4))
+    model, own = network().double(), local(counts, rank)
+    names = names_of_batches([f"site {rank}"], 2)
+    source = StackedGradients(model, mse_loss, RULES["and-mask"], names=names, group=dist.group.WORLD)
+    source((inputs[own], targets[own]))
+    expected = looped(model, mse_loss, RULES["and-mask"], list(zip(inputs, targets, strict=True)))
+    for parameter, update in zip(model.parameters(), expected.updates, strict=True):
+        torch.testing.assert_close(parameter.grad, update, rtol=1e-9, atol=1e-12)
+
+
+@check(2, policy=["skip", "propagate"], scaled=[False, True])
+def a_gradient_that_is_not_finite_is_in_no_average_of_the_hook(policy: Any, scaled: bool) -> None:
+    """Of two environments that agree about everything, so that the update is the mean of the averages."""
+    rank, averages = dist.get_rank(), Averages(0.8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0 if policy == "skip" else 64.0) if scaled else None
+    model = ddp(network().double(), bucket_cap_mb=TINY, find_unused_parameters=True)
+    hook = register_aggregation_hook(
+        model, Mean(), environment=f"site {rank}", environment_momentum=0.8, nonfinite=policy, scaler=scaler
+    )
+    scale = 1.0 if scaler is None else scaler.get_scale()
+    for seed, bad in enumerate([False, True, False]):
+        inputs, targets = (each.double() for each in batches(2, seed))
+        inputs[1] = torch.nan if bad else inputs[1]
+        model.zero_grad()
+        (scale * mse_loss(model(inputs[rank]), targets[rank])).backward()
+        pairs = list(zip(inputs, targets, strict=True))
+        expected = looped(model.module, mse_loss, Mean(), pairs, seen=averages)
+        assert hook.skipped == (("site 1",) if bad and policy == "skip" else ())
+        for parameter, update in zip(model.parameters(), expected.updates, strict=True):
+            if bad and policy == "propagate":
+                assert not bool(parameter.grad.isfinite().any())
+            else:
+                torch.testing.assert_close(parameter.grad, scale * update, rtol=1e-9, atol=1e-12)
+    assert set(hook.state_dict()) == {f"average/site {rank}", f"steps/site {rank}"}
+
+
+@check(2)
+def a_hook_goes_on_from_a_checkpoint_of_a_loop_of_one_s_own() -> None:
+    rank = dist.get_rank()
+    states: list[Any] = [None, None]
+    whole, resumed = (ddp(network()) for _ in range(2))
+    hooks = [register_aggregation_hook(m, AndMask(0.6), environment_momentum=0.9) for m in (whole, resumed)]
+    for seed in range(3):
+        inputs, targets = batches(2, seed)
+        if seed == 2:
+            dist.all_gather_object(states, hooks[0].state_dict())
+            hooks[1].load_state_dict(states[0] | states[1])
+            backward(resumed, inputs[rank], targets[rank])
+        backward(whole, inputs[rank], targets[rank])
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    with pytest.raises(InputError, match=f"there is no average of environment rank {rank}"):
+        hooks[1].load_state_dict(states[1 - rank])
 
 
 class Votes:

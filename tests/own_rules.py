@@ -1,7 +1,7 @@
 """Rules that no part of Concord knows, each with something that a table of known names would get wrong."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -99,10 +99,37 @@ class Reference:
     kept: list[Tensor]
 
 
+class Averages:
+    """Of each environment's gradients over its steps, by the formula: m ← β m + (1 - β) g, m / (1 - βᵗ).
+
+    Called with gradients ``(environments, components)``; those that are not finite are left out.
+    """
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+        self.sums: dict[int, tuple[Tensor, int]] = {}
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        for number, row in enumerate(rows):
+            total, steps = self.sums.get(number, (torch.zeros_like(row), 0))
+            if bool(row.isfinite().all()):
+                self.sums[number] = self.beta * total + (1 - self.beta) * row, steps + 1
+        finite = [number for number, row in enumerate(rows) if bool(row.isfinite().all())]
+        return torch.stack([total / (1 - self.beta**steps) for total, steps in map(self.sums.get, finite)])  # type: ignore[misc]
+
+
 def looped(
-    model: nn.Module, loss: object, rule: Aggregator, batches: Sequence[tuple[Tensor, Tensor]], step: int = 0
+    model: nn.Module,
+    loss: object,
+    rule: Aggregator,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    step: int = 0,
+    seen: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> Reference:
-    """One backward pass an environment, the gradients of all parameters side by side, and the rule's formula."""
+    """One backward pass an environment, the gradients of all parameters side by side, and the rule's formula.
+
+    The rule sees what ``seen`` makes of the gradients.
+    """
     model = copy.deepcopy(model).double()
     parameters = list(model.parameters())
     rows = []
@@ -111,7 +138,7 @@ def looped(
         targets = targets.double() if targets.is_floating_point() else targets
         gradients = torch.autograd.grad(loss(model(inputs), targets), parameters)  # type: ignore[operator]
         rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-    value, kept = aggregate(rule, torch.stack(rows), step)
+    value, kept = aggregate(rule, seen(torch.stack(rows)), step)
     sizes = [parameter.numel() for parameter in parameters]
     updates = [part.view(p.shape) for part, p in zip(value.split(sizes), parameters, strict=True)]
     return Reference(updates, [part.mean() for part in kept.split(sizes)])

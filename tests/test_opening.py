@@ -69,6 +69,7 @@ def test_what_a_threshold_means_is_said() -> None:
     assert mask(32) == [passing("29 of 32 signs", "2.6e-6")]
     assert mask(32, significance=1e-6) == [passing("30 of 32 signs", "2.5e-7", tau="0.875")]
     assert mask(32, environments_per_step=16) == [passing("15 of 16 signs", "5.2e-4", "16 environments")]
+    assert mask(8, steps_per_update=4) == [passing("29 of 32 signs", "2.6e-6", "32 votes")]
     assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples")]
     assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
     assert mask(32, aggregator="xor-mask") == [

@@ -49,8 +49,10 @@ def source(model: nn.Module, rule: Aggregator, placement: str, **options: Any) -
     return StackedGradients(model, mse_loss, rule, **ways[placement], **options)
 
 
-def assert_is(model: nn.Module, kept: Tensor, rule: Aggregator, pairs: Any, step: int = 0) -> None:
-    expected = looped(model, mse_loss, rule, pairs, step)
+def assert_is(
+    model: nn.Module, kept: Tensor, rule: Aggregator, pairs: Any, step: int = 0, seen: Any = lambda rows: rows
+) -> None:
+    expected = looped(model, mse_loss, rule, pairs, step, seen)
     for parameter, update, fraction, found in zip(
         model.parameters(), expected.updates, expected.kept, kept, strict=True
     ):

@@ -299,6 +299,20 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
     ]
 
 
+def test_more_votes_are_options_of_a_study_and_both_ways_at_once_are_refused(ray_cluster: None, output: Path) -> None:
+    vary = ("environment_momentum=0.0,0.9", "steps_per_update=1,3")
+    result = study(output, job_file=MEASURED, vary=vary, lr=0.1, search="grid")
+    config = load_job(MEASURED).job.config.with_options(lr=0.1)
+    assert len(result.finished) == 3
+    for task, ended in result.finished:
+        own = trained_here(config.with_options(**task.point), job_file=MEASURED)
+        assert comparable(ended.metrics) == own
+    ((_, failed),) = result.failed
+    assert str(failed.failure).startswith(
+        "--steps-per-update 3: with --environment-momentum an environment has one vote"
+    )
+
+
 def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cluster: None, output: Path) -> None:
     options: dict[str, Any] = {"epochs": 4, "stop_spread": 1e6, "stop_from": 0.5, "trials": 2}
     result = study(output, job_file=MEASURED, **options)

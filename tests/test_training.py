@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import run_group
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from concord.environments import Environment, Environments
+from concord.environments import BatchStream, Environment, Environments
 from concord.errors import InputError
 from concord.gradients import (
     HookedGradients,
@@ -28,7 +29,7 @@ from concord.gradients import (
 from concord.objectives import ObjectiveGradients
 from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
-from concord.training.checkpoint import MODEL, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
+from concord.training.checkpoint import MODEL, MOMENTUM, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
 from concord.training.loop import Silent, training
@@ -85,9 +86,11 @@ def without_time(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "steps_per_second"}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, optimizer: Any) -> None:
-    config = CONFIG.with_options(optimizer=optimizer)
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": "sgd"}, {"environment_momentum": 0.9}, {"steps_per_update": 3}], ids=str
+)
+def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = CONFIG.with_options(**changes)
     whole = Kept(tmp_path / "whole")
     outcome = train(JOB, config, ProcessContext(), whole)
     assert len(whole.checkpoints) == 3
@@ -175,17 +178,26 @@ def _train_in_group(rank: int, world_size: int, folder: Path, config: TrainConfi
         (folder / "metrics.json").write_text(json.dumps(outcome.metrics))
 
 
+MOMENTUM_CONFIG, VOTES_CONFIG = CONFIG.with_options(environment_momentum=0.9), CONFIG.with_options(steps_per_update=3)
 EXAMPLES_CONFIG = CONFIG.with_options(per_example=True, threshold=0.2)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "config"), [(2, CONFIG), pytest.param(4, CONFIG, marks=pytest.mark.slow), (3, EXAMPLES_CONFIG)]
+    ("world_size", "config"),
+    [
+        (2, CONFIG),
+        pytest.param(4, CONFIG, marks=pytest.mark.slow),
+        (3, EXAMPLES_CONFIG),
+        (3, MOMENTUM_CONFIG),
+        pytest.param(4, MOMENTUM_CONFIG, marks=pytest.mark.slow),
+        (4, VOTES_CONFIG),
+    ],
 )
 def test_processes_that_share_the_work_train_what_one_process_trains(
     tmp_path: Path, world_size: int, config: TrainConfig
 ) -> None:
     """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), and 3 that share the examples
-    of each batch of 4 × 16, against one with all."""
+    of each batch of 4 × 16, against one with all; 3 and 4 with averages, and 4 with 3 batches of one environment."""
     alone = Kept(tmp_path / "alone")
     metrics = train(dataclasses.replace(JOB, model=plain_network), config, ProcessContext(), alone).metrics
     run_group(_train_in_group, world_size, tmp_path, tmp_path, config)
@@ -198,6 +210,65 @@ def test_processes_that_share_the_work_train_what_one_process_trains(
     read_weights(tmp_path / "rank-0" / "checkpoint-2", other)
     for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _resume_in_group(rank: int, world_size: int, folder: Path, job: Job[TrainConfig], checkpoint: Path) -> None:
+    resumed = Kept(folder / f"rank-{rank}")
+    train(job, MOMENTUM_CONFIG, ProcessContext(rank, world_size), resumed, checkpoint)
+
+
+def _two_environments(_: TrainConfig) -> Environments:
+    return Environments(blobs, train=["a", "b"])
+
+
+@pytest.mark.parametrize(("of", "world_size"), [(environments, 3), (_two_environments, 2)])
+def test_averages_of_environments_go_on_in_other_processes(tmp_path: Path, of: Any, world_size: int) -> None:
+    """From one process to 3 with 2, 1 and 1 environments, or to 2 with one each (the hook), and back to one."""
+    job = dataclasses.replace(JOB, model=plain_network, environments=of)
+    whole, last = Kept(tmp_path / "whole"), Kept(tmp_path / "last")
+    train(job, MOMENTUM_CONFIG, ProcessContext(), whole)
+    run_group(_resume_in_group, world_size, tmp_path, tmp_path, job, whole.checkpoints[0])
+    train(job, MOMENTUM_CONFIG, ProcessContext(), last, tmp_path / "rank-0" / "checkpoint-0")
+    for folder in (tmp_path / "rank-0" / "checkpoint-1", last.checkpoints[-1]):
+        for file in (MODEL, MOMENTUM):
+            expected, found = load_file(whole.checkpoints[-1] / file), load_file(folder / file)
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_without_the_averages_of_these_environments_is_refused_by_name(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "without")
+    train(JOB, CONFIG.with_options(epochs=1), ProcessContext(), kept)
+    with pytest.raises(InputError, match=r"of a run without --environment-momentum; it has no environment_momentum\."):
+        train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
+    kept = Kept(tmp_path / "with")
+    train(JOB, MOMENTUM_CONFIG.with_options(epochs=1), ProcessContext(), kept)
+    others = dataclasses.replace(JOB, environments=lambda _: Environments(blobs, train=["a", "x"]))
+    with pytest.raises(InputError, match=r"momentum\.safetensors has no environment x"):
+        train(others, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
+    (kept.checkpoints[0] / MOMENTUM).write_bytes(b"cut short")
+    with pytest.raises(InputError, match=r"momentum\.safetensors cannot be read"):
+        train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
+
+
+def test_an_epoch_of_several_batches_an_update_is_a_part_of_as_many_updates() -> None:
+    """54 training examples of each environment are 4 batches of 16: with 3 an update 2 updates, the rest of the second
+    from the next pass; every environment's loss is the mean of its batches'."""
+    kept = Kept()
+    outcome = train(dataclasses.replace(JOB, model=plain_network), VOTES_CONFIG, ProcessContext(), kept)
+    assert outcome.steps == 2 * CONFIG.schedule.epochs
+    steps = [metrics for _, metrics in kept.logged if "step/loss" in metrics]
+    rates = [metrics["step/lr"] for metrics in steps]
+    assert rates == pytest.approx([1e-2] * 6 + [1e-3] * 3 + [1e-4] * 3)
+    config = VOTES_CONFIG.with_options(held_out=0.0, lr=1e-30, epochs=1)
+    train(dataclasses.replace(JOB, model=plain_network), config, ProcessContext(), kept := Kept())
+    loaded = Environments(blobs, train=["a", "b", "c", "d"]).load(["a", "b", "c", "d"])
+    model, stream = build_model(dataclasses.replace(JOB, model=plain_network), config), BatchStream(loaded, 16, seed=0)
+    inputs, targets = (torch.cat([stream.batch(k)[at] for k in range(3)], 1) for at in (0, 1))
+    losses = [float(cross_entropy(model(x), y).detach()) for x, y in zip(inputs, targets, strict=True)]
+    assert kept.logged[0][1]["step/loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert kept.logged[0][1]["step/worst_loss"] == pytest.approx(max(losses), rel=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted() -> None:
@@ -591,6 +662,8 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
         ("workers", 0, "--workers 0"),
         ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
         ("aggregator", "median", "--aggregator median"),
+        ("environment_momentum", 1.0, "--environment-momentum 1.0: must lie in [0, 1)"),
+        ("steps_per_update", 0, "--steps-per-update 0: must be at least 1"),
         ("name", "../elsewhere", "--name ../elsewhere"),
         ("resume", True, "--resume"),
     ],
@@ -599,6 +672,27 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
     with pytest.raises(InputError) as caught:
         CONFIG.with_options(**{option: value}).check()
     assert str(caught.value).startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("option", "beside", "said"),
+    [
+        ("environment_momentum", {"per_example": True}, "--environment-momentum 0.5: with --per-example"),
+        ("environment_momentum", {"environments_per_step": 2}, "--environment-momentum 0.5: with --environments-per"),
+        ("environment_momentum", {"vectorize": "pooled"}, "--vectorize pooled: with --environment-momentum"),
+        ("environment_momentum", {"steps_per_update": 2}, "--steps-per-update 2: with --environment-momentum"),
+        ("steps_per_update", {"per_example": True}, "--steps-per-update 4: with --per-example each example votes"),
+        ("steps_per_update", {"objective": "vrex"}, "--steps-per-update 4: --objective vrex couples the environments"),
+    ],
+)
+def test_ways_to_more_votes_that_make_no_sense_are_refused(option: str, beside: dict[str, Any], said: str) -> None:
+    value = {"environment_momentum": 0.5, "steps_per_update": 4}[option]
+    with pytest.raises(InputError) as caught:
+        CONFIG.with_options(**{option: value}, **beside).resolved().check()
+    assert str(caught.value).startswith(said)
+    coupled = CONFIG.with_options(objective="vrex", environment_momentum=0.5)
+    coupled.check()
+    assert "environment_momentum" in coupled.resolved().unused()
 
 
 def test_more_workers_than_environments_are_refused() -> None:

@@ -11,6 +11,13 @@ from concord.environments.tree import Tree
 from concord.errors import ArgumentError
 
 
+def names_of_batches(names: Sequence[str], batches_each: int) -> list[str]:
+    """``NAME, batch N`` for each of an environment's batches of a step, or its name if it has one."""
+    if batches_each == 1:
+        return list(names)
+    return [f"{name}, batch {number}" for name in names for number in range(1, batches_each + 1)]
+
+
 class BatchStream:
     """A batch of every environment at every step, or of some of them in turn.
 
@@ -22,6 +29,9 @@ class BatchStream:
     With ``together`` below the number of environments, each round of steps goes through all of them once, in an order
     that depends on (seed, round) and the number of environments alone; batch k is then what e gives in round k.
 
+    With ``batches_each`` above 1 a step has so many consecutive batches of each environment, side by side as if they
+    were environments: those that as many steps of one batch would have had.
+
     Args:
         environments: the environments of this process, alike in structure, shape and type. Those that lie one after the
             other in memory, as :meth:`Environments.split` lays them, are not copied.
@@ -30,9 +40,10 @@ class BatchStream:
         device: where the batches are wanted; data that are elsewhere are copied there once.
         part: which places of every batch are wanted, where several processes share the batches; None: all.
         together: how many environments a step takes; it divides their number. None: all.
+        batches_each: how many batches of each of them.
 
     Raises:
-        InputError: the batch size is not positive, or ``together`` does not fit.
+        InputError: the batch size or ``batches_each`` is not positive, or ``together`` does not fit.
     """
 
     def __init__(
@@ -43,12 +54,16 @@ class BatchStream:
         device: torch.device | str = "cpu",
         part: slice | None = None,
         together: int | None = None,
+        batches_each: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ArgumentError("batch_size", batch_size, "must be at least 1")
+        if batches_each < 1:
+            raise ArgumentError("batches_each", batches_each, "must be at least 1")
         self._together = len(environments) if together is None else together
         if not environments or not 1 <= self._together <= len(environments) or len(environments) % self._together:
             raise ArgumentError("together", together, f"must divide the {len(environments)} environments")
+        self._batches_each = batches_each
         self._names = [environment.name for environment in environments]
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
@@ -62,12 +77,13 @@ class BatchStream:
         self._orders: dict[tuple[int, int], Tensor] = {}
 
     def batch(self, step: int) -> Tree:
-        """The batches of step k = ``step``, a tree like the environments': each leaf ``(environments, batch, ...)``."""
-        rounds = step // self.steps_per_round
-        places = torch.cat([self._places(index, rounds)[self._part] for index in self._chosen(step)])
+        """The batches of a step, a tree like the environments': each leaf ``(environments · batches, batch, ...)``."""
+        first = step // self.steps_per_round * self._batches_each
+        numbers = range(first, first + self._batches_each)
+        places = torch.cat([self._places(each, k)[self._part] for each in self._chosen(step) for k in numbers])
         if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
-        return self._examples.take(places.view(self._together, -1))
+        return self._examples.take(places.view(self._together * self._batches_each, -1))
 
     @property
     def steps_per_round(self) -> int:
@@ -76,7 +92,7 @@ class BatchStream:
 
     def names(self, step: int) -> list[str]:
         """The environments of a step, in the order of its batch."""
-        return [self._names[index] for index in self._chosen(step)]
+        return names_of_batches([self._names[index] for index in self._chosen(step)], self._batches_each)
 
     def _chosen(self, step: int) -> list[int]:
         rounds, part = divmod(step, self.steps_per_round)
@@ -87,8 +103,8 @@ class BatchStream:
             self._round = rounds, torch.randperm(len(self._names), generator=generator).tolist()
         return self._round[1][part * self._together : (part + 1) * self._together]
 
-    def _places(self, index: int, step: int) -> Tensor:
-        size, first = self._sizes[index], step * self._batch_size
+    def _places(self, index: int, batch: int) -> Tensor:
+        size, first = self._sizes[index], batch * self._batch_size
         parts, wanted = [], self._batch_size
         while wanted > 0:
             passes, offset = divmod(first, size)

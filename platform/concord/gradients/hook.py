@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation import Aggregator
 from concord.errors import InputError
+from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
@@ -39,6 +40,7 @@ _OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _FORWARD_SYNC else "br
 class _Bucket:
     exchange: SliceExchange
     buffer: Tensor
+    present: Tensor
     parameters: list[Tensor]
     future: Future[Tensor]
 
@@ -54,7 +56,7 @@ class AggregationHook:
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
         parameters: the model's trainable parameters by name, in its order, which number the components for a rule
-            that draws at random; others do without.
+            that draws at random, and for ``environment_momentum``; others do without.
         options: see :class:`~concord.gradients.step.Aggregation`. ``raise`` ends backward in every process with an
             error that names the process's environment and the step (to go on after it, wrap the model in DDP anew, as
             after any error in a hook). With ``skip`` no bucket can be aggregated before all are there, so nothing
@@ -66,7 +68,7 @@ class AggregationHook:
         skipped_total: how often an environment was left out so far.
 
     Raises:
-        InputError: the rule's statistics are not what they say, or it draws at random and ``parameters`` are missing.
+        InputError: the rule's statistics are not what they say, or ``parameters`` are needed and missing.
     """
 
     def __init__(
@@ -79,17 +81,19 @@ class AggregationHook:
         **options: Unpack[AggregationOptions],
     ) -> None:
         self.aggregation = Aggregation(rule, **options)
-        if parameters is None and len(getattr(rule, "draws", ())) > 0:
-            raise InputError(
-                f"rule {type(rule).__name__}: draws at random for each component; register it with "
-                "register_aggregation_hook, or give the model's parameters"
-            )
+        draws, beta = len(getattr(rule, "draws", ())) > 0, self.aggregation.environment_momentum
+        if parameters is None and (draws or beta > 0):
+            drawn = f"rule {type(rule).__name__}: draws at random for each component"
+            reason = drawn if draws else f"environment_momentum={beta}: is kept by parameter"
+            raise InputError(f"{reason}; register it with register_aggregation_hook, or give the model's parameters")
         self.processes = Processes.of([environment or f"rank {dist.get_rank(group)}"], group)
         layout = Layout.of(parameters or {})
         self._numbers = {
             id(parameter): offset
             for parameter, offset in zip((parameters or {}).values(), layout.offsets[:-1], strict=True)
         }
+        self._indices = {id(parameter): index for index, parameter in enumerate((parameters or {}).values())}
+        self._momentum = self.aggregation.momentum(parameters or {})
         self.step = 0
         self.skipped: tuple[str, ...] = ()
         self.skipped_total = 0
@@ -116,6 +120,9 @@ class AggregationHook:
         if torch._C._current_graph_task_id() == -1:
             _refuse_to_join()
         buffer = bucket.buffer()
+        present = presence(buffer)
+        if self._momentum is not None:
+            self._average(bucket, present, self._momentum)
         parameters = list(bucket.parameters())
         layers = Layers(
             tuple(parameter.numel() for parameter in parameters),
@@ -129,15 +136,45 @@ class AggregationHook:
                 self.aggregation, layers, buffer.dtype, buffer.device, self.processes, sends_statistics=False
             )
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
-        self._waiting.append(_Bucket(self._exchanges[key], buffer, parameters, future))
+        self._waiting.append(_Bucket(self._exchanges[key], buffer, present, parameters, future))
         if self.aggregation.policy != "skip":
-            self._send(presence(buffer))
+            self._send(present)
         elif bucket.is_last():
-            present = torch.stack([presence(waiting.buffer) for waiting in self._waiting]).amin(0)
+            present = torch.stack([waiting.present for waiting in self._waiting]).amin(0)
             self._send(present, self.processes.gathered(present))
         if bucket.is_last():
             self._receive()
         return future
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps: the average of this environment's gradients, if there is one; by its name."""
+        return {} if self._momentum is None else self._momentum.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what a checkpoint kept, of this environment and of others.
+
+        Raises:
+            InputError: this environment is not in it, or with another model.
+        """
+        if self._momentum is not None:
+            self._momentum.load_state_dict(state, self.processes.names[self.processes.rank])
+
+    def _average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+        present: Tensor,
+        momentum: EnvironmentMomentum,
+    ) -> None:
+        """Put averages in the place of the gradients."""
+        if bucket.index() == 0:
+            momentum.begin(self.processes.names[self.processes.rank])
+        # Without reading a flag of a GPU, each parameter's gradient is looked at once more.
+        finite = present > 0 if not present.is_cuda and bool(present > 0) else None
+        scale = self.aggregation.scale(present.device)
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            given = gradient if scale is None else gradient / scale
+            average = momentum.averaged(self._indices[id(parameter)], slice(None), given[None], finite)[0]
+            gradient.copy_(average if scale is None else average * scale)
 
     def _send(self, present: Tensor, everyones: Tensor | None = None) -> None:
         # A bucket's second phase starts when the next bucket is there: its first phase had that long to travel

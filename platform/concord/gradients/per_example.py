@@ -80,6 +80,9 @@ class PerExample:
         if reduction not in ("mean", "sum"):
             raise ArgumentError("reduction", reduction, "expected 'mean' or 'sum'")
         self.aggregation = Aggregation(rule, **options)
+        if self.aggregation.environment_momentum > 0:
+            beta = self.aggregation.environment_momentum
+            raise ArgumentError("environment_momentum", beta, "examples are other ones at every step; give 0")
         self.group = group
         self.steps = 0
         self.sums = Sums(model, self.aggregation)

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import torch
@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from concord.aggregation import Aggregator
-from concord.errors import InputError
+from concord.errors import ArgumentError, InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.pooled import CannotPoolError, PooledPass
@@ -79,8 +79,8 @@ class StackedGradients:
         vectorize: as given, or as chosen.
 
     Raises:
-        InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, or the rule's
-            statistics are not what they say.
+        InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
+            statistics are not what they say, or ``pooled`` came with ``environment_momentum``.
     """
 
     def __init__(
@@ -97,6 +97,11 @@ class StackedGradients:
     ) -> None:
         self.aggregation = Aggregation(rule, **options)
         self._sums = Sums(model, self.aggregation)
+        self._momentum = self.aggregation.momentum(self._sums.parameters)
+        if self._momentum is not None and vectorize == "pooled":
+            raise ArgumentError(
+                "vectorize", vectorize, "forms no gradient of an environment, of which momentum is kept"
+            )
         if group is not None and names is None:
             raise InputError("names: needed with a process group, to know how many environments each process has")
         self.model = model
@@ -111,6 +116,7 @@ class StackedGradients:
         )
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
+        self._left: Tensor | None = None  # the environments that a sum is of; None: all
         self._exchange: SliceExchange | None = None
         if group is not None:
             self._exchange = self._sums.exchange(Processes.of(names or (), group))
@@ -135,13 +141,28 @@ class StackedGradients:
         require_no_hooks_after_accumulation(self._sums.parameters)
         at = self.steps if at is None else at
         self.steps = at + 1
+        names = self.names or [f"environment {index}" for index in range(environments)]
+        if self._momentum is not None:
+            self._momentum.begin(names)
         risks, weights, buffers, finite = self._sum_of_finite(batch, environments, at)
         check_weights(weights)
-        names = self.names or [f"environment {index}" for index in range(environments)]
         kept, skipped, in_all = self._sums.apply_rule(finite, names, at, self._exchange)
         self._write_buffers(buffers)
         self.aggregation.scale_gradients(self._sums.parameters.values())
         return EnvironmentStep(risks, kept, skipped, weights, in_all)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps: the averages of these environments' gradients, if there are any; by their names."""
+        return {} if self._momentum is None else self._momentum.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what a checkpoint kept, of these environments, which have ``names``, and of others.
+
+        Raises:
+            InputError: one of these environments is not in it, or with another model.
+        """
+        if self._momentum is not None:
+            self._momentum.load_state_dict(state, self.names)
 
     def _sum(self, batch: Batch, environments: int, step: int) -> _Sum:
         """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model."""
@@ -168,8 +189,14 @@ class StackedGradients:
                 reason = f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
         else:
             return result if self.vectorize else self._choose(batch, environments, step, random, result)
-        set_random_state(self._device, random)
+        self._begin_again(random)
         return self._fall_back(batch, environments, step, reason)  # here the error and what it holds are gone
+
+    def _begin_again(self, random: tuple[Tensor, Tensor | None]) -> None:
+        """Let the next sum of this step be what it would be if it were the first."""
+        set_random_state(self._device, random)
+        if self._momentum is not None:
+            self._momentum.take_again()
 
     def _fall_back(self, batch: Batch, environments: int, step: int, reason: str) -> _Sum:
         """Do one environment after the other from now on, and say why."""
@@ -187,7 +214,7 @@ class StackedGradients:
             self.vectorize = not (convolutions and self._device.type == "cpu")
             if self.vectorize:
                 return vectorized
-            set_random_state(self._device, random)
+            self._begin_again(random)
             return self._sum_one_by_one(batch, environments, step)
         few = min(environments, _TIMED_ONE_BY_ONE)
         part = take(batch, slice(0, few))
@@ -195,7 +222,7 @@ class StackedGradients:
             True: self._sum_vectorized,
             False: self._sum_one_by_one,
         }
-        if self._pooled_gives(vectorized, batch, environments, step):
+        if self._momentum is None and self._pooled_gives(vectorized, batch, environments, step):
             ways["pooled"] = self._sum_pooled
         seconds = dict.fromkeys(ways, math.inf)
         for way in list(ways) * _TIMED:  # in turn, and the least of each: what disturbs the machine disturbs few
@@ -211,6 +238,7 @@ class StackedGradients:
         fastest = min(seconds, key=lambda way: seconds[way])
         self.vectorize = fastest
         # This step is to be what it will be when the run is repeated with the choice made.
+        self._begin_again(random)
         return ways[fastest](batch, environments, step)
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
@@ -261,7 +289,7 @@ class StackedGradients:
             gradients, (risk, weight, buffers) = vectorized(parameters, buffers, chunk)
             risks.append(risk)
             weights.append(weight)
-            self._add(gradients, scale, accumulate=start > 0)
+            self._add(gradients, scale, start)
             buffer_means.add(buffers)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
@@ -288,7 +316,7 @@ class StackedGradients:
             gradients = torch.autograd.grad(scaled, parameters, materialize_grads=True)
             risks.append(risk.detach())
             weights.append(weight)
-            self._add([gradient[None] for gradient in gradients], scale, accumulate=environment > 0)
+            self._add([gradient[None] for gradient in gradients], scale, environment)
             state = dict(self.model.named_buffers())
             after = {name: state[name].detach().clone()[None] for name in before}
             for name, value in before.items():
@@ -296,14 +324,18 @@ class StackedGradients:
             buffer_means.add(after)
         return torch.stack(risks), torch.stack(weights), buffer_means.over(environments)
 
-    def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, *, accumulate: bool) -> None:
+    def _add(self, gradients: Sequence[Tensor], scale: Tensor | None, start: int) -> None:
+        """Add the gradients of environments from ``start`` on of those that are summed, or begin anew with them."""
         if scale is not None:
             gradients = [gradient / scale for gradient in gradients]
         if self._finite_flags is not None:
             flags = [torch.isfinite(gradient).reshape(len(gradient), -1).all(1) for gradient in gradients]
             self._finite_flags.append(torch.stack(flags).all(0))
+        part = slice(start, start + len(gradients[0]))
+        rows = part if self._left is None else self._left[part]
         for index, gradient in enumerate(gradients):
-            self._sums.add(index, gradient, accumulate=accumulate)
+            seen = gradient if self._momentum is None else self._momentum.averaged(index, rows, gradient)
+            self._sums.add(index, seen, accumulate=start > 0)
 
     def _sum_of_finite(
         self, batch: Batch, environments: int, step: int
@@ -317,7 +349,8 @@ class StackedGradients:
         seen: tuple[Tensor, Tensor] | None = None
         while True:
             random = random_state(self._device)
-            part = batch if len(left) == environments else take(batch, left)
+            self._left = None if len(left) == environments else left
+            part = batch if self._left is None else take(batch, left)
             risks, weights, buffers = self._sum(part, len(left), step)
             seen = seen or (risks, weights)
             # Under propagate nobody asks, and the host does not wait for the device.

@@ -1,6 +1,6 @@
 """What gradient sources have in common: their options, how they are called, and what they return."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypedDict
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from concord.aggregation import Aggregator, check_statistics
+from concord.errors import ArgumentError
+from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.nonfinite import NonFinite, check_nonfinite
 from concord.gradients.step_clock import StepClock
 
@@ -44,6 +46,7 @@ class AggregationOptions(TypedDict, total=False):
     """What all gradient sources take by keyword; see :class:`Aggregation`."""
 
     rescale: bool
+    environment_momentum: float
     nonfinite: NonFinite | None
     autocast: torch.dtype | None
     scaler: torch.amp.GradScaler | None
@@ -57,6 +60,8 @@ class Aggregation:
     Args:
         rule: the aggregator.
         rescale: divide each parameter tensor's update by its kept fraction.
+        environment_momentum: β of an average of each environment's gradients over its steps, which the rule sees in
+            their place, see :mod:`~concord.gradients.environment_momentum`; in [0, 1), 0 keeps none.
         nonfinite: what to do about environments whose gradient is not finite, see :data:`NonFinite`; None is
             ``propagate`` with a scaler or under float16 autocast, and ``raise`` otherwise.
         autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
@@ -65,11 +70,13 @@ class Aggregation:
         clock: records how long each phase of a step takes.
 
     Raises:
-        InputError: the rule's statistics are not what they say, or ``nonfinite`` is unknown.
+        InputError: the rule's statistics are not what they say, ``environment_momentum`` is out of its range, or
+            ``nonfinite`` is unknown.
     """
 
     rule: Aggregator
     rescale: bool = False
+    environment_momentum: float = 0.0
     nonfinite: NonFinite | None = None
     autocast: torch.dtype | None = None
     scaler: torch.amp.GradScaler | None = None
@@ -78,6 +85,13 @@ class Aggregation:
     def __post_init__(self) -> None:
         check_statistics(self.rule)
         check_nonfinite(self.nonfinite)
+        if not 0 <= self.environment_momentum < 1:
+            raise ArgumentError("environment_momentum", self.environment_momentum, "must lie in [0, 1)")
+
+    def momentum(self, parameters: Mapping[str, Tensor]) -> EnvironmentMomentum | None:
+        """The averages of environments' gradients, none yet; None if none are kept."""
+        beta = self.environment_momentum
+        return EnvironmentMomentum(beta, parameters) if beta > 0 else None
 
     @property
     def policy(self) -> NonFinite:

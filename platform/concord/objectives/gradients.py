@@ -37,8 +37,8 @@ class ObjectiveGradients:
         objective: what is minimized; one that makes a module in ``begin`` has begun.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
-        options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` has
-            nothing to do, since everything is kept; ``autocast`` is the objective's.
+        options: see :class:`~concord.gradients.Aggregation`. No environment can be skipped; ``rescale`` and
+            ``environment_momentum`` have nothing to do; ``autocast`` is the objective's.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, a process has no environment, or an option

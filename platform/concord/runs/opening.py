@@ -79,7 +79,8 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     voters = config.voters(environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
-    what = "example" if config.aggregation.per_example else "environment"
+    what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
+    what = "example" if config.aggregation.per_example else what
     chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
     passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
     lines = [

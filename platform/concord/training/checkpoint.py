@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from concord.errors import InputError, first_line
 from concord.gradients.stacked import Vectorize
@@ -17,6 +18,7 @@ from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
+MOMENTUM = "environment_momentum.safetensors"
 # Metrics of a run that went on from a checkpoint.
 RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS = "resumed/epoch", "resumed/workers", "resumed/seconds"
 
@@ -50,11 +52,19 @@ class Progress:
         return where | ({RESUMED_SECONDS: time.time() - self.written} if self.written else {})
 
 
-def write_checkpoint(folder: Path, model: nn.Module, optimization: Optimization, progress: Progress) -> None:
-    """Write the three files of a checkpoint into an existing folder."""
+def write_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimization: Optimization,
+    progress: Progress,
+    momentum: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the files of a checkpoint into an existing folder: three, and a fourth for environments' ``momentum``."""
     # Clones, since safetensors refuses tensors that share memory, as tied weights do.
     weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / MODEL)
+    if momentum:
+        save_file({name: value.cpu() for name, value in momentum.items()}, folder / MOMENTUM)
     with (folder / OPTIMIZER).open("wb") as file:  # opened here, since PyTorch would not say that a disk is full
         torch.save(optimization.state_dict(), file)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
@@ -96,3 +106,23 @@ def read_weights(folder: Path, model: nn.Module) -> None:
             f"and {expected.get(name, 'missing')} here"
         )
     model.load_state_dict(weights)
+
+
+def read_momentum(folder: Path, environments: Sequence[str]) -> dict[str, Tensor]:
+    """What a checkpoint keeps of the averages of these environments' gradients, and no more than that.
+
+    Raises:
+        InputError: the checkpoint has none, or cannot be read.
+    """
+    if not (folder / MOMENTUM).exists():
+        raise InputError(f"checkpoint {folder}: of a run without --environment-momentum; it has no {MOMENTUM}")
+    try:
+        with safe_open(folder / MOMENTUM, framework="pt") as file:
+            known = set(file.keys())
+            for name in environments:
+                if f"average/{name}" not in known:
+                    raise InputError(f"checkpoint {folder}: {MOMENTUM} has no environment {name}")
+            wanted = [f"{what}/{name}" for name in environments for what in ("average", "steps")]
+            return {each: file.get_tensor(each) for each in wanted}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"checkpoint {folder}: {MOMENTUM} cannot be read ({first_line(error)})") from error

@@ -9,7 +9,8 @@ several processes, one environment in each     :class:`~concord.gradients.Hooked
 all others                                     :class:`~concord.gradients.StackedGradients`: one vectorized pass
 =============================================  ===================================================================
 
-All of them are called ``source(batch, step)``.
+All of them are called ``source(batch, step)``. Several batches of an environment before an update
+(``--steps-per-update``) count as several environments.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,6 @@
 """The training loop: the same in one process and in each of several, with Ray or without."""
 
+import functools
 import math
 import time
 import warnings
@@ -14,14 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from concord.environments import BatchStream, Environment, Environments, HeldOut
+from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import described, difference
 from concord.errors import InputError, to_be_sent
-from concord.gradients import EnvironmentStep, StackedGradients
+from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
-from concord.training.checkpoint import Progress, read_checkpoint, write_checkpoint
+from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
     EvaluatedPart,
@@ -210,11 +212,7 @@ def training(
     config = config.resolved()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
-    progress = (
-        _on_all_ranks(lambda: read_checkpoint(resume_from, run.model, run.optimization), place)
-        if resume_from
-        else Progress()
-    )
+    progress = _on_all_ranks(lambda: run.read(resume_from), place) if resume_from else Progress()
     schedule = config.schedule
     stopping: SpreadStopping | None = None
     if schedule.stop_spread > 0:
@@ -260,7 +258,8 @@ def training(
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
             progress.vectorize = run.vectorized()
-            reporter.checkpoint(lambda folder: run.write(folder, progress, stopping), metrics)
+            write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
+            reporter.checkpoint(write, metrics)
         if evaluated:
             yield progress.history[-1]
     return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
@@ -289,11 +288,14 @@ class _Run:
         places = share(places, place) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
         together = config.data.environments_per_step // place.world_size or None
-        self.batches = BatchStream(training, config.data.batch_size, config.run.seed, place.device, part, together)
+        batches_each = config.aggregation.steps_per_update
+        self.batches = BatchStream(
+            training, config.data.batch_size, config.run.seed, place.device, part, together, batches_each
+        )
         # What part of each batch this process has.
         self._part = len(places) / config.data.batch_size
         passes = -(-max(_gathered(max(map(len, training)), place)) // config.data.batch_size)
-        self.steps_per_epoch = passes * self.batches.steps_per_round
+        self.steps_per_epoch = -(-passes // batches_each) * self.batches.steps_per_round
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
         self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
@@ -307,6 +309,7 @@ class _Run:
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
+        names = names_of_batches(names, batches_each)
         self.gradients = gradient_source(
             self.model,
             self.objective,
@@ -317,6 +320,7 @@ class _Run:
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
             vectorize=_VECTORIZE[config.aggregation.vectorize],
             rescale=config.aggregation.rescale,
+            environment_momentum=config.aggregation.environment_momentum,
             nonfinite=config.aggregation.nonfinite,
             autocast=self.objective.autocast,
             clock=so_far.clock,
@@ -341,6 +345,29 @@ class _Run:
         """Go on as :meth:`vectorized` said; with another number of processes their environments are others."""
         if len(chosen) == self.place.world_size and isinstance(self.gradients, StackedGradients):
             self.gradients.vectorize = chosen[self.place.rank]
+
+    def read(self, folder: Path) -> Progress:
+        """Go on from a checkpoint."""
+        progress = read_checkpoint(folder, self.model, self.optimization)
+        if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
+            self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
+        return progress
+
+    def momentum(self) -> dict[str, Tensor]:
+        """The averages of all environments' gradients, in the first process; called in every one."""
+        state = {} if self._averaging is None else self._averaging.state_dict()
+        if self.place.world_size == 1 or self.config.aggregation.environment_momentum == 0:
+            return state
+        parts: list[dict[str, Tensor]] = [{}] * self.place.world_size
+        own = {name: value.cpu() for name, value in state.items()}
+        dist.gather_object(own, parts if self.place.rank == 0 else None)
+        return {name: value for part in parts for name, value in part.items()}
+
+    @property
+    def _averaging(self) -> StackedGradients | AggregationHook | None:
+        """What keeps averages of environments' gradients, if the run has such a part."""
+        source = self.gradients.hook if isinstance(self.gradients, HookedGradients) else self.gradients
+        return source if isinstance(source, StackedGradients | AggregationHook) else None
 
     def epoch(self, epoch: int) -> _EpochSteps:
         """All steps of one epoch."""
@@ -379,6 +406,10 @@ class _Run:
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
         """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
         losses = torch.stack([result.losses for result in results]).float()
+        batches_each = self.config.aggregation.steps_per_update
+        if batches_each > 1:  # an environment's loss is that of all its batches
+            weights = torch.stack([result.weights for result in results]).float().unflatten(1, (-1, batches_each))
+            losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
         if self.config.aggregation.per_example and self.place.world_size > 1:
             # Every process has a part of each environment's batch, and what that weighs.
             weights = torch.stack([result.weights for result in results]).float()
@@ -387,7 +418,7 @@ class _Run:
             losses = both[0] / both[1]
             return losses.mean(1).tolist(), losses.amax(1).tolist()
         sums, worst = losses.sum(1), losses.amax(1)
-        counts = results[0].losses.shape[0]
+        counts = losses.shape[1]
         if self.place.world_size > 1:
             dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -427,9 +458,11 @@ class _Run:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
 
-    def write(self, folder: Path, progress: Progress, stopping: SpreadStopping | None) -> None:
+    def write(
+        self, folder: Path, progress: Progress, stopping: SpreadStopping | None, momentum: Mapping[str, Tensor]
+    ) -> None:
         """Write a checkpoint into an existing folder."""
-        write_checkpoint(folder, self.model, self.optimization, progress)
+        write_checkpoint(folder, self.model, self.optimization, progress, momentum)
         if stopping is not None:
             stopping.write(folder)
 
@@ -492,6 +525,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
     if objective.coupled:
         said = "the job's objective couples the environments: its gradient is one"
         config.require("aggregator", config.chosen_aggregator == "mean", f"{said}, give mean")
+        config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{said}, give 1")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{said}, no environment can be left out")
         config.require("per_example", not config.aggregation.per_example, f"{said}, examples cannot be environments")
 

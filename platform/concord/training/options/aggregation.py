@@ -30,6 +30,11 @@ class AggregatorOptions(OptionGroup):
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
+    environment_momentum: float = 0.0
+    """β of an average of each environment's gradients over its steps, which the aggregator sees in their place; 0 keeps
+    none. A worker holds as many numbers more as it has environments times parameters."""
+    steps_per_update: int = 1
+    """Batches of each environment before an update; each of them votes, all with the same weights."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
     the update not finite."""
@@ -70,5 +75,16 @@ class AggregatorOptions(OptionGroup):
         self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1
         self.require("significance", right, "a probability above 0, and at most 1")
+        beta, steps, examples = self.environment_momentum, self.steps_per_update, self.per_example
+        self.require("environment_momentum", 0 <= beta < 1, "must lie in [0, 1)")
+        said = "with --per-example an environment is an example, other ones at each step; give 0"
+        self.require("environment_momentum", beta == 0 or not examples, said)
+        said = "with --environment-momentum it would form no gradient of an environment; give auto, vmap or one-by-one"
+        self.require("vectorize", beta == 0 or self.vectorize != "pooled", said)
+        self.require("steps_per_update", steps >= 1, "must be at least 1")
+        said = "with --per-example each example votes already; give 1, and a larger --batch-size"
+        self.require("steps_per_update", steps == 1 or not examples, said)
+        said = "with --environment-momentum an environment has one vote, of all its batches; give 1"
+        self.require("steps_per_update", steps == 1 or beta == 0, said)
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")

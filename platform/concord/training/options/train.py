@@ -39,6 +39,11 @@ class TrainConfig(RunConfig):
         weight = objective_type(self.objective.objective).default_weight if weight is None else weight
         return super().resolved().with_options(aggregator=self.chosen_aggregator, penalty_weight=weight)
 
+    def unused(self) -> frozenset[str]:
+        """Also what needs gradients of environments, with an objective that has one gradient of all."""
+        coupled = objective_type(self.objective.objective).coupled
+        return super().unused() | ({"environment_momentum"} if coupled else set())
+
     def sources(self) -> dict[str, str]:
         """The text of the rule's file, where the rule is the user's own."""
         rule = self.aggregation.own_rule
@@ -72,7 +77,7 @@ class TrainConfig(RunConfig):
 
     def voters(self, environments: int) -> int:
         """How many gradients the aggregator compares at a step, of so many training environments."""
-        together = self.data.environments_per_step or environments
+        together = (self.data.environments_per_step or environments) * self.aggregation.steps_per_update
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
     def rule(self, environments: int = 1) -> Aggregator:
@@ -113,6 +118,8 @@ class TrainConfig(RunConfig):
         fixed = self.parallel.min_workers is None or whole
         expected = "which environments meet depends on the workers; --environments-per-step 0"
         self.require("min_workers", fixed, expected)
+        kept = whole or self.aggregation.environment_momentum == 0
+        self.require("environment_momentum", kept, "with --environments-per-step others come at each step; give 0")
         self.require(
             "environments_per_step", whole or not per_example, "with --per-example every step takes all; give 0"
         )
@@ -125,6 +132,7 @@ class TrainConfig(RunConfig):
         if objective_type(name).coupled:
             averaged = f"--objective {name} couples the environments: its gradient is one"
             self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
+            self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}, give 1")
             right = self.aggregation.nonfinite != "skip"
             self.require("nonfinite", right, f"{averaged}, no environment can be left out; raise or propagate")
         self.require(

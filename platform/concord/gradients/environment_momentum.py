@@ -1,0 +1,132 @@
+"""A moving average of each environment's gradients, which a rule sees in place of the gradient.
+
+With few environments one step has few votes, and the sign of one batch's gradient is a noisy one. The average over the
+environment's latest steps is less noisy, and every environment still has one vote. With β and the gradient g at step t:
+
+    m ← β m + (1 - β) g,    m̂ = m / (1 - βᵗ)
+
+What is kept is m̂ itself, which takes one pass over the gradients: m̂ ← m̂ + w (g - m̂) with w = (1 - β) / (1 - βᵗ). At the
+first step w is 1, and m̂ is the gradient to the last bit.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from concord.errors import InputError
+from concord.gradients.layout import Layout
+
+Rows = slice | Tensor
+"""Which environments: neighbours, or their numbers."""
+
+
+class EnvironmentMomentum:
+    """The averages of the environments that one process has: as many numbers as environments times components.
+
+    A gradient with a component that is not finite leaves the average of its parameter tensor as it was.
+
+    Args:
+        beta: β, in (0, 1).
+        parameters: the trainable ones of the model, by name.
+    """
+
+    def __init__(self, beta: float, parameters: Mapping[str, Tensor]) -> None:
+        self._beta = beta
+        self._layout = Layout.of(parameters)
+        self._device = next(iter(parameters.values())).device
+        self._names: tuple[str, ...] = ()
+        self._averages: list[Tensor] = []  # of each parameter, (environments, *shape)
+        self._steps = torch.empty(0)  # t, (environments, parameters), float64, for powers
+        self._taken = torch.empty(0)  # whether this step's gradient is in, likewise, bool
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Begin a step of the environments with these names.
+
+        Raises:
+            InputError: they are not those of the steps before.
+        """
+        if not self._averages:
+            self._allocate(names)
+        if tuple(names) != self._names:
+            raise InputError(
+                f"environment_momentum: the environments of this step are {', '.join(names)}, and were "
+                f"{', '.join(self._names)}; averages need the same ones at every step"
+            )
+        self._taken.zero_()
+
+    def take_again(self) -> None:
+        """Forget this step's gradients where they were the first, so that others may stand in for them."""
+        first = self._taken & (self._steps == 1)
+        self._steps.masked_fill_(first, 0)  # the next one has w = 1: nothing is left of what it replaces
+        self._taken.masked_fill_(first, value=False)
+
+    def averaged(self, index: int, rows: Rows, gradients: Tensor, finite: Tensor | None = None) -> Tensor:
+        """Take gradients in, once a step, and give the averages; of a gradient that is not finite, itself.
+
+        A step's gradients may be computed several times; the first ones count.
+
+        Args:
+            index: of the parameter.
+            rows: which environments they are of.
+            gradients: ``(environments, *shape)``, not scaled.
+            finite: ``(environments,)`` bool, whether all of their components are finite, if that is known.
+
+        Returns:
+            ``(environments, *shape)``, to be read only: the averages may lie there.
+        """
+        if gradients.numel() == 0:
+            return gradients
+        if finite is None:  # extremes are as fast as a sum, isfinite().all() is not
+            flat = gradients.reshape(len(gradients), -1)
+            finite = torch.isfinite(flat.amin(1)) & torch.isfinite(flat.amax(1))
+        fresh = finite & ~self._taken[rows, index]
+        self._taken[rows, index] |= fresh
+        self._steps[rows, index] += fresh
+        weights = (1 - self._beta) / (1 - self._beta ** self._steps[rows, index].clamp(min=1))
+        shape = (-1,) + (1,) * (gradients.ndim - 1)
+        averages = self._averages[index][rows]  # neighbours: a view
+        given = gradients.to(averages.dtype)
+        known = not gradients.is_cuda  # reading a flag makes the host wait for a GPU, and nothing else
+        if not (known and bool(fresh.all())):
+            given = torch.where(fresh.view(shape), given, averages)
+        averages.lerp_(given, weights.to(averages.dtype).view(shape))
+        if not isinstance(rows, slice):
+            self._averages[index][rows] = averages
+        return averages if known and bool(finite.all()) else torch.where(finite.view(shape), averages, gradients)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """By ``average/ENVIRONMENT`` ``(components,)``, by ``steps/ENVIRONMENT`` ``(parameters,)``, float64."""
+        state = {}
+        for row, name in enumerate(self._names):
+            state[f"average/{name}"] = torch.cat([average[row].reshape(-1) for average in self._averages])
+            state[f"steps/{name}"] = self._steps[row].clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor], names: Sequence[str] | None = None) -> None:
+        """Go on from the averages of these environments; others in ``state`` are not looked at. None: of all of them.
+
+        Raises:
+            InputError: an environment is not among them, or is one of another model.
+        """
+        self._allocate([name[6:] for name in state if name.startswith("steps/")] if names is None else names)
+        for row, name in enumerate(self._names):
+            if f"average/{name}" not in state or f"steps/{name}" not in state:
+                raise InputError(f"environment_momentum: there is no average of environment {name}")
+            average, steps = state[f"average/{name}"], state[f"steps/{name}"]
+            if len(average) != self._layout.components or len(steps) != len(self._averages):
+                raise InputError(
+                    f"environment_momentum: the average of environment {name} has {len(average)} components of "
+                    f"{len(steps)} parameters, expected {self._layout.components} of {len(self._averages)}"
+                )
+            self._steps[row] = steps
+            for index, each in enumerate(self._averages):
+                each[row] = self._layout.part(average, index)
+
+    def _allocate(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        dtype, shapes = self._layout.dtype, self._layout.shapes
+        self._averages = [torch.zeros(len(names), *shape, dtype=dtype, device=self._device) for shape in shapes]
+        size = len(names), len(self._averages)
+        self._steps = torch.zeros(size, dtype=torch.float64, device=self._device)
+        self._taken = torch.zeros(size, dtype=torch.bool, device=self._device)
