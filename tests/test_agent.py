@@ -274,21 +274,16 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
-    given = expert_options(tmp_path) | {
-        "trials": 1,
-        "reruns": 1,
-        "concurrent": 1,
-        "evaluations": 2,
-        "evaluation_episodes": 2,
-    }
+    given = expert_options(tmp_path) | {"trials": 1, "reruns": 0, "concurrent": 1, "threads": 1}
+    given |= {"evaluations": 2, "evaluation_episodes": 2}
     plan = make_plan(job, options_for(job.job.config).with_options(**given), set(given))
     result = run_study(plan, lambda _: None)
     assert not result.failed
-    (task, ended), (again,) = result.best, result.reruns.values()
+    task, ended = result.best
     assert task.point == {"lr": 5e-4, "entropy": 0.01}
     assert [(epoch, step) for epoch, step, _ in ended.history] == [(1, 128), (2, 256)]
     assert result.criterion.metric == "unseen_return"
-    assert ended.metrics["steps"] == again["steps"] == 256
+    assert ended.metrics["steps"] == 256
     (winner,) = Store.open(tmp_path).runs("coinrun-expert")
     (version,) = Store.open(tmp_path).client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
