@@ -1,5 +1,6 @@
 """Colored MNIST, PunctuatedSST-2 and Example 1: what is shared, what misleads, and how often."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,17 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from concord.environments import SST2, ColoredMNIST, LabelledImages, PunctuatedSST2, linear_example
+from concord.environments import (
+    SST2,
+    CodedDomains,
+    ColoredMNIST,
+    LabelledImages,
+    PunctuatedSST2,
+    SpuriousColumn,
+    linear_example,
+)
 from concord.environments.punctuated_sst2 import PADDING, UNKNOWN, read_glove, vocabulary
-from concord.errors import InputError
+from concord.errors import InputError, as_option
 from concord.models import WordAverage
 
 DIGITS = 20_000
@@ -228,3 +237,65 @@ def test_an_example_1_that_cannot_be_is_said() -> None:
         linear_example((0.1, 0.0))
     with pytest.raises(InputError, match="examples=0: must be at least 1"):
         linear_example(examples=0)
+
+
+def coded(**changes: Any) -> CodedDomains:
+    inputs = torch.arange(1000.0)[:, None]
+    return CodedDomains(**{"inputs": inputs, "targets": torch.arange(1000) % 3, "code_dimensions": 4, **changes})
+
+
+@pytest.mark.parametrize("domains", [1, 3, 7, 100])
+def test_domains_share_no_example_and_together_with_the_test_have_all(domains: int) -> None:
+    environments = coded(domains=domains).as_environments()
+    assert len(environments.train) == domains
+    numbers = torch.cat([environments[name].inputs[:, 0] for name in environments.names])
+    assert torch.equal(numbers.sort().values, torch.arange(1000.0))
+    sizes = [len(environments[name]) for name in environments.train]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_domain_has_one_code_a_class_of_its_own_and_the_test_one_an_example() -> None:
+    environments = coded(domains=3).as_environments()
+    codes = {}
+    for name in environments.train + environments.validation:
+        inputs, targets = environments[name].data
+        for label in range(3):
+            (codes[name, label],) = torch.unique(inputs[targets == label, 1:], dim=0)
+    assert len(torch.unique(torch.stack(list(codes.values())), dim=0)) == len(codes)
+    test = environments["ood"].inputs
+    assert len(torch.unique(test[:, 1:], dim=0)) == len(test) == 200
+
+
+def spurious(**changes: Any) -> SpuriousColumn:
+    rows, targets = torch.arange(60_000.0)[:, None], torch.arange(60_000) % 2
+    return SpuriousColumn(**{"inputs": rows, "targets": targets, **changes})
+
+
+def test_the_column_is_the_noisy_labels_sign_but_for_its_flips() -> None:
+    flips = {"site-0": 0.05, "site-1": 0.1, "site-2": 0.15, "validation": 0.5, "ood": 0.9}
+    environments = spurious().as_environments()
+    assert [*environments.train, *environments.validation, *environments.test] == list(flips)
+    rows = []
+    for name, flip in flips.items():
+        inputs, labels = environments[name].data
+        rows.append(inputs[:, 0])
+        assert abs((labels != inputs[:, 0] % 2).double().mean() - 0.2) < 0.02
+        assert abs((2 * labels - 1 != inputs[:, 1]).double().mean() - flip) < 0.02
+    assert torch.equal(torch.cat(rows).sort().values, torch.arange(60_000.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: coded(domains=0), "--domains 0: must lie in [1, 600], the examples that train"),
+        (lambda: coded(domains=601), "--domains 601: must lie in [1, 600], the examples that train"),
+        (lambda: coded(validation_domains=201), "--validation-domains 201: must be at most 200"),
+        (lambda: coded(code_scale=-1.0), "--code-scale -1.0: must not be negative"),
+        (lambda: spurious(flips=()), "--flips: give a probability for each training environment"),
+        (lambda: spurious(test_flip=1.1), "--test-flip 1.1: a probability lies in [0, 1]"),
+    ],
+)
+def test_domains_and_columns_that_cannot_be_made_are_refused(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make()
+    assert said in as_option(refused.value)

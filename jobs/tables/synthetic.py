@@ -1,6 +1,8 @@
 """What Fig. 6, 14 and 15 of the AND-mask paper compare."""
 
-from concord.analysis.synthetic_figures import box_figure, curves_figure, environments_of_runs
+import itertools
+
+from concord.analysis.synthetic_figures import box_figure, curves_figure, environments_of_runs, robustness_figure
 from concord.training import Comparison
 
 columns = {"o.o.d.": "ood_accuracy", "training": "train_accuracy", "held out": "held_out_accuracy"}
@@ -20,6 +22,28 @@ METHODS = {
     "dann": {**AVERAGE, "objective": "dann", "representation": "4"},
 }
 COUNTS = (2, 8, 32, 128, 512, 1024)
+
+
+def robust(significance: float, *counts: int) -> dict[str, dict[str, object]]:
+    """Defaults alone, over environments, shortcuts and spirals; where chance allows no such threshold, all agree."""
+    rows: dict[str, dict[str, object]] = {}
+    for variance, revolutions, count in itertools.product((0.1, 1.0), (1.0, 2.0, 3.0), counts):
+        full = {"threshold": 1.0} if 2.0 ** (1 - count) > significance else {"significance": significance}
+        methods: dict[str, dict[str, object]] = {
+            "and-mask": {},
+            "at significance": full,
+            "momentum by environment": {**full, "environment_momentum": 0.9},
+            "4 steps an update": {**full, "steps_per_update": 4},
+            "agreement over time, too": {**full, "optimizer": "temporal-and-mask"},
+            "geometric-mean": {"aggregator": "geometric-mean"},
+            "sand-mask": {"aggregator": "sand-mask"},
+            "mean": {"aggregator": "mean"},
+        }
+        data = {"environments": count, "shortcut_scale": variance**0.5, "revolutions": revolutions, "evaluations": 1}
+        for method, options in methods.items():
+            rows[f"{method}, {count} environments, variance {variance:g}, {revolutions:g} rev."] = {**options, **data}
+    return rows
+
 
 comparisons = {
     "methods": Comparison(
@@ -67,5 +91,13 @@ comparisons = {
         columns={"o.o.d.": "ood_accuracy", "training": "train_accuracy"},
         figures={"fig-15": environments_of_runs},
         title="accuracy by the number of environments",
+    ),
+    "robustness": Comparison(
+        robust(1e-6, 4, 7, 10, 20, 32, 50, 100),
+        seeds=5,
+        first_seed=101,
+        columns={"o.o.d.": "ood_accuracy", "validation": "validation_accuracy", "held out": "held_out_accuracy"},
+        figures={"robustness": robustness_figure},
+        title="defaults, by number of environments, variance of the shortcuts and revolutions",
     ),
 }

@@ -10,9 +10,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.analysis.compared_runs import ComparedRuns, at_end, grouped
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 from concord.analysis.gradient_correlation import FEWEST_COMPONENTS, Correlation, summarize
 from concord.analysis.study_figures import methods_figure
+
+_METHOD_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, GREY, "black", "#56B4E9")
 
 Points = tuple[Tensor, Tensor]
 """Inputs ``(examples, features)`` and class targets ``(examples,)``."""
@@ -148,6 +150,46 @@ def environments_of_runs(runs: ComparedRuns) -> Figure:
     for (method, count), each in grouped(runs, "aggregator", "environments").items():
         accuracies.setdefault(method, {})[count] = at_end(each, "ood_accuracy")
     return environments_figure(accuracies)
+
+
+def robustness_figure(runs: ComparedRuns) -> Figure:
+    """O.o.d. accuracy over the number of environments, a panel for each variance of the shortcuts and number of
+    revolutions, a line a method: the median of its runs, and from the least to the largest.
+
+    A row's name begins with its method, up to the first comma.
+    """
+    panels: dict[tuple[float, float], dict[str, dict[int, list[float]]]] = {}
+    for row, each in runs.items():
+        for run in each:
+            scale, revolutions, count = (
+                run.options[name] for name in ("shortcut_scale", "revolutions", "environments")
+            )
+            panel = panels.setdefault((round(scale**2, 3), revolutions), {})
+            by_count = panel.setdefault(row.split(",")[0], {})
+            by_count.setdefault(count, []).append(run.metrics["ood_accuracy"])
+    columns = sorted({revolutions for _, revolutions in panels})
+    variances = sorted({variance for variance, _ in panels})
+    figure = Figure(figsize=(1 + 3.2 * len(columns), 0.4 + 2.5 * len(variances)), layout="constrained")
+    grid = figure.subplots(len(variances), len(columns), sharex=True, sharey=True, squeeze=False)
+    for (variance, revolutions), methods in panels.items():
+        axes = grid[variances.index(variance), columns.index(revolutions)]
+        for (method, by_count), colour in zip(methods.items(), _METHOD_COLOURS, strict=False):
+            counts = sorted(by_count)
+            low, middle, high = (
+                [float(np.quantile(by_count[count], part)) for count in counts] for part in (0, 0.5, 1)
+            )
+            axes.plot(counts, middle, color=colour, marker=".", label=method_name(method))
+            axes.fill_between(counts, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
+        axes.set_title(f"variance {variance:g}, {revolutions:g} revolutions", fontsize=9)
+        axes.set_xscale("log")
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("training environments", fontsize=10)
+    figure.supylabel("o.o.d. accuracy", fontsize=10)
+    grid[0, -1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
 
 
 def environments_figure(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:

@@ -6,6 +6,7 @@ generator; :class:`BatchStream` draws the batches. :func:`image_dataset` reads M
 """
 
 from concord.environments.batches import BatchStream
+from concord.environments.coded_domains import CodedDomains
 from concord.environments.collection import Environment, Environments, HeldOut, split_held_out
 from concord.environments.colored_mnist import ColoredMNIST
 from concord.environments.folder import from_folder
@@ -14,10 +15,12 @@ from concord.environments.linear_example import linear_example
 from concord.environments.punctuated_sst2 import SST2, PunctuatedSST2
 from concord.environments.source import ExampleSource, InMemory
 from concord.environments.spirals import Spirals
+from concord.environments.spurious_column import SpuriousColumn
 
 __all__ = [
     "SST2",
     "BatchStream",
+    "CodedDomains",
     "ColoredMNIST",
     "Environment",
     "Environments",
@@ -28,6 +31,7 @@ __all__ = [
     "LabelledImages",
     "PunctuatedSST2",
     "Spirals",
+    "SpuriousColumn",
     "from_folder",
     "image_dataset",
     "linear_example",
