@@ -51,14 +51,13 @@ def forked_workers(folder: Path) -> Iterator[None]:
 
     address = str(folder / "workers")
     with (
-        subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True) as server,
+        # It ends when its standard input does.
+        subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr("ray._private.parameter.RayParams", Params)
         patch.setenv(ADDRESS, address)
         yield
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 def ask(words: list[str]) -> None:
@@ -131,7 +130,7 @@ def work(words: list[str]) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0)
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

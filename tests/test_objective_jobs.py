@@ -154,6 +154,7 @@ def test_a_run_that_never_becomes_alike_says_so(
 ) -> None:
     words = ["train", "colored-mnist", "--data-dir", str(data), "--output", str(output), "--examples", "50"]
     options = ["--epochs", "4", "--batch-size", "25", "--objective", "meta-irm", "--stop-spread", "1e-12"]
+    options += ["--hidden-units", "8"]
     assert main([*words, *options, "--evaluations", "4", "--json"]) == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out.strip().splitlines()[-1])
