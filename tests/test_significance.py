@@ -18,6 +18,7 @@ from concord.cli.comparing import planned
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
+from concord.runs.folder import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
 from concord.studies.journal import STUDY
 from concord.studies.options import StudyOptions, options_for
@@ -151,7 +152,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
 def test_a_study_of_a_version_without_the_option_goes_on(output: Path) -> None:
     options = options_for(JOB.config).with_options(name="old", output=output)
     plan = make_plan(load_job(JOB_FILE), options, {"name", "output"})
-    record = plan.record()
+    record = {"job": plan.job.name, "config": recorded_config(plan.base), **plan.record()}
     del record["identity"]["config"]["significance"]
     plan.kept.path.mkdir(parents=True)
     (plan.kept.path / STUDY).write_text(json.dumps(record))

@@ -1,7 +1,9 @@
 """What Fig. 6, 14 and 15 of the AND-mask paper compare."""
 
 import itertools
+from typing import Any
 
+from concord.aggregation import threshold_at_chance
 from concord.analysis.synthetic_figures import box_figure, curves_figure, environments_of_runs, robustness_figure
 from concord.training import Comparison
 
@@ -24,12 +26,12 @@ METHODS = {
 COUNTS = (2, 8, 32, 128, 512, 1024)
 
 
-def robust(significance: float, *counts: int) -> dict[str, dict[str, object]]:
+def robust(significance: float, *counts: int) -> dict[str, dict[str, Any]]:
     """Defaults alone, over environments, shortcuts and spirals; where chance allows no such threshold, all agree."""
-    rows: dict[str, dict[str, object]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for variance, revolutions, count in itertools.product((0.1, 1.0), (1.0, 2.0, 3.0), counts):
-        full = {"threshold": 1.0} if 2.0 ** (1 - count) > significance else {"significance": significance}
-        methods: dict[str, dict[str, object]] = {
+        full = {"threshold": threshold_at_chance(significance, count) if 2.0 ** (1 - count) <= significance else 1.0}
+        methods: dict[str, dict[str, Any]] = {
             "and-mask": {},
             "at significance": full,
             "momentum by environment": {**full, "environment_momentum": 0.9},
@@ -39,9 +41,18 @@ def robust(significance: float, *counts: int) -> dict[str, dict[str, object]]:
             "sand-mask": {"aggregator": "sand-mask"},
             "mean": {"aggregator": "mean"},
         }
-        data = {"environments": count, "shortcut_scale": variance**0.5, "revolutions": revolutions, "evaluations": 1}
+        data: dict[str, Any] = {
+            "environments": count,
+            "shortcut_scale": variance**0.5,
+            "revolutions": revolutions,
+            "evaluations": 1,
+        }
         for method, options in methods.items():
-            rows[f"{method}, {count} environments, variance {variance:g}, {revolutions:g} rev."] = {**options, **data}
+            rows[f"{method}, {count} environments, variance {variance:g}, {revolutions:g} rev."] = {
+                **options,
+                **data,
+                "evaluations": 1,
+            }
     return rows
 
 
