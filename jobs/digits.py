@@ -67,4 +67,5 @@ job = Job(
     config=DigitsConfig().with_options(epochs=100, batch_size=64, hidden_layers=2),
     criterion="validation_accuracy",
     reproduces="no paper's result: real images with the synthetic task's shortcuts, few domains",
+    comparisons="tables/digits.py",
 )

@@ -2,7 +2,7 @@
 
 The 30 columns are scikit-learn's Wisconsin data, standardized; labels are wrong with η, and one more column agrees with
 them more often than any honest model can, until the test. Three environments are too few for a vote by sign:
-``concord compare tumours`` has the objectives beside the AND-mask.
+``concord compare tumours`` has objectives beside the AND-mask.
 """
 
 import functools
@@ -64,4 +64,5 @@ job = Job(
     config=TumoursConfig().with_options(epochs=100, batch_size=64, hidden_units=32, l2=1e-2),
     criterion="validation_accuracy",
     reproduces="no paper's result: a table with three environments and one column that misleads",
+    comparisons="tables/tumours.py",
 )
