@@ -41,9 +41,12 @@ LONG = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Side by side where all tests are asked for; some that are named run in this process."""
+    """Side by side where all tests are asked for; some that are named run in this process.
+
+    One more than there are cores: tests of runs and clusters wait for processes most of their time.
+    """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return max(2, os.cpu_count() or 1) if whole else 0
+    return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
