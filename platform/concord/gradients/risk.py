@@ -185,4 +185,6 @@ def as_called(batch: Batch, more: Sequence[Any], step: int | None) -> tuple[Batc
 
 def take(batch: Batch, environments: Any) -> Batch:
     """Some environments' part of a batch, or one's."""
+    if type(batch) is tuple and all(isinstance(leaf, Tensor) for leaf in batch):  # most are; a tree takes 7 µs longer
+        return tuple(leaf[environments] for leaf in batch)
     return pytree.tree_map(lambda leaf: leaf[environments], batch)
