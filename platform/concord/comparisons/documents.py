@@ -50,8 +50,9 @@ def documented(job: str, name: str, results: Path) -> str:
     lines = [KeptLine.read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     if stray := {line.configuration for line in lines} - set(tables[name].configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
-    said = {part: " and ".join(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
-    made = f"`{said['command']}` at commit {said['commit'][:_LETTERS]}; {said['machine']}; {path.name}"
+    said = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
+    commits = " and ".join(commit[:_LETTERS] for commit in said["commit"])
+    made = f"`{'` and `'.join(said['command'])}` at commit {commits}; {' and '.join(said['machine'])}; {path.name}"
     return f"\n{markdown(*Table(name, tables[name], lines).cells())}\n{made}\n"
 
 
