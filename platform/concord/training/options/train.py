@@ -76,7 +76,10 @@ class TrainConfig(RunConfig):
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
 
     def voters(self, environments: int) -> int:
-        """How many gradients the aggregator compares at a step, of so many training environments."""
+        """How many gradients the aggregator compares at an update, of so many training environments.
+
+        Several batches of an environment are several, though they share what that environment alone has.
+        """
         together = (self.data.environments_per_step or environments) * self.aggregation.steps_per_update
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
