@@ -66,6 +66,7 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("train synthetic --shortcuts 3", "--shortcuts 3: there is no such option; .*concord train synthetic --help"),
         ("train synthetic 0.5", "0.5: not expected here; concord train synthetic --help"),
         ("train synthetic --threshold high", "--threshold high: must be a number"),
+        ("train synthetic --lr=high", "--lr high: must be a number"),
         ("train synthetic --epochs 1.5", "--epochs 1.5: must be a whole number"),
         ("train synthetic --epochs=ten", "--epochs ten: must be a whole number"),
         ("train synthetic --milestones half end", "--milestones half end: must be numbers"),

@@ -67,6 +67,7 @@ def passing(signs: str, chance: str, count: str = "32 environments", tau: str = 
 
 def test_what_a_threshold_means_is_said() -> None:
     assert mask(32) == [passing("29 of 32 signs", "2.6e-6")]
+    assert mask(20) == [passing("20 of 20 signs", "1.9e-6", "20 environments", "1")]
     assert mask(32, significance=1e-6) == [passing("30 of 32 signs", "2.5e-7", tau="0.875")]
     assert mask(32, environments_per_step=16) == [passing("15 of 16 signs", "5.2e-4", "16 environments")]
     assert mask(8, steps_per_update=4) == [passing("29 of 32 signs", "2.6e-6", "32 votes")]
@@ -97,7 +98,10 @@ def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:
-    assert mask_parameters(TrainConfig(), 20) == {"chance_fraction": pytest.approx(4.02e-4, rel=1e-2)}
+    assert mask_parameters(TrainConfig(), 20) == {"chance_fraction": 2**-19, "threshold": 1.0}
+    given = TrainConfig().with_options(threshold=0.8)
+    assert mask_parameters(given, 20) == {"chance_fraction": pytest.approx(4.02e-4, rel=1e-2)}
+    assert mask_parameters(TrainConfig().with_options(aggregator="sand-mask"), 20) == {"threshold": 0.8}
     found = mask_parameters(TrainConfig().with_options(significance=1e-4), 20)
     assert found == {"chance_fraction": 42 / 2**20, "threshold": 0.9}
     assert mask_parameters(TrainConfig().with_options(aggregator="mean"), 20) == {}

@@ -13,7 +13,17 @@ from command_line import Concord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concord.aggregation import AndMask, GeometricMean, Mean
+from concord.aggregation import (
+    AGGREGATORS,
+    AndMask,
+    GeometricMean,
+    Mean,
+    SandMask,
+    XorMask,
+    agreeing_signs,
+    chance_of,
+    default_threshold,
+)
 from concord.cli.comparing import planned
 from concord.environments import Environments
 from concord.errors import InputError
@@ -49,7 +59,15 @@ BASE = TrainConfig()
         ({"significance": 1e-4, "per_example": True, "batch_size": 10}, 2, AndMask(0.9)),
         ({"significance": 1e-4, "aggregator": "geometric-mean"}, 20, GeometricMean(0.9)),
         ({"threshold": 0.9}, 20, AndMask(0.9)),
-        ({}, 20, AndMask(0.8)),
+        ({"threshold": 0.8}, 20, AndMask(0.8)),
+        ({}, 17, AndMask(0.8)),  # chance agrees fully with 1.5e-5
+        ({}, 18, AndMask(1.0)),
+        ({}, 25, AndMask(23 / 25)),  # 24 signs
+        ({}, 32, AndMask(0.8)),
+        ({"steps_per_update": 2}, 10, AndMask(1.0)),
+        ({"aggregator": "geometric-mean"}, 20, GeometricMean(1.0)),
+        ({"aggregator": "sand-mask"}, 20, SandMask(0.8)),
+        ({"aggregator": "xor-mask"}, 20, XorMask(0.8)),
         ({"aggregator": "mean"}, 20, Mean()),
     ],
 )
@@ -57,6 +75,23 @@ def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environme
     config = BASE.with_options(**options)
     config.check()
     assert config.rule(environments) == rule
+
+
+@given(st.sampled_from(AGGREGATORS), st.integers(1, 300))
+def test_the_default_is_as_strict_as_chance_asks_where_that_can_be_and_no_stricter(
+    name: str, environments: int
+) -> None:
+    threshold = default_threshold(name, environments)
+    assert 0.8 <= threshold <= 1
+    if name in ("and-mask", "geometric-mean") and 2.0 ** (1 - environments) <= 1e-5:
+        assert chance_of(threshold, environments) <= 1e-5
+        one_less = agreeing_signs(threshold, environments) - 1
+        assert (
+            one_less < agreeing_signs(0.8, environments)
+            or chance_of(2 * one_less / environments - 1, environments) > 1e-5
+        )
+    else:
+        assert threshold == 0.8
 
 
 def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:

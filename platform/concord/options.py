@@ -6,7 +6,7 @@ import functools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
@@ -195,6 +195,8 @@ def fits(value: Any, hint: Any) -> bool:
 
 def kind_of(hint: Any) -> str:
     """What an option of this type takes, in words."""
+    if get_origin(hint) in (Union, UnionType) and len(some := set(get_args(hint)) - {NoneType}) == 1:
+        return kind_of(some.pop())  # None stands for no value
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))

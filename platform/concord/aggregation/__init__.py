@@ -22,7 +22,14 @@ from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.sand_mask import SandMask
-from concord.aggregation.selection import AGGREGATORS, SIGN_MASKS, AggregatorName, aggregator, aggregator_at_chance
+from concord.aggregation.selection import (
+    AGGREGATORS,
+    SIGN_MASKS,
+    AggregatorName,
+    aggregator,
+    aggregator_at_chance,
+    default_threshold,
+)
 from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.statistic import (
     GRADIENT,
@@ -59,6 +66,7 @@ __all__ = [
     "agreeing_signs",
     "chance_of",
     "check_statistics",
+    "default_threshold",
     "kept_where_signs_agree",
     "required_agreement",
     "rescaled",

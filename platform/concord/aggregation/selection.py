@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from concord.aggregation.and_mask import AndMask
-from concord.aggregation.chance import threshold_at_chance
+from concord.aggregation.chance import chance_of, threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
@@ -29,6 +29,11 @@ SIGN_MASKS: tuple[str, ...] = tuple(
     name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)
 )
 
+# With 32 environments, as the published experiments have, chance reaches 0.8 with probability 2.6e-6. With 20 it does
+# with 4.0e-4, which is often enough to learn shortcuts: ``concord compare synthetic environments``.
+_USUAL, _SELDOM = 0.8, 1e-5
+_STRICTER: tuple[str, ...] = ("and-mask", "geometric-mean")
+
 
 def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
     """The rule called ``name`` with agreement threshold τ (which ``mean`` does not use).
@@ -39,6 +44,16 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
     if name not in _RULES:
         raise ArgumentError("aggregator", name, f"must be one of {', '.join(AGGREGATORS)}")
     return _RULES[name](threshold)
+
+
+def default_threshold(name: str, environments: int) -> float:
+    """0.8; of a rule that keeps a component where signs agree, the least stricter one that chance seldom reaches.
+
+    Seldom is with probability 1e-5 at most. With 17 environments or fewer even full agreement is likelier, and 0.8
+    stays; with 18 to 26 all signs have to agree, or all but one; from 27 on 0.8 is strict enough.
+    """
+    stricter = name in _STRICTER and 2.0 ** (1 - environments) <= _SELDOM < chance_of(_USUAL, environments)
+    return threshold_at_chance(_SELDOM, environments) if stricter else _USUAL
 
 
 def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:

@@ -102,7 +102,9 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             return f"{option} {event.offending_value or ''}: {' '.join(str(event.reason).split())}".replace(" :", ":")
         case "InstantiationFailure":
             message = " ".join(event.message.split())
-            value = " ".join(re.findall(r"'([^']*)'", message))
+            # Of an option that may be left out, why it is no None is said, too.
+            given = re.search(r"could be instantiated from (\[.*?\])", message)
+            value = " ".join(re.findall(r"'([^']*)'", given.group(1) if given else message))
             return f"{option} {value}: must be {kind}" if metavar in _KINDS else f"{option}: {message}"
         case _:
             return f"{' '.join(event.prog.split())}: the options are incomplete or contradict one another; see --help"

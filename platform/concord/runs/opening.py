@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from concord.aggregation import SignMask, XorMask, agreeing_signs, threshold_at_chance
+from concord.aggregation import SandMask, SignMask, XorMask, agreeing_signs, threshold_at_chance
 from concord.aggregation.chance import format_chance, least_environments
 from concord.environments import Environments
 from concord.redaction import redact
@@ -65,13 +65,16 @@ def purposes(environments: Environments, held_out: float) -> str:
 def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
     """What follows from a run's options and the number of its training environments, for its parameters in MLflow.
 
-    ``chance_fraction`` is the part of the components that the mask keeps where signs are independent and fair; with
-    ``--significance`` there is ``threshold``, too.
+    ``chance_fraction`` is the part of the components that the mask keeps where signs are independent and fair; without
+    ``--threshold`` there is ``threshold``, too.
     """
-    if (rule := _sign_mask(config, environments)) is None:
-        return {}
-    threshold = {} if config.aggregation.significance is None else {"threshold": rule.threshold}
-    return {"chance_fraction": rule.chance(config.voters(environments)), **threshold}
+    given, rule, derived = config.aggregation, config.rule(environments), dict[str, float]()
+    if given.own_rule is None and isinstance(rule, SignMask):
+        derived["chance_fraction"] = rule.chance(config.voters(environments))
+    decided = given.threshold is None or given.significance is not None
+    if given.own_rule is None and decided and isinstance(rule, SignMask | SandMask):
+        derived["threshold"] = rule.threshold
+    return derived
 
 
 def mask_lines(config: TrainConfig, environments: int) -> list[str]:

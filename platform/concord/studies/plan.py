@@ -220,6 +220,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
     alone = suggested or study_options.search == "grid"  # a grid is gone through from its beginning
+    decided = base.with_threshold(len(train) - leave_out) if isinstance(base, TrainConfig) else base
     plan = Plan(
         name=name,
         job=job,
@@ -233,7 +234,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         criterion=criterion,
         stop_rule=stop_rule,
         suggested=suggested,
-        own=None if alone else own_point(space, base),
+        own=None if alone else own_point(space, decided),
         folds=_drawn(train, study_options.folds or len(train), base.run.seed) if leave_out else (),
         shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.run.seed)
         if len(train) > 1

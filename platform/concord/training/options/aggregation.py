@@ -26,8 +26,9 @@ class AggregatorOptions(OptionGroup):
     significance: float | None = None
     """Largest chance with which signs that have nothing in common may pass the mask, in place of --threshold: τ follows
     from the number of environments of a step."""
-    threshold: float = 0.8
-    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages."""
+    threshold: float | None = None
+    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. Where none is given
+    it is 0.8; with 18 to 26 environments at a step all signs have to agree, or all but one."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
     environment_momentum: float = 0.0
@@ -72,7 +73,8 @@ class AggregatorOptions(OptionGroup):
         """Refuse values that cannot be meant (InputError)."""
         if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
-        self.require("threshold", 0 <= self.threshold <= 1, "the agreement threshold must lie in [0, 1]")
+        right = self.threshold is None or 0 <= self.threshold <= 1
+        self.require("threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1
         self.require("significance", right, "a probability above 0, and at most 1")
         beta, steps, examples = self.environment_momentum, self.steps_per_update, self.per_example

@@ -7,7 +7,14 @@ from typing import Any, Self, cast
 
 import torch
 
-from concord.aggregation import SIGN_MASKS, Aggregator, AggregatorName, aggregator, aggregator_at_chance
+from concord.aggregation import (
+    SIGN_MASKS,
+    Aggregator,
+    AggregatorName,
+    aggregator,
+    aggregator_at_chance,
+    default_threshold,
+)
 from concord.aggregation.selection import without_chance
 from concord.gradients import Loss, Risk
 from concord.objectives import Objective, objective_type
@@ -87,18 +94,25 @@ class TrainConfig(RunConfig):
         """The aggregator of these options.
 
         Args:
-            environments: that are trained on; with ``--significance`` the threshold follows from their number.
+            environments: that are trained on; without ``--threshold`` the threshold follows from their number.
 
         Raises:
             InputError: an option is out of its range, or too few environments agree by chance.
         """
         own = self.aggregation.own_rule
         if own is not None:
-            return own.made(option_values(self))
+            return own.made(option_values(self.with_threshold(environments)))
         name, significance = cast(AggregatorName, self.chosen_aggregator), self.aggregation.significance
         if significance is not None:
             return aggregator_at_chance(name, significance, self.voters(environments))
-        return aggregator(name, self.aggregation.threshold)
+        return aggregator(name, cast(float, self.with_threshold(environments).aggregation.threshold))
+
+    def with_threshold(self, environments: int) -> Self:
+        """With the threshold that ``--threshold`` has where it is not given, of so many training environments."""
+        given = self.aggregation
+        if given.threshold is not None or (given.significance is not None and given.own_rule is None):
+            return self
+        return self.with_options(threshold=default_threshold(self.chosen_aggregator, self.voters(environments)))
 
     def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
