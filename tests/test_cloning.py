@@ -321,10 +321,10 @@ def test_studies_of_both_methods_and_their_report(
         points = [task.point for task, _ in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
     where = ["--data-dir", str(data), "--output", str(tmp_path)]
-    assert main(["compare", "coinrun-clone", "methods", *FEW, *where]) == 0
+    assert main(["compare", "coinrun-clone", "clones", *FEW, *where]) == 0
     assert main(["report", "coinrun-clone", "--output", str(tmp_path), "--best", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    rows = said["tables"]["methods"]["rows"]
+    rows = said["tables"]["clones"]["rows"]
     assert [row["name"] for row in rows] == ["adam", "temporal-and-mask", "adam, levels together", "spatial-and-mask"]
     assert {method: each["test loss"]["trials"] for method, each in said["best trials"].items()} == {
         "adam": 2, "temporal-and-mask": 2

@@ -164,8 +164,8 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
         return [FinishedRun(0, option_values(wanted.resolved()), history)]
 
     tables = comparisons_of(load_job("synthetic"))
-    methods = {name: runs(**options, environments=2) for name, options in tables["methods"].configurations.items()}
-    box, curves = (draw(methods) for draw in tables["methods"].figures.values())
+    methods = {name: runs(**options, environments=2) for name, options in tables["fig-6"].configurations.items()}
+    box, curves = (draw(methods) for draw in tables["fig-6"].figures.values())
     assert len(box.axes[0].get_xticklabels()) == len(methods) == 8
     assert len(curves.axes) == 2 * len(methods)
     counts = {

@@ -19,7 +19,7 @@ TABLE_3 = (
 OPTIONS = ("lr", "beta1", "beta3", "temporal_threshold", "l2")
 
 comparisons = {
-    "methods": Comparison(
+    "clones": Comparison(
         {
             "adam": ADAM,
             "temporal-and-mask": {"evaluations": 1},

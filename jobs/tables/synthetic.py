@@ -54,7 +54,7 @@ def on(methods: Iterable[str], counts: Iterable[int], variance: float, revolutio
 
 
 comparisons = {
-    "methods": Comparison(
+    "fig-6": Comparison(
         METHODS,
         seeds=50,
         columns=columns,

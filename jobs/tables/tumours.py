@@ -17,7 +17,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 comparisons = {
-    "methods": Comparison(
+    "rules": Comparison(
         {method: {**options, "evaluations": 1} for method, options in METHODS.items()},
         seeds=5,
         first_seed=101,

@@ -202,6 +202,18 @@ def kind_of(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Options as the command line has them, by their names."""
+    said: list[str] = []
+    for name, value in values.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            said.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            said += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
+    return said
+
+
 def _is_group(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, OptionGroup)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from concord.cli.config_file import file_as_words, print_options, with_file_options
-from concord.cli.help import compare_brief
+from concord.cli.help import compare_brief, methods_brief
 from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, parse, with_own_rule, without_options
-from concord.errors import UnfinishedError
+from concord.errors import InputError, UnfinishedError
 from concord.storage import resolve
 
 # The options that say where a comparison is and runs: what a later report of it is not told again.
@@ -19,10 +19,14 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
     job, rest = job_and_words(words, "compare")
     from concord.comparisons.options import options_for
-    from concord.comparisons.plan import comparisons_of
+    from concord.comparisons.plan import METHODS, comparisons_of
 
-    comparisons_of(job)
     tables, rest = tables_and_options(rest)
+    if METHODS in tables:
+        if len(tables) > 1:
+            raise InputError(f"compare {words[0]} {' '.join(tables)}: {METHODS} is no table; give it alone")
+        return _compare_methods(job, rest, words[0], as_json)
+    comparisons_of(job)
     job, rest = file_as_words(job, rest, lambda job: options_for(job.job.config))
     program = f"concord compare {words[0]}"
     parsed = _parsed(job, rest, program)
@@ -40,6 +44,32 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         problem = f"{len(result.failed)} runs failed, the first of them {said}; the same command tries again"
         raise UnfinishedError(problem, result.as_json())
     return result.as_json() | {"figures": _figures(result)}
+
+
+def _compare_methods(job: Any, words: Sequence[str], reference: str, as_json: bool) -> Mapping[str, Any]:
+    """Tune each method, show them side by side, and say which to take."""
+    from concord.comparisons.methods import methods_options_for, plan_methods
+    from concord.comparisons.plan import METHODS
+
+    job, rest = file_as_words(job, words, methods_options_for)
+    command = with_file_options(methods_options_for(job))
+    parsed = parse(type(command), rest, f"concord compare {reference} {METHODS}", command, methods_brief(job))
+    if parsed.file.print_config:
+        return print_options(job.name, parsed.options, as_json)
+    options: Any = parsed.options
+    plan = plan_methods(job, options, given_options(type(options), rest))
+    from concord.comparisons.tuning import run_methods, train_command  # imports Ray Tune, which takes seconds
+
+    result = run_methods(plan, rest, info)
+    trained = train_command(plan, result)
+    if not as_json:
+        table(*result.cells())
+        for line in result.lines():
+            print(line)
+        print(f"train it  {trained}")
+        print(f"studies   {', '.join(study.record['name'] for study in result.studies.values())}")
+        print(f"seconds   {result.seconds:.1f}")
+    return result.as_json() | {"train": trained}
 
 
 def report_comparisons(

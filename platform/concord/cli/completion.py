@@ -15,7 +15,7 @@ from concord.cli.cluster import SUBMITTED, Submit
 from concord.cli.config_file import ConfigFile
 from concord.cli.help import option_help
 from concord.cli.job_options import JOB_COMMANDS, default_options
-from concord.comparisons.plan import comparisons_of
+from concord.comparisons.plan import METHODS, comparisons_of
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.training import TrainConfig
@@ -112,7 +112,7 @@ def _following() -> dict[str, list[str]]:
             with contextlib.suppress(InputError):  # the command can do nothing with this job
                 defaults = default_options(command, job, name)
                 of_jobs[name] = _words(type(defaults), defaults)
-                of_jobs[name] += comparisons_of(job) if command == "compare" else []
+                of_jobs[name] += [*comparisons_of(job), METHODS] if command == "compare" else []
         file = _words(ConfigFile) if command in ("train", "tune", "compare") else []
         following |= {f" {command} {job}": [*words, *file] for job, words in of_jobs.items()}
         if command in SUBMITTED:

@@ -14,9 +14,9 @@ from concord.cli.parsing import option_value, with_own_rule, without_options
 from concord.errors import InputError
 from concord.options import (
     OptionGroup,
+    as_words,
     did_you_mean,
     fits,
-    flag_of,
     from_plain,
     kind_of,
     option_values,
@@ -98,17 +98,9 @@ def file_as_words(job: Any, words: Sequence[str], defaults_for: Callable[[Any], 
     if file is None:
         return job, words
     defaults = defaults_for(job)
-    usual, known = option_values(defaults), options_of(type(defaults))
-    said: list[str] = []
-    for name, value in option_values(file.over(defaults)).items():
-        flag = flag_of(name)
-        if value == usual[name]:
-            continue
-        if known[name].hint is bool:
-            said.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            said += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
-    return job, [*said, *without_options(words, ("--config",))]
+    usual = option_values(defaults)
+    changed = {name: value for name, value in option_values(file.over(defaults)).items() if value != usual[name]}
+    return job, [*as_words(changed), *without_options(words, ("--config",))]
 
 
 def file_options(words: Sequence[str]) -> tuple[FileOptions | None, list[str]]:

@@ -122,9 +122,17 @@ def tune_brief(job: Any) -> Brief:
 def compare_brief(job: Any) -> Brief:
     """The help of ``concord compare JOB``: the comparison's options, and the job's own."""
     from concord.comparisons.options import CompareOptions
-    from concord.comparisons.plan import comparisons_of
+    from concord.comparisons.plan import METHODS, comparisons_of
 
-    return _brief_of(CompareOptions, f" Tables of this job: {', '.join(comparisons_of(job))}.", "a comparison", job)
+    tables = f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
+    return _brief_of(CompareOptions, tables, "a comparison", job)
+
+
+def methods_brief(job: Any) -> Brief:
+    """The help of ``concord compare JOB methods``: the options of the studies, and the job's own."""
+    from concord.comparisons.methods import MethodsOptions
+
+    return _brief_of(MethodsOptions, "", "the comparison", job)
 
 
 def _brief_of(kind: type[Any], more: str, what: str, job: Any) -> Brief:

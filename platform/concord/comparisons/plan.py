@@ -20,6 +20,7 @@ from concord.studies.journal import TrialSpec
 from concord.training import Comparison, CustomJob, JobFile, RunConfig, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
+METHODS = "methods"  # in place of a table's name: a study of each method
 DATA = "data version"  # among a run's options in the journal; no option has a space in its name
 
 
@@ -100,7 +101,12 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     named = job.job.comparisons
     found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
     if not found:
-        raise InputError(f"job {job.name}: has nothing to compare; give it comparisons={{…}}")
+        raise InputError(
+            f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or tune its methods with "
+            f"concord compare {job.name} {METHODS}"
+        )
+    if METHODS in found:
+        raise InputError(f"job {job.name}: table {METHODS}: compare JOB {METHODS} tunes each method; rename the table")
     return found
 
 

@@ -1,0 +1,235 @@
+"""Which method suits a job's data: the space of each, and what ``concord compare JOB methods`` is going to do.
+
+A method is a rule or an objective. Each is tuned by a small study of its own around the job's settings, with as many
+trials as the others, and judged by what is no test: validation environments, or training environments left out in turn.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from concord.aggregation import AGGREGATORS
+from concord.comparisons.plan import METHODS
+from concord.errors import InputError, as_option
+from concord.objectives import ObjectiveName
+from concord.options import OptionGroup, did_you_mean
+from concord.runs.preflight import preflight
+from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
+from concord.studies.options import Selection, StudyOptions, TuneOptions, with_config
+from concord.studies.plan import Plan
+from concord.studies.plan import make_plan as plan_study
+from concord.training import Job, JobFile, Study, TrainConfig
+from concord.training.evaluation import Mode
+
+_OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
+KNOWN: tuple[str, ...] = (*AGGREGATORS, *_OBJECTIVES)
+# The average is what any other method has to be better than.
+USUAL: tuple[str, ...] = ("mean", "and-mask", "vrex", "irm")
+# By the objective: the weights of its penalty that are tried, around the published ones.
+_WEIGHTS: Mapping[str, Entry] = {
+    "irm": LogUniform(1.0, 1e5),
+    "vrex": LogUniform(1.0, 1e5),
+    "mm-rex": LogUniform(0.1, 10.0),
+    "dann": LogUniform(0.01, 10.0),
+}
+# Fewer environments than these leave nothing to compare where one of them is left out.
+_LEAST_TO_LEAVE_OUT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsOptions(OptionGroup):
+    """Which method suits these data: a small study of each, judged without the test, and one table: concord compare JOB
+    methods. The same --name continues it. Options of the job given here hold for every method."""
+
+    # fmt: off
+    methods: tuple[str, ...] = ()
+    """Rules (mean, and-mask, geometric-mean, xor-mask, sand-mask) and objectives (irm, vrex, mm-rex, dann, meta-irm);
+    if not given mean, and-mask, vrex and irm, as far as the job can have them. The others are compared with the
+    first."""
+    trials: int = 12
+    """Trials of each method."""
+    seeds: int = 5
+    """Runs of each method's best settings, with seeds that no trial had."""
+    selection: Literal["auto", "validation", "leave-one-out", "held-out"] = "auto"
+    """What settings and methods are judged by; auto is validation where the job has validation environments,
+    leave-one-out where it has three training environments, else held-out examples, which have the same shortcuts."""
+    metric: str | None = None
+    """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
+    mode: Mode | None = None
+    """Whether the measure is to be large or small, where the job does not say."""
+    folds: int = 0
+    """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
+    concurrent: int = 0
+    """Runs at a time; 0 takes what the cluster holds."""
+    gpus_per_trial: float = 1.0
+    """GPUs of a run, with --use-gpu; 0.25 puts four on one."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError); those of a study it refuses itself."""
+        for method in self.methods:
+            if method not in KNOWN:
+                near = did_you_mean(method, KNOWN) or f"; there are {', '.join(KNOWN)}"
+                raise InputError(f"--methods {method}: there is no such method{near}")
+        twice = next((each for each in self.methods if self.methods.count(each) > 1), None)
+        self.require("methods", twice is None, f"{twice} is given twice")
+        self.require("methods", len(self.methods) != 1, "give two at least, or none for the usual ones")
+        self.require("trials", self.trials >= 1, "must be at least 1")
+        self.require("seeds", self.seeds >= 2, "must be at least 2, to have a spread")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsCommand(OptionGroup):
+    """The options of ``concord compare JOB methods``: the comparison's, and those that every trial starts from."""
+
+    comparison: MethodsOptions
+    config: TrainConfig
+
+
+def methods_options_for(job: JobFile) -> MethodsCommand:
+    """The comparison's options and a job's, at their defaults.
+
+    Raises:
+        InputError: the job trains in a way of its own, or has an option that means something else here.
+    """
+    if not isinstance(job.job, Job):
+        raise InputError(f"compare {job.name} {METHODS}: this job trains in a way of its own; no method can be changed")
+    return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
+
+
+@dataclass(frozen=True)
+class MethodsPlan:
+    """Studies that are to be compared.
+
+    Attributes:
+        name: of the comparison.
+        job: what is trained.
+        base: the configuration that every method starts from.
+        options: of the comparison.
+        studies: by method.
+        left_out: the usual methods that the job cannot have, and why.
+        environments: that each trial trains on, at least.
+    """
+
+    name: str
+    job: JobFile
+    base: TrainConfig
+    options: MethodsOptions
+    studies: Mapping[str, Plan]
+    left_out: Mapping[str, str]
+    environments: int
+
+
+def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) -> MethodsPlan:
+    """Check everything that can be checked without a cluster or a store.
+
+    Args:
+        job: what is trained.
+        command: the options.
+        given: those that the command line named.
+
+    Raises:
+        InputError: something cannot be used.
+    """
+    options, base = command.comparison, command.config
+    command.check()
+    for option in ("aggregator", "objective", "register"):
+        if option in given:
+            value = getattr({"aggregator": base.aggregation, "objective": base.objective}.get(option, base.run), option)
+            said = "the methods are compared; leave it out"
+            raise InputError(f"--{option} {value}: {'no model is registered here' if option == 'register' else said}")
+    there = preflight(job, base).environments
+    train = len(there.train)
+    alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
+    best: Selection = "validation" if there.validation else alone
+    selection = best if options.selection == "auto" else options.selection
+    name = base.run.name or f"{job.name}-{METHODS}"
+    studies: dict[str, Plan] = {}
+    left_out: dict[str, str] = {}
+    for method in options.methods or USUAL:
+        try:
+            changed = _changed(job, base, method)
+            space = _space(changed, method)
+            asked = StudyOptions(
+                trials=options.trials,
+                concurrent=options.concurrent,
+                method=method,
+                startup=max(1, options.trials // 2),
+                selection=selection,
+                metric=options.metric,
+                mode=options.mode,
+                folds=options.folds,
+                shortlist=0,
+                reruns=options.seeds,
+                gpus_per_trial=options.gpus_per_trial,
+            )
+            of_method = dataclasses.replace(job, job=dataclasses.replace(job.job, studies={method: Study(space)}))
+            command_of = TuneOptions(study=asked, config=changed.with_options(name=f"{name}-{method}"))
+            studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
+        except InputError as error:
+            if method in options.methods or method == USUAL[0]:
+                raise InputError(f"{method}: {as_option(error)}") from error
+            left_out[method] = as_option(error)
+    if len(studies) < 2:
+        raise InputError(f"job {job.name}: nothing is there to compare with the average: {_listed(left_out)}")
+    fewer = train - (selection == "leave-one-out")
+    return MethodsPlan(name, job, base, options, studies, left_out, fewer)
+
+
+_OWN = {field.name for field in dataclasses.fields(MethodsOptions)} - {"selection"}
+
+
+def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
+    """The job's settings with this method, and without what only another can have."""
+    if method in _OBJECTIVES and job.job.objective is not None:
+        raise InputError(f"--objective {method}: the job minimizes an objective of its own")
+    changes: dict[str, Any] = {"register": False, "aggregator": method if method in AGGREGATORS else "mean"}
+    if method in _OBJECTIVES:
+        changes |= {"objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
+    elif base.objective.objective != "erm":
+        changes["objective"] = "erm"
+    if method in _OBJECTIVES or method in ("mean", "sand-mask"):
+        changes["significance"] = None
+    changed = base.with_options(**changes)
+    changed.check()
+    return changed
+
+
+def _space(config: TrainConfig, method: str) -> Space:
+    """Learning rate and weight decay around the job's, and what decides how much the method changes."""
+    rate, decay = config.optimizer.lr, config.optimizer.l2
+    entries: dict[str, Entry] = {
+        "lr": LogUniform(rate / 10, rate * 10),
+        "l2": Choice(*sorted({0.0, 1e-4, 1e-2, decay})),
+    }
+    if method in _OBJECTIVES:
+        entries |= {"penalty_weight": _WEIGHTS[method]} if method in _WEIGHTS else {"inner_lr": LogUniform(1e-3, 1.0)}
+        entries |= {"penalty_warmup": Choice(0.0, 0.1, 0.3)} if method in ("irm", "vrex") else {}
+    elif method != "mean":
+        highest = 0.95 if method == "sand-mask" else 1.0  # where nothing ever passes at 1
+        entries["threshold"] = Uniform(0.0, highest)
+        if votes := _votes(config):
+            entries["votes"] = OneOf(votes)
+    return Space(entries)
+
+
+def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
+    """What gives few environments more votes, as far as the job can have it beside what votes anyway."""
+    ways: dict[str, dict[str, Value]] = {
+        "of each step": {"environment_momentum": 0.0, "steps_per_update": 1},
+        "over time": {"environment_momentum": 0.9, "steps_per_update": 1},
+        "of four steps": {"environment_momentum": 0.0, "steps_per_update": 4},
+    }
+    possible: dict[str, dict[str, Entry]] = {}
+    for name, changes in ways.items():
+        try:
+            config.with_options(**changes).check()
+        except InputError:
+            continue
+        possible[name] = dict(changes)
+    return possible if len(possible) > 1 else {}
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{method}: {reason}" for method, reason in reasons.items())

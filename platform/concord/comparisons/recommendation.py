@@ -1,0 +1,191 @@
+"""What came out of a study of each method: one table with spread over seeds, and which method to take.
+
+The methods are ranked by what their studies were judged by, never by the test. Seeds are paired: every method has runs
+with the same ones, so a method counts as better than the average only if it is on the same seeds and data.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from concord.aggregation import chance_of
+from concord.aggregation.chance import format_chance
+from concord.analysis.figures import method_name
+from concord.analysis.spread import with_spread
+from concord.space import format_point
+from concord.studies.results import StudyResult
+from concord.studies.selection import metric_on
+
+_DIGITS = 3
+# A difference of less than so many standard errors is one that other seeds may turn around.
+_CLEAR = 2.0
+_MUCH = 0.01  # more than this part of the components by chance alone is much, as in a run's first lines
+
+
+@dataclass(frozen=True)
+class MethodsResult:
+    """Methods on the same data.
+
+    Attributes:
+        job: what was trained.
+        studies: by method, in their order; the first is what the others are compared with.
+        failed: methods of which nothing is known, and why.
+        environments: that each trial trained on.
+        seconds: that it took.
+    """
+
+    job: str
+    studies: Mapping[str, StudyResult]
+    failed: Mapping[str, str]
+    environments: int
+    seconds: float = 0.0
+
+    @property
+    def metric(self) -> str:
+        """What is judged by."""
+        return self._first.criterion.metric
+
+    @property
+    def recommended(self) -> str:
+        """The best method by it; the first one where none is clearly better than that."""
+        best = max(self.studies, key=self._score)
+        return best if best == self._simplest or self._clear(best) else self._simplest
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as a reader sees them, the best first; nothing was chosen by the test, which stands last."""
+        metrics = {name: metric for name, metric in self._shown().items() if self._anywhere(metric)}
+        ranked = sorted(self.studies, key=self._score, reverse=True)
+        rows = []
+        for method in ranked:
+            study = self.studies[method]
+            values = [self._cell(study, metric) for metric in metrics.values()]
+            rows.append([method_name(method), str(len(study.finished)), *values, format_point(study.best[0].point)])
+        return ["method", "trials", *metrics, "settings"], rows
+
+    def lines(self) -> list[str]:
+        """The recommendation and what it rests on, a line each."""
+        chosen, simplest, best = self.recommended, self._simplest, max(self.studies, key=self._score)
+        metric = self.metric.replace("_", " ")
+        if best == simplest:
+            why = f"no other method has a better {metric}"
+        elif chosen == simplest:
+            why = f"{self._difference(best)}; other seeds may turn that around"
+        else:
+            why = self._difference(best)
+        lines = [f"recommended: {method_name(chosen)}; {why}"]
+        if (chance := chance_of(1.0, self.environments)) > _MUCH:
+            lines.append(
+                f"{self.environments} training environments are few votes for a mask: "
+                f"signs that have nothing in common all agree with probability {format_chance(chance)}"
+            )
+        if self._first.criterion.selection == "held-out":
+            lines.append("held-out examples have the shortcuts of their environments: nothing here tells them apart")
+        lines += [f"{method}: {failure.splitlines()[0]}" for method, failure in self.failed.items()]
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract of ``concord compare JOB methods --json``."""
+        rows = []
+        for method, study in self.studies.items():
+            values = {metric: self._values(study, metric) for metric in self._shown().values()}
+            rows.append(
+                {
+                    "method": method,
+                    "study": study.record["name"],
+                    "trials": len(study.finished),
+                    "seeds": len(study.reruns),
+                    "config": study.best[0].point | study.best[0].resolved,
+                    "metrics": {
+                        metric: {
+                            "mean": statistics.fmean(each),
+                            "std": statistics.stdev(each) if len(each) > 1 else None,
+                        }
+                        for metric, each in values.items()
+                        if each
+                    },
+                }
+            )
+        return {
+            "job": self.job,
+            "selection": self._first.criterion.selection,
+            "metric": self.metric,
+            "mode": self._first.criterion.mode,
+            "rows": rows,
+            "failed": dict(self.failed),
+            "recommended": self.recommended,
+            "reasons": self.lines(),
+            "seconds": round(self.seconds, 3),
+        }
+
+    @property
+    def _simplest(self) -> str:
+        return next(iter(self.studies))
+
+    @property
+    def _first(self) -> StudyResult:
+        return self.studies[self._simplest]
+
+    def _shown(self) -> dict[str, str]:
+        """Metrics by heading: what is judged by, then other examples of the training environments, then the test."""
+        measure = self._first.measure
+        others = {f"{name} {measure}": metric_on(split, measure) for name, split in _OTHERS.items()}
+        judged = {f"{self.metric.replace('_', ' ')} (judged by)": self.metric}
+        return judged | {name: metric for name, metric in others.items() if metric != self.metric}
+
+    def _anywhere(self, metric: str) -> bool:
+        return any(self._values(study, metric) for study in self.studies.values())
+
+    def _cell(self, study: StudyResult, metric: str) -> str:
+        values = self._values(study, metric)
+        return with_spread(values, _DIGITS) if values else "–"
+
+    def _values(self, study: StudyResult, metric: str) -> list[float]:
+        """Over seeds; of what only trials have, environments left out, that of the best one."""
+        values = [metrics[metric] for metrics in study.reruns.values() if metric in metrics]
+        own = study.best[1].metrics.get(metric, math.nan)
+        found = values or ([own] if metric.startswith(("left_out", "worst_left_out")) else [])
+        return [value for value in found if math.isfinite(value)]
+
+    def _score(self, method: str) -> float:
+        study = self.studies[method]
+        values = self._values(study, self.metric)
+        if not values or len(values) < len(study.reruns):  # a seed without a finite one is no good sign
+            return -math.inf
+        return self._sign * statistics.fmean(values)
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self._first.criterion.mode == "max" else -1
+
+    def _paired(self, method: str) -> list[float]:
+        """How much better than the first method it is, seed by seed."""
+        ours, others = self.studies[method].reruns, self._first.reruns
+        pairs = [(ours[seed].get(self.metric), others[seed].get(self.metric)) for seed in ours.keys() & others.keys()]
+        return [self._sign * (a - b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
+
+    def _clear(self, method: str) -> bool:
+        paired = self._paired(method)
+        if not paired:  # one search of each, without a spread
+            return self._score(method) > self._score(self._simplest)
+        error = statistics.stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.inf
+        return statistics.fmean(paired) > _CLEAR * error
+
+    def _difference(self, method: str) -> str:
+        """How it compares with the first method, in words."""
+        paired, simplest = self._paired(method), method_name(self._simplest)
+        metric = self.metric.replace("_", " ")
+        if not paired:
+            better = abs(self._score(method) - self._score(self._simplest))
+            better_by, of = f"{better:.{_DIGITS}f}", "in one search, without a spread"
+        else:
+            better_by, of = with_spread(paired, _DIGITS), f"on the same {_count(paired)}"
+        return f"{method_name(method)}'s {metric} is better by {better_by} than that of {simplest}, {of}"
+
+
+_OTHERS = {"held-out": "held_out", "o.o.d. test": "ood"}
+
+
+def _count(seeds: Sequence[float]) -> str:
+    return f"{len(seeds)} seeds" if len(seeds) != 1 else "seed"
