@@ -241,7 +241,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         InputError: there is no such option, or its value is wrong.
     """
     from concord.cli import COMMANDS, cluster
-    from concord.cli.comparing import planned, tables_and_options
+    from concord.cli.comparing import tables_and_options
     from concord.cli.job_options import default_options
     from concord.cli.parsing import job_and_words, parse, with_own_rule
     from concord.comparisons.plan import comparisons_of
@@ -264,7 +264,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         cluster.check_command(command, job, own, rest[0])
     elif command == "compare":
         job, own = job_and_words(rest, command)
-        planned(job, *tables_and_options(own), f"concord compare {rest[0]}", check=False)
+        cluster.check_command(command, job, own, rest[0])
     elif command in ("report", "data"):
         job, own = job_and_words(rest, command)
         named, own = tables_and_options(own)

@@ -223,7 +223,7 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["tune", "synthetic", "--trials", "0"], "--trials 0: must be at least 1"),
         (["train", "synthetic", "--config", "/nowhere.yaml"], "--config /nowhere.yaml: there is no such file"),
         (["tune", "coinrun-expert", "--lr", "0"], "--lr 0.0: must be a finite number above 0"),
-        (["compare", "coinrun-expert"], "job coinrun-expert: has nothing to compare; give it comparisons="),
+        (["compare", "coinrun-expert"], "job coinrun-expert: has no tables to compare; give it comparisons="),
         (["train", str(JOB), "--working-dir", "/nowhere"], "--working-dir /nowhere: there is no such folder"),
         (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),

@@ -19,6 +19,7 @@ from concord.cli.job_options import default_options
 from concord.cli.output import info, table
 from concord.cli.parsing import (
     asks_for_help,
+    given_options,
     job_and_words,
     option_of,
     option_value,
@@ -240,7 +241,7 @@ def _from_file(command: str, job: Any, words: Sequence[str], reference: str) -> 
     from concord.cli.config_file import file_as_words
 
     tables, words = tables_and_options(words) if command == "compare" else ([], words)
-    job, words = file_as_words(job, words, lambda job: default_options(command, job, reference))
+    job, words = file_as_words(job, words, lambda job: default_options(command, job, reference, tables))
     return job, [*tables, *words]
 
 
@@ -270,10 +271,12 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def check_command(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
     """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
+    from concord.cli.comparing import tables_and_options
     from concord.options import options_of
     from concord.runs.folder import new_name
 
-    defaults = default_options(command, job, reference)
+    tables = tables_and_options(words)[0] if command == "compare" else []
+    defaults = default_options(command, job, reference, tables)
     fields = set(options_of(type(defaults)))
     clash = fields & {field.name for field in dataclasses.fields(Submit)} - {"address", "tracking_uri"}
     if clash:
@@ -306,10 +309,16 @@ def check_command(command: str, job: Any, words: Sequence[str], reference: str) 
 
 
 def _checked_comparison(job: Any, words: Sequence[str]) -> tuple[str, set[str]]:
-    from concord.cli.comparing import planned, tables_and_options
+    from concord.cli.comparing import parsed_methods, planned, tables_and_options
+    from concord.comparisons.methods import check_methods, methods_name
+    from concord.comparisons.plan import METHODS
     from concord.options import options_of
 
     tables, options = tables_and_options(words)
+    if METHODS in tables:
+        asked = parsed_methods(job, options, f"concord submit compare {job.name} {METHODS}")
+        check_methods(asked, given_options(type(asked), options))
+        return methods_name(job, asked), set(options_of(type(asked)))
     plan = planned(job, tables, options, f"concord submit compare {job.name}", check=False)
     return plan.name, set(options_of(type(plan.base)))
 

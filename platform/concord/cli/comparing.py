@@ -6,9 +6,10 @@ from typing import Any
 
 from concord.cli.config_file import file_as_words, print_options, with_file_options
 from concord.cli.help import compare_brief, methods_brief
+from concord.cli.job_options import default_options
 from concord.cli.output import info, table
 from concord.cli.parsing import given_options, job_and_words, parse, with_own_rule, without_options
-from concord.errors import InputError, UnfinishedError
+from concord.errors import UnfinishedError
 from concord.storage import resolve
 
 # The options that say where a comparison is and runs: what a later report of it is not told again.
@@ -18,20 +19,16 @@ _WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
     job, rest = job_and_words(words, "compare")
-    from concord.comparisons.options import options_for
-    from concord.comparisons.plan import METHODS, comparisons_of
+    from concord.comparisons.plan import METHODS
 
     tables, rest = tables_and_options(rest)
-    if METHODS in tables:
-        if len(tables) > 1:
-            raise InputError(f"compare {words[0]} {' '.join(tables)}: {METHODS} is no table; give it alone")
-        return _compare_methods(job, rest, words[0], as_json)
-    comparisons_of(job)
-    job, rest = file_as_words(job, rest, lambda job: options_for(job.job.config))
-    program = f"concord compare {words[0]}"
-    parsed = _parsed(job, rest, program)
+    job, rest = file_as_words(job, rest, lambda job: default_options("compare", job, words[0], tables))
+    program = " ".join(["concord compare", words[0], *(tables if METHODS in tables else [])])
+    parsed = _parsed(job, tables, rest, program)
     if parsed.file.print_config:
         return print_options(job.name, parsed.options, as_json)
+    if METHODS in tables:
+        return _compare_methods(job, parsed.options, rest, as_json)
     plan = planned(job, tables, rest, program)
     from concord.comparisons.comparing import run_comparison  # imports Ray Tune, which takes seconds
 
@@ -46,21 +43,14 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return result.as_json() | {"figures": _figures(result)}
 
 
-def _compare_methods(job: Any, words: Sequence[str], reference: str, as_json: bool) -> Mapping[str, Any]:
+def _compare_methods(job: Any, options: Any, words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Tune each method, show them side by side, and say which to take."""
-    from concord.comparisons.methods import methods_options_for, plan_methods
-    from concord.comparisons.plan import METHODS
+    from concord.comparisons.methods import plan_methods
 
-    job, rest = file_as_words(job, words, methods_options_for)
-    command = with_file_options(methods_options_for(job))
-    parsed = parse(type(command), rest, f"concord compare {reference} {METHODS}", command, methods_brief(job))
-    if parsed.file.print_config:
-        return print_options(job.name, parsed.options, as_json)
-    options: Any = parsed.options
-    plan = plan_methods(job, options, given_options(type(options), rest))
+    plan = plan_methods(job, options, given_options(type(options), words))
     from concord.comparisons.tuning import run_methods, train_command  # imports Ray Tune, which takes seconds
 
-    result = run_methods(plan, rest, info)
+    result = run_methods(plan, words, info)
     trained = train_command(plan, result)
     if not as_json:
         table(*result.cells())
@@ -128,15 +118,24 @@ def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str,
     from concord.comparisons.plan import make_plan
 
     job, rest = with_own_rule(job, words)
-    options = _parsed(job, rest, program).options
+    options = _parsed(job, tables, rest, program).options
     return make_plan(job, tables, options, given_options(type(options), rest), check=check)
 
 
-def _parsed(job: Any, words: Sequence[str], program: str) -> Any:
-    from concord.comparisons.options import options_for
+def parsed_methods(job: Any, words: Sequence[str], program: str) -> Any:
+    """The options of ``compare JOB methods`` as these words give them."""
+    from concord.comparisons.plan import METHODS
 
-    command = with_file_options(options_for(job.job.config))
-    return parse(type(command), words, program, command, compare_brief(job))
+    job, rest = with_own_rule(job, words)
+    return _parsed(job, [METHODS], rest, program).options
+
+
+def _parsed(job: Any, tables: Sequence[str], words: Sequence[str], program: str) -> Any:
+    from concord.comparisons.plan import METHODS
+
+    command = with_file_options(default_options("compare", job, job.name, tables))
+    brief = methods_brief(job) if METHODS in tables else compare_brief(job)
+    return parse(type(command), words, program, command, brief)
 
 
 def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

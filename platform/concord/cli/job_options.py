@@ -1,5 +1,6 @@
 """The options of those commands that take a job: they depend on it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from concord.errors import InputError
@@ -7,19 +8,21 @@ from concord.errors import InputError
 JOB_COMMANDS = ("train", "tune", "compare", "report", "data")
 
 
-def default_options(command: str, job: Any, reference: str) -> Any:
+def default_options(command: str, job: Any, reference: str, tables: Sequence[str] = ()) -> Any:
     """The options of a command with this job, an instance with their defaults.
 
     Args:
         command: one of ``JOB_COMMANDS``.
         job: the job with its file.
         reference: as the user called it.
+        tables: that ``compare`` names.
 
     Raises:
         InputError: the command can do nothing with this job.
     """
+    from concord.comparisons.methods import methods_options_for
     from concord.comparisons.options import options_for as compare_options
-    from concord.comparisons.plan import comparisons_of
+    from concord.comparisons.plan import METHODS, comparisons_of
     from concord.options import defaults_of
     from concord.studies.options import combined, options_for
     from concord.studies.report import StudyReport
@@ -32,6 +35,10 @@ def default_options(command: str, job: Any, reference: str) -> Any:
             raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         case "tune":
             return options_for(job.job.config, list(job.job.studies))
+        case "compare" if METHODS in tables:
+            if len(tables) > 1:
+                raise InputError(f"compare {reference} {' '.join(tables)}: {METHODS} is no table; give it alone")
+            return methods_options_for(job)
         case "compare":
             comparisons_of(job)  # which refuses a job without any
             return compare_options(job.job.config)

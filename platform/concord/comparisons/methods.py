@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
-from concord.comparisons.plan import METHODS
+from concord.comparisons.plan import METHODS, comparison_name
 from concord.errors import InputError, as_option
 from concord.objectives import ObjectiveName
-from concord.options import OptionGroup, did_you_mean
+from concord.options import OptionGroup, did_you_mean, option_values
 from concord.runs.preflight import preflight
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
 from concord.studies.options import Selection, StudyOptions, TuneOptions, with_config
@@ -133,18 +133,13 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         InputError: something cannot be used.
     """
     options, base = command.comparison, command.config
-    command.check()
-    for option in ("aggregator", "objective", "register"):
-        if option in given:
-            value = getattr({"aggregator": base.aggregation, "objective": base.objective}.get(option, base.run), option)
-            said = "the methods are compared; leave it out"
-            raise InputError(f"--{option} {value}: {'no model is registered here' if option == 'register' else said}")
+    check_methods(command, given)
     there = preflight(job, base).environments
     train = len(there.train)
     alone: Selection = "leave-one-out" if train >= _LEAST_TO_LEAVE_OUT else "held-out"
     best: Selection = "validation" if there.validation else alone
     selection = best if options.selection == "auto" else options.selection
-    name = base.run.name or f"{job.name}-{METHODS}"
+    name = methods_name(job, command)
     studies: dict[str, Plan] = {}
     left_out: dict[str, str] = {}
     for method in options.methods or USUAL:
@@ -175,6 +170,22 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
         raise InputError(f"job {job.name}: nothing is there to compare with the average: {_listed(left_out)}")
     fewer = train - (selection == "leave-one-out")
     return MethodsPlan(name, job, base, options, studies, left_out, fewer)
+
+
+def check_methods(command: MethodsCommand, given: Collection[str]) -> None:
+    """Refuse what is wrong whatever the data are (InputError)."""
+    command.check()
+    values = option_values(command.config)
+    for option in ("aggregator", "objective"):
+        if option in given:
+            raise InputError(f"--{option} {values[option]}: the methods are compared; leave it out")
+    if "register" in given and values["register"]:
+        raise InputError("--register: models are compared, and none is kept; leave it out")
+
+
+def methods_name(job: JobFile, command: MethodsCommand) -> str:
+    """The name that is given, or the job's."""
+    return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
 
 
 _OWN = {field.name for field in dataclasses.fields(MethodsOptions)} - {"selection"}

@@ -6,6 +6,8 @@ answers, before any work is done that would have nowhere to go: within seconds, 
 connection and is slow to answer, as one is that has just started.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import math
@@ -14,7 +16,6 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -151,7 +152,8 @@ class Store:
         try:
             assert store.artifacts is not None
             store.artifacts.mkdir(parents=True, exist_ok=True)
-            store.client.search_experiments(max_results=1)  # creates the tables of a new database
+            with _alone(store.artifacts):  # two that create tables at once spoil them
+                store.client.search_experiments(max_results=1)  # creates the tables of a new database
         except Exception as error:  # whatever the driver raises, the store cannot be used
             refuse(one_line(error))
         return store
@@ -390,6 +392,18 @@ def _check_server(uri: str, refuse: _Refuse) -> None:
         refuse(f"no MLflow server answers ({one_line(error)})")
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this machine at a time; where the file system knows no lock of a folder, several."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _check_sqlite(uri: str, refuse: _Refuse) -> Path:
     """Return the database's absolute path, after taking and releasing a write lock on it."""
     from sqlalchemy.engine import make_url
@@ -400,7 +414,7 @@ def _check_sqlite(uri: str, refuse: _Refuse) -> Path:
     file = Path(name).absolute()  # a worker has another working directory
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(file, timeout=_CONNECT_SECONDS)) as connection:
+        with contextlib.closing(sqlite3.connect(file, timeout=_CONNECT_SECONDS)) as connection:
             connection.execute("BEGIN IMMEDIATE")
     except (OSError, sqlite3.Error) as error:
         if "locked" not in str(error):  # a busy store is a store
