@@ -108,7 +108,7 @@ comparisons = {
         title="32 environments, by the variance of the shortcuts and revolutions",
     ),
     "environments": Comparison(
-        on(("and-mask", "mean"), ENVIRONMENTS, 0.1, 2.0),
+        functools.reduce(operator.or_, (on(("and-mask", "mean"), ENVIRONMENTS, 0.1, turns) for turns in (2.0, 3.0))),
         seeds=5,
         first_seed=101,
         columns=ROBUSTNESS,
@@ -116,7 +116,7 @@ comparisons = {
         title="defaults, by the number of environments",
     ),
     "votes": Comparison(
-        on(VOTES, ENVIRONMENTS, 0.1, 2.0),
+        on(VOTES, ENVIRONMENTS[:5], 0.1, 3.0),
         seeds=3,
         first_seed=101,
         columns=ROBUSTNESS,
