@@ -69,8 +69,8 @@ def test_what_a_threshold_means_is_said() -> None:
     assert mask(32) == [passing("29 of 32 signs", "2.6e-6")]
     assert mask(20) == [passing("20 of 20 signs", "1.9e-6", "20 environments", "1")]
     assert mask(32, significance=1e-6) == [passing("30 of 32 signs", "2.5e-7", tau="0.875")]
-    assert mask(32, environments_per_step=16) == [passing("15 of 16 signs", "5.2e-4", "16 environments")]
-    assert mask(8, steps_per_update=4) == [passing("29 of 32 signs", "2.6e-6", "32 votes")]
+    assert mask(32, environments_per_step=16)[0] == passing("15 of 16 signs", "5.2e-4", "16 environments")
+    assert mask(8, steps_per_update=4)[0] == passing("29 of 32 signs", "2.6e-6", "32 votes")
     assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples")]
     assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
     assert mask(32, aggregator="xor-mask") == [
@@ -93,8 +93,35 @@ def test_what_a_threshold_means_is_said() -> None:
 def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
     count: int, options: dict[str, object], warning: str | None
 ) -> None:
-    lines = mask(count, **options)
-    assert lines[1:] == ([] if warning is None else [f"warning: {warning}"])
+    warnings = [line for line in mask(count, **options) if line.startswith("warning: ")]
+    assert warnings == ([] if warning is None else [f"warning: {warning}"])
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "told"),
+    [
+        (7, {}, "these 7 environments agree fully with probability 1.6e-2,"),
+        (17, {}, "these 17 environments agree fully with probability 1.5e-5,"),
+        (18, {}, None),
+        (100, {"environments_per_step": 10}, "these 10 environments agree fully with probability 2.0e-3,"),
+        (
+            7,
+            {"steps_per_update": 8},
+            "these 7 environments agree fully with probability 1.6e-2,",
+        ),  # batches of one environment share its shortcuts
+        (7, {"environment_momentum": 0.9}, "these 7 environments agree fully with probability 1.6e-2,"),
+        (10, {"significance": 0.01}, "these 10 environments agree fully with probability 2.0e-3,"),
+        (7, {"aggregator": "geometric-mean"}, "these 7 environments agree fully with probability 1.6e-2,"),
+        (7, {"aggregator": "mean"}, None),
+        (7, {"threshold": 0.0}, None),
+        (2, {"per_example": True, "threshold": 0.2}, None),
+    ],
+)
+def test_few_environments_are_told_before_training_what_to_expect(
+    count: int, options: dict[str, object], told: str | None
+) -> None:
+    expected = [line for line in mask(count, **options) if line.startswith("expect: shortcuts may be learned")]
+    assert [told in line for line in expected] == ([] if told is None else [True])
 
 
 def test_what_follows_from_the_options_is_a_parameter() -> None:

@@ -24,6 +24,7 @@ from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_env
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.selection import (
     AGGREGATORS,
+    SELDOM,
     SIGN_MASKS,
     AggregatorName,
     aggregator,
@@ -46,6 +47,7 @@ __all__ = [
     "AGGREGATORS",
     "GRADIENT",
     "LOG_MAGNITUDE",
+    "SELDOM",
     "SIGN",
     "SIGN_MASKS",
     "SQUARE",

@@ -31,7 +31,7 @@ SIGN_MASKS: tuple[str, ...] = tuple(
 
 # With 32 environments, as the published experiments have, chance reaches 0.8 with probability 2.6e-6. With 20 it does
 # with 4.0e-4, which is often enough to learn shortcuts: ``concord compare synthetic environments``.
-_USUAL, _SELDOM = 0.8, 1e-5
+_USUAL, SELDOM = 0.8, 1e-5
 _STRICTER: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 
@@ -52,8 +52,8 @@ def default_threshold(name: str, environments: int) -> float:
     Seldom is with probability 1e-5 at most. With 17 environments or fewer even full agreement is likelier, and 0.8
     stays; with 18 to 26 all signs have to agree, or all but one; from 27 on 0.8 is strict enough.
     """
-    stricter = name in _STRICTER and 2.0 ** (1 - environments) <= _SELDOM < chance_of(_USUAL, environments)
-    return threshold_at_chance(_SELDOM, environments) if stricter else _USUAL
+    stricter = name in _STRICTER and 2.0 ** (1 - environments) <= SELDOM < chance_of(_USUAL, environments)
+    return threshold_at_chance(SELDOM, environments) if stricter else _USUAL
 
 
 def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:

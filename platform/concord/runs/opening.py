@@ -3,7 +3,17 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from concord.aggregation import SandMask, SignMask, XorMask, agreeing_signs, threshold_at_chance
+from concord.aggregation import (
+    SELDOM,
+    AndMask,
+    GeometricMean,
+    SandMask,
+    SignMask,
+    XorMask,
+    agreeing_signs,
+    chance_of,
+    threshold_at_chance,
+)
 from concord.aggregation.chance import format_chance, least_environments
 from concord.environments import Environments
 from concord.redaction import redact
@@ -78,7 +88,10 @@ def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
 
 
 def mask_lines(config: TrainConfig, environments: int) -> list[str]:
-    """What a mask asks for, how much of it chance fulfils, and a warning where that is much and not asked for."""
+    """What a mask asks for and how much of it chance fulfils, a warning where that is much, and what to expect.
+
+    The votes of several batches of one environment count as one there: they share its shortcuts.
+    """
     voters = config.voters(environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
@@ -98,6 +111,14 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
             strict = agreeing_signs(threshold_at_chance(_MUCH, voters), voters)
             stricter = f"--significance {_MUCH:g} asks for {strict} of {voters} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
+    together = config.data.environments_per_step or environments
+    enough, mask = least_environments(SELDOM), isinstance(rule, AndMask | GeometricMean)
+    if mask and rule.threshold >= _MEANT_TO_MASK and together < enough and not config.aggregation.per_example:
+        by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(SELDOM)
+        lines.append(
+            f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
+            f"{by_chance}, {enough} or more with at most {seldom}; concord compare JOB methods says which method to take"
+        )
     return lines
 
 
