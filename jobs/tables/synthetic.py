@@ -115,6 +115,13 @@ comparisons = {
         figures={"environments": robustness_figure},
         title="defaults, by the number of environments",
     ),
+    "defaults": Comparison(
+        on(("and-mask",), ENVIRONMENTS, 0.1, 3.0),
+        seeds=5,
+        first_seed=101,
+        columns=ROBUSTNESS,
+        title="the AND-mask with the job's defaults, by the number of environments",
+    ),
     "votes": Comparison(
         on(VOTES, ENVIRONMENTS[:5], 0.1, 3.0),
         seeds=3,
