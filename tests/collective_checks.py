@@ -45,6 +45,7 @@ from concord.aggregation import (
     SandMask,
     Statistic,
     Statistics,
+    TMask,
     Update,
     XorMask,
     aggregate,
@@ -84,6 +85,7 @@ RULES: dict[str, Aggregator] = {
     "geometric-mean": GeometricMean(0.6),
     "xor-mask": XorMask(0.6),
     "sand-mask": SandMask(0.3, steepness=1e-3),
+    "t-mask": TMask(0.3),
 }
 CHECKS: dict[str, tuple[int, Callable[[], None]]] = {}
 

@@ -1,12 +1,15 @@
 """What every rule promises, whatever the gradients: order and placement do not matter, and the formula holds."""
 
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +27,7 @@ from concord.aggregation import (
     SandMask,
     Statistic,
     Statistics,
+    TMask,
     Update,
     XorMask,
     aggregate,
@@ -68,6 +72,11 @@ def reference(name: str, gradients: Tensor, threshold: Fraction, steepness: floa
         elif name == "geometric-mean":
             magnitude = math.prod(abs(component) ** (1 / d))
             update, mask = np.sign(math.fsum(component)) * magnitude * agrees, float(agrees)
+        elif name == "t-mask":
+            passes = (
+                bool(mean) if d == 1 or not component.std() else scipy.stats.ttest_1samp(component, 0).pvalue <= 1e-3
+            )
+            update, mask = mean * passes, float(passes)
         else:
             variance = component.var(ddof=1) if d > 1 else 0.0
             excess = float(Fraction(abs(signs), d) - threshold)
@@ -134,7 +143,12 @@ def test_out_is_overwritten_without_accumulate(name: Any) -> None:
 
 
 @claim
-@given(st.sampled_from(["mean", "and-mask", "xor-mask", "geometric-mean"]), fractions, stacks(), st.integers(-8, 8))
+@given(
+    st.sampled_from(["mean", "and-mask", "xor-mask", "geometric-mean", "t-mask"]),
+    fractions,
+    stacks(),
+    st.integers(-8, 8),
+)
 def test_scaling_gradients_scales_the_update(name: Any, tau: Fraction, gradients: Tensor, exponent: int) -> None:
     rule, scale = aggregator(name, float(tau)), 2.0**exponent
     found, expected = aggregate(rule, gradients * scale), aggregate(rule, gradients)
@@ -176,7 +190,7 @@ def test_higher_threshold_never_keeps_more(name: Any, one: Fraction, other: Frac
 
 
 @claim
-@given(st.sampled_from(["and-mask", "xor-mask", "sand-mask"]), fractions, stacks())
+@given(st.sampled_from(["and-mask", "xor-mask", "sand-mask", "t-mask"]), fractions, stacks())
 def test_masks_never_enlarge_the_mean(name: Any, tau: Fraction, gradients: Tensor) -> None:
     update, mean = aggregate(aggregator(name, float(tau)), gradients), aggregate(Mean(), gradients).value
     assert bool((update.value.abs() <= mean.abs()).all())
@@ -211,7 +225,7 @@ def test_threshold_is_the_papers_count_of_agreeing_environments(tau: Fraction, g
 def test_formula_holds_for_any_gradients(name: Any, tau: Fraction, gradients: Tensor) -> None:
     update = aggregate(aggregator(name, float(tau)), gradients)
     value, kept = reference(name, gradients, tau)
-    assert_close(update.kept, kept, rtol=1e-9, atol=1e-12)
+    assert_close(update.kept.double(), kept, rtol=1e-9, atol=1e-12)
     assert_close(update.value, value, rtol=1e-9, atol=1e-12)
 
 
@@ -256,6 +270,10 @@ KNOWN: list[tuple[Aggregator, list[float], list[float]]] = [  # worked out by ha
         [1, 0, 0.0521266, 0.3583574, 0.3056948, 0, 0],
     ),
     (SandMask(1.0), [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]),
+    # p is 0, .308, .0939, .0917, .0374, 1 and .761.
+    (TMask(0.1), [1, 0, 3.75, 1, -2.25, 0, 0], [1, 0, 1, 1, 1, 0, 0]),
+    (TMask(0.0925), [1, 0, 0, 1, -2.25, 0, 0], [1, 0, 0, 1, 1, 0, 0]),
+    (TMask(0.05), [1, 0, 0, 0, -2.25, 0, 0], [1, 0, 0, 0, 1, 0, 0]),
 ]
 
 
@@ -277,6 +295,7 @@ def test_one_environment_keeps_all_but_zeros(tau: float) -> None:
     assert aggregate(AndMask(tau), gradient).kept.tolist() == [float(tau == 0), 1, 1]
     expected = [0.0, 0.0, 0.0] if tau == 1 else [0.0, -2.0, 3.0]
     assert aggregate(SandMask(tau), gradient).value.tolist() == expected
+    assert aggregate(TMask(), gradient).kept.tolist() == [0, 1, 1]
 
 
 def test_equal_gradients_have_no_variance_whatever_rounding_says() -> None:
@@ -292,6 +311,32 @@ def test_equal_gradients_have_no_variance_whatever_rounding_says() -> None:
             update = rule.finish(sums, environments)
             assert bool((update.kept == 1).all())
             assert_close(update.value.float(), row, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("environments", [2, 3, 7, 20, 100])
+@pytest.mark.parametrize("significance", [0.1, 1e-3])
+def test_the_t_mask_keeps_of_what_has_nothing_in_common_what_its_significance_says(
+    environments: int, significance: float
+) -> None:
+    gradients = torch.randn(environments, 200_000, generator=torch.Generator().manual_seed(environments))
+    kept = aggregate(TMask(significance), gradients).kept.double().mean().item()
+    assert kept == pytest.approx(significance, abs=5 * math.sqrt(significance / 200_000))
+    assert TMask(significance).chance(environments) == significance
+
+
+def test_the_documents_table_of_the_t_mask_is_what_it_asks_for() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "rules.md").read_text()
+    table = page[page.index("standard errors at P = 0.01") :]
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE)
+    assert len(rows) == 6
+    for d, *asked in rows:
+        assert asked == [f"{TMask(p).quantile(int(d)):.3g}" for p in (1e-2, 1e-3, 1e-4)]
+
+
+def test_the_t_mask_asks_for_more_than_signs_of_few_environments_can_say() -> None:
+    alike, apart = [1.0, 1.1, 0.9, 1.0], [0.01, 2.0, 0.5, 3.0]  # four signs that agree; p is 1.5e-4 and .14
+    assert aggregate(TMask(1e-3), torch.tensor([alike, apart]).T).kept.tolist() == [1, 0]
+    assert aggregate(AndMask(1.0), torch.tensor([alike, apart]).T).kept.tolist() == [1, 1]
 
 
 def test_squares_that_overflow_are_a_variance_without_end() -> None:
@@ -480,6 +525,12 @@ def test_a_rule_of_ones_own_sees_blocks_no_larger_than_the_limit(monkeypatch: py
 def test_threshold_outside_0_to_1_is_refused(rule: Callable[[float], Aggregator], threshold: float) -> None:
     with pytest.raises(InputError, match=rf"threshold={threshold}: "):
         rule(threshold)
+
+
+@pytest.mark.parametrize("significance", [0.0, 1.0, -0.1, float("nan")])
+def test_a_significance_that_is_no_level_of_a_test_is_refused(significance: float) -> None:
+    with pytest.raises(InputError, match=f"significance={significance}"):
+        TMask(significance)
 
 
 @pytest.mark.parametrize("steepness", [0.0, -1.0, float("nan")])

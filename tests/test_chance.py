@@ -16,6 +16,7 @@ from concord.aggregation import (
     SIGN_MASKS,
     AndMask,
     GeometricMean,
+    TMask,
     XorMask,
     aggregate,
     aggregator_at_chance,
@@ -137,6 +138,9 @@ def test_what_is_no_probability_and_no_environment_is_refused(p: float, environm
 def test_rules_that_do_not_go_by_signs_alone_have_none(name: str) -> None:
     if name in SIGN_MASKS:
         assert aggregator_at_chance(name, 1e-4, 20).threshold == 0.9  # type: ignore[arg-type,attr-defined]
+        return
+    if name == "t-mask":
+        assert aggregator_at_chance(name, 1e-4, 3) == TMask(1e-4)  # type: ignore[arg-type]
         return
     with pytest.raises(ArgumentError, match=f"significance=0.01: {name} does not keep components by their signs alone"):
         aggregator_at_chance(name, 0.01, 20)  # type: ignore[arg-type]

@@ -671,7 +671,7 @@ def test_scaling_has_a_row_for_each_network_and_number_of_workers_and_environmen
         (("--figure", "scaling.pdf"), "--figure scaling.pdf: must end in .png"),
         (
             ("--aggregator", "median"),
-            "--aggregator median: must be one of mean, and-mask, geometric-mean, xor-mask, sand-mask",
+            "--aggregator median: must be one of mean, and-mask, geometric-mean, xor-mask, sand-mask, t-mask",
         ),
     ],
 )

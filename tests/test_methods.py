@@ -208,7 +208,7 @@ def test_a_job_with_an_objective_of_its_own_is_compared_by_its_rules(tmp_path: P
     made = "job = Job(\n    objective=lambda config: ERM(torch.nn.functional.cross_entropy),"
     own.write_text(source.replace("job = Job(", made))
     planned = plan(str(own), tmp_path, {})
-    assert list(planned.studies) == ["mean", "and-mask"]
+    assert list(planned.studies) == ["mean", "and-mask", "t-mask"]
     assert planned.left_out == dict.fromkeys(("vrex", "irm"), OWN_OBJECTIVE) | {
         "irm": OWN_OBJECTIVE.replace("vrex", "irm")
     }

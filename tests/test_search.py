@@ -532,7 +532,7 @@ def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> No
 def test_the_point_of_a_jobs_own_settings_is_the_nearest_that_the_space_has(
     space: Space, base: Config, point: Point, moved: Point
 ) -> None:
-    own = own_point(space, base.with_threshold(8) if isinstance(base, TrainConfig) else base)
+    own = own_point(space, base.decided(8) if isinstance(base, TrainConfig) else base)
     assert own is not None
     assert (own.point, own.moved) == (point, moved)
     list(space.active(own.point))
@@ -550,7 +550,7 @@ def test_settings_that_contradict_each_other_in_the_space_are_no_point() -> None
 def test_every_configuration_has_a_point_in_the_spaces_for_every_job(
     lr: float, batch_size: int, aggregator: Any, made: Any
 ) -> None:
-    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).with_threshold(32)
+    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).decided(32)
     own = own_point(made(base), base)
     assert own is not None
     list(made(base).active(own.point))

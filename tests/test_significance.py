@@ -19,6 +19,7 @@ from concord.aggregation import (
     GeometricMean,
     Mean,
     SandMask,
+    TMask,
     XorMask,
     agreeing_signs,
     chance_of,
@@ -68,6 +69,8 @@ BASE = TrainConfig()
         ({"aggregator": "geometric-mean"}, 20, GeometricMean(1.0)),
         ({"aggregator": "sand-mask"}, 20, SandMask(0.8)),
         ({"aggregator": "xor-mask"}, 20, XorMask(0.8)),
+        ({"aggregator": "t-mask"}, 3, TMask(1e-3)),
+        ({"aggregator": "t-mask", "significance": 1e-6}, 3, TMask(1e-6)),  # which three signs cannot have
         ({"aggregator": "mean"}, 20, Mean()),
     ],
 )
@@ -114,10 +117,10 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
         ("--significance 0", "--significance 0.0: a probability above 0, and at most 1"),
         ("--significance 0.01 --aggregator sand-mask",
          "--significance 0.01: sand-mask does not keep components by their signs alone; it is for and-mask, "
-         "geometric-mean, xor-mask"),
+         "geometric-mean, xor-mask, t-mask"),
         ("--significance 0.01 --objective vrex",
          "--significance 0.01: mean does not keep components by their signs alone; it is for and-mask, geometric-mean, "
-         "xor-mask"),
+         "xor-mask, t-mask"),
         ("--significance 0.01 --optimizer temporal-and-mask",
          "--significance 0.01: steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"),
     ],

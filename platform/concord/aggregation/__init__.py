@@ -26,6 +26,7 @@ from concord.aggregation.selection import (
     AGGREGATORS,
     SELDOM,
     SIGN_MASKS,
+    WITH_CHANCE,
     AggregatorName,
     aggregator,
     aggregator_at_chance,
@@ -41,6 +42,7 @@ from concord.aggregation.statistic import (
     Statistics,
     check_statistics,
 )
+from concord.aggregation.t_mask import TMask
 from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "SIGN",
     "SIGN_MASKS",
     "SQUARE",
+    "WITH_CHANCE",
     "Aggregator",
     "AggregatorName",
     "AndMask",
@@ -60,6 +63,7 @@ __all__ = [
     "SignMask",
     "Statistic",
     "Statistics",
+    "TMask",
     "Update",
     "XorMask",
     "aggregate",

@@ -10,10 +10,11 @@ from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.sign_mask import SignMask
+from concord.aggregation.t_mask import TMask
 from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
 
-AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
+AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask"]
 AGGREGATORS: tuple[str, ...] = get_args(AggregatorName)
 
 
@@ -23,11 +24,13 @@ _RULES: dict[str, Callable[[float], Aggregator]] = {
     "geometric-mean": GeometricMean,
     "xor-mask": XorMask,
     "sand-mask": SandMask,
+    "t-mask": lambda _: TMask(),
 }
 # The SAND-mask is none: how much it keeps, of what the signs let through, depends on magnitudes.
 SIGN_MASKS: tuple[str, ...] = tuple(
     name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)
 )
+WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 
 # With 32 environments, as the published experiments have, chance reaches 0.8 with probability 2.6e-6. With 20 it does
 # with 4.0e-4, which is often enough to learn shortcuts: ``concord compare synthetic environments``.
@@ -36,7 +39,7 @@ _STRICTER: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 
 def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
-    """The rule called ``name`` with agreement threshold τ (which ``mean`` does not use).
+    """The rule called ``name`` with agreement threshold τ (which ``mean`` and ``t-mask`` do not use).
 
     Raises:
         ArgumentError: no rule has this name, or τ is outside [0, 1].
@@ -57,16 +60,18 @@ def default_threshold(name: str, environments: int) -> float:
 
 
 def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:
-    """The rule called ``name`` with the threshold that signs of d environments reach with at most this probability.
+    """The rule called ``name`` that keeps a component of d environments by chance with at most this probability.
 
     Raises:
-        ArgumentError: the rule does not keep components by their signs alone, or the threshold cannot be had.
+        ArgumentError: the rule goes by other than signs or a test of the mean, or signs of d cannot be so strict.
     """
+    if name == "t-mask":
+        return TMask(significance)
     if name not in SIGN_MASKS:
         raise ArgumentError("significance", significance, without_chance(name))
     return aggregator(name, threshold_at_chance(significance, environments))
 
 
 def without_chance(name: str) -> str:
-    """Why a significance is refused for a rule that keeps components by other than signs, in words."""
-    return f"{name} does not keep components by their signs alone; it is for {', '.join(SIGN_MASKS)}"
+    """Why a significance is refused for a rule for which chance is not known, in words."""
+    return f"{name} does not keep components by their signs alone; it is for {', '.join(WITH_CHANCE)}"

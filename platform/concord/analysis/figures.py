@@ -15,6 +15,7 @@ _METHODS = {
     "geometric-mean": "geometric mean",
     "xor-mask": "XOR-mask",
     "sand-mask": "SAND-mask",
+    "t-mask": "t-mask",
     "erm": "ERM",
     "irm": "IRMv1",
     "vrex": "V-REx",

@@ -25,7 +25,7 @@ from concord.training.evaluation import Mode
 _OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
 KNOWN: tuple[str, ...] = (*AGGREGATORS, *_OBJECTIVES)
 # The average is what any other method has to be better than.
-USUAL: tuple[str, ...] = ("mean", "and-mask", "vrex", "irm")
+USUAL: tuple[str, ...] = ("mean", "and-mask", "t-mask", "vrex", "irm")
 # By the objective: the weights of its penalty that are tried, around the published ones.
 _WEIGHTS: Mapping[str, Entry] = {
     "irm": LogUniform(1.0, 1e5),
@@ -44,9 +44,9 @@ class MethodsOptions(OptionGroup):
 
     # fmt: off
     methods: tuple[str, ...] = ()
-    """Rules (mean, and-mask, geometric-mean, xor-mask, sand-mask) and objectives (irm, vrex, mm-rex, dann, meta-irm);
-    if not given mean, and-mask, vrex and irm, as far as the job can have them. The others are compared with the
-    first."""
+    """Rules (mean, and-mask, geometric-mean, xor-mask, sand-mask, t-mask) and objectives (irm, vrex, mm-rex, dann,
+    meta-irm); if not given mean, and-mask, t-mask, vrex and irm, as far as the job can have them. The others are
+    compared with the first."""
     trials: int = 12
     """Trials of each method."""
     seeds: int = 5
@@ -217,11 +217,13 @@ def _space(config: TrainConfig, method: str) -> Space:
     if method in _OBJECTIVES:
         entries |= {"penalty_weight": _WEIGHTS[method]} if method in _WEIGHTS else {"inner_lr": LogUniform(1e-3, 1.0)}
         entries |= {"penalty_warmup": Choice(0.0, 0.1, 0.3)} if method in ("irm", "vrex") else {}
+    elif method == "t-mask":
+        entries["significance"] = LogUniform(1e-5, 1e-1)
     elif method != "mean":
         highest = 0.95 if method == "sand-mask" else 1.0  # where nothing ever passes at 1
         entries["threshold"] = Uniform(0.0, highest)
-        if votes := _votes(config):
-            entries["votes"] = OneOf(votes)
+    if method in AGGREGATORS and method != "mean" and (votes := _votes(config)):
+        entries["votes"] = OneOf(votes)
     return Space(entries)
 
 

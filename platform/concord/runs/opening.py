@@ -9,6 +9,7 @@ from concord.aggregation import (
     GeometricMean,
     SandMask,
     SignMask,
+    TMask,
     XorMask,
     agreeing_signs,
     chance_of,
@@ -79,11 +80,13 @@ def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
     ``--threshold`` there is ``threshold``, too.
     """
     given, rule, derived = config.aggregation, config.rule(environments), dict[str, float]()
-    if given.own_rule is None and isinstance(rule, SignMask):
+    if given.own_rule is None and isinstance(rule, SignMask | TMask):
         derived["chance_fraction"] = rule.chance(config.voters(environments))
     decided = given.threshold is None or given.significance is not None
     if given.own_rule is None and decided and isinstance(rule, SignMask | SandMask):
         derived["threshold"] = rule.threshold
+    if given.own_rule is None and isinstance(rule, TMask):
+        derived["significance"] = rule.significance
     return derived
 
 
@@ -93,10 +96,13 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     The votes of several batches of one environment count as one there: they share its shortcuts.
     """
     voters = config.voters(environments)
-    if (rule := _sign_mask(config, environments)) is None:
-        return []
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
     what = "example" if config.aggregation.per_example else what
+    if isinstance(test := config.rule(environments), TMask) and config.aggregation.own_rule is None and voters > 1:
+        asked = f"a mean must be {test.quantile(voters):.3g} standard errors from 0"
+        return [f"mask: {_count(voters, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+    if (rule := _sign_mask(config, environments)) is None:
+        return []
     chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
     passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
     lines = [

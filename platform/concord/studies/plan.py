@@ -214,13 +214,14 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         reported += [f"left_out_{each}" for each in mode_of]
         reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
     check_metric(criterion, reported)
-    if isinstance(base, TrainConfig) and (smallest := least_significance(space, base)) is not None:
+    smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
+    if isinstance(base, TrainConfig) and smallest is not None and base.chosen_aggregator != "t-mask":
         threshold_at_chance(smallest, base.voters(len(train) - leave_out))  # refuses what too few environments can have
     if study_options.folds > len(train):
         raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
     alone = suggested or study_options.search == "grid"  # a grid is gone through from its beginning
-    decided = base.with_threshold(len(train) - leave_out) if isinstance(base, TrainConfig) else base
+    decided = base.decided(len(train) - leave_out) if isinstance(base, TrainConfig) else base
     plan = Plan(
         name=name,
         job=job,

@@ -10,7 +10,7 @@ from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.options import OptionGroup
 
-AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask"]
+AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask"]
 VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 
 
@@ -24,8 +24,8 @@ class AggregatorOptions(OptionGroup):
     with a job's own that couples the environments. A rule of one's own is FILE.py:RULE, a dataclass whose fields are
     options then."""
     significance: float | None = None
-    """Largest chance with which signs that have nothing in common may pass the mask, in place of --threshold: τ follows
-    from the number of environments of a step."""
+    """Largest chance with which what has nothing in common may pass the mask, in place of --threshold: τ follows from
+    it and from the number of environments of a step. t-mask has 1e-3 if it is not given."""
     threshold: float | None = None
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. Where none is given
     it is 0.8; with 18 to 26 environments at a step all signs have to agree, or all but one."""
@@ -57,8 +57,9 @@ class AggregatorOptions(OptionGroup):
         """The options of other aggregators, and of what is switched off."""
         rule = self.own_rule
         masks, by_chance = self.aggregator != "mean", self.significance is not None
+        by_test = self.aggregator == "t-mask"
         looked_at = {
-            "threshold": masks and not by_chance if rule is None else "threshold" in rule.options,
+            "threshold": masks and not by_chance and not by_test if rule is None else "threshold" in rule.options,
             "significance": masks and by_chance and rule is None,
             "rescale": masks,
             "example_gradient": self.per_example,

@@ -8,9 +8,10 @@ from typing import Any, Self, cast
 import torch
 
 from concord.aggregation import (
-    SIGN_MASKS,
+    WITH_CHANCE,
     Aggregator,
     AggregatorName,
+    TMask,
     aggregator,
     aggregator_at_chance,
     default_threshold,
@@ -101,18 +102,20 @@ class TrainConfig(RunConfig):
         """
         own = self.aggregation.own_rule
         if own is not None:
-            return own.made(option_values(self.with_threshold(environments)))
-        name, significance = cast(AggregatorName, self.chosen_aggregator), self.aggregation.significance
-        if significance is not None:
-            return aggregator_at_chance(name, significance, self.voters(environments))
-        return aggregator(name, cast(float, self.with_threshold(environments).aggregation.threshold))
+            return own.made(option_values(self.decided(environments)))
+        decided, name = self.decided(environments).aggregation, cast(AggregatorName, self.chosen_aggregator)
+        if decided.significance is not None:
+            return aggregator_at_chance(name, decided.significance, self.voters(environments))
+        return aggregator(name, cast(float, decided.threshold))
 
-    def with_threshold(self, environments: int) -> Self:
-        """With the threshold that ``--threshold`` has where it is not given, of so many training environments."""
-        given = self.aggregation
+    def decided(self, environments: int) -> Self:
+        """With what threshold or significance stand for where neither is given, of so many training environments."""
+        given, name = self.aggregation, self.chosen_aggregator
+        if name == "t-mask" and given.significance is None:
+            return self.with_options(significance=TMask().significance)
         if given.threshold is not None or (given.significance is not None and given.own_rule is None):
             return self
-        return self.with_options(threshold=default_threshold(self.chosen_aggregator, self.voters(environments)))
+        return self.with_options(threshold=default_threshold(name, self.voters(environments)))
 
     def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
@@ -157,7 +160,7 @@ class TrainConfig(RunConfig):
         )
         if self.aggregation.significance is not None:
             chosen = self.chosen_aggregator
-            self.require("significance", chosen in SIGN_MASKS, without_chance(chosen))
+            self.require("significance", chosen in WITH_CHANCE, without_chance(chosen))
             expected = "steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:

@@ -1,0 +1,62 @@
+"""A mask by Student's t-test, which asks how sure a mean is and not how many signs agree.
+
+Of the environments' gradients, t² is d times what is called the gradient's signal-to-noise ratio (Liu, Jiang, Bai,
+Chen, Wang: Understanding why neural networks generalize well through GSNR of parameters, ICLR 2020), there of examples.
+The test is Student's (The probable error of a mean, Biometrika, 1908).
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from scipy.special import stdtrit
+
+from concord.aggregation.rule import Update
+from concord.aggregation.statistic import GRADIENT, SQUARE, Statistic, Statistics
+from concord.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class TMask:
+    """The average gradient where a mean of 0 is refuted: Σg / d where |t| ≥ q, zero elsewhere.
+
+    t = ḡ √d / s, with s² the unbiased variance of the component over the environments, and q the quantile of Student's
+    t with d - 1 degrees of freedom that a fraction p of independent normal gradients around 0 exceeds. So p may be as
+    small as one likes for any d of 2 or more, where signs that all agree do so by chance with 2^(1 - d). The price is
+    that what agrees in sign and not in size is dropped; averages of each environment's gradients over its steps
+    (``--environment-momentum``) agree more in size than those of one batch.
+
+    Where all gradients are equal, t is infinite. One environment has nothing to compare: as by the other masks, every
+    component but zeros is kept.
+    """
+
+    significance: float = 1e-3
+    """p, the part of the components that chance keeps, above 0 and below 1."""
+
+    # s² is a small difference of Σg² and (Σg)² / d: in float32 nothing would be left of it where s is 1e-3 of the mean.
+    statistics: ClassVar[tuple[Statistic, ...]] = (
+        replace(GRADIENT, dtype=torch.float64),
+        replace(SQUARE, dtype=torch.float64),
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.significance < 1:
+            raise ArgumentError("significance", self.significance, "the t-test's must lie between 0 and 1")
+
+    def quantile(self, environments: int) -> float:
+        """q, which |t| has to reach, of 2 environments or more."""
+        return -float(stdtrit(environments - 1, self.significance / 2))
+
+    def chance(self, environments: int) -> float:
+        """The part of the components that is kept where the environments' gradients are independent and normal: p."""
+        return self.significance if environments > 1 else 1.0
+
+    def finish(self, sums: Statistics, environments: int) -> Update:
+        """The masked average."""
+        total, square = sums["gradient"], sums["square"]
+        kept = total != 0
+        if environments > 1:
+            # t² ≥ q² without a division: (Σg)² (d - 1) ≥ q² (d Σg² - (Σg)²), which is (Σg)² (d - 1 + q²) ≥ q² d Σg².
+            asked = self.quantile(environments) ** 2
+            kept &= total.square() * ((environments - 1 + asked) / (asked * environments)) >= square
+        return Update((total / environments).mul_(kept), kept.float())
