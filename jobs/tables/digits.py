@@ -11,6 +11,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "4 steps an update": {"threshold": 1.0, "steps_per_update": 4},
     "geometric-mean": {"aggregator": "geometric-mean"},
     "sand-mask": {"aggregator": "sand-mask"},
+    "t-mask": {"aggregator": "t-mask", "environment_momentum": 0.9},
     "vrex": {"objective": "vrex", "aggregator": "mean", "penalty_weight": 10.0},
     "mean": {"aggregator": "mean"},
 }
