@@ -66,12 +66,14 @@ def passing(signs: str, chance: str, count: str = "32 environments", tau: str = 
 
 
 def test_what_a_threshold_means_is_said() -> None:
-    assert mask(32) == [passing("29 of 32 signs", "2.6e-6")]
+    assert mask(32) == [passing("29 of 32 signs", "2.6e-6", tau="0.8125")]
+    assert mask(32, threshold=0.8) == [passing("29 of 32 signs", "2.6e-6")]
+    assert mask(100) == [passing("75 of 100 signs", "5.6e-7", "100 environments", "0.5")]
     assert mask(20) == [passing("20 of 20 signs", "1.9e-6", "20 environments", "1")]
     assert mask(32, significance=1e-6) == [passing("30 of 32 signs", "2.5e-7", tau="0.875")]
     assert mask(32, environments_per_step=16)[0] == passing("15 of 16 signs", "5.2e-4", "16 environments")
-    assert mask(8, steps_per_update=4)[0] == passing("29 of 32 signs", "2.6e-6", "32 votes")
-    assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples")]
+    assert mask(8, steps_per_update=4)[0] == passing("29 of 32 signs", "2.6e-6", "32 votes", "0.8125")
+    assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples", "0.8125")]
     assert mask(10, aggregator="t-mask") == [
         "10 environments, t-test at 1.0e-3: a mean must be 4.78 standard errors from 0"
     ]

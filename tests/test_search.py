@@ -284,7 +284,9 @@ def test_the_spaces_for_every_job_fit_every_configuration(
     config_at(base, space, data.draw(points(space))).check()
     assert any(contains(domain, lr) for domain in domain_of(derived(base), "lr"))
     assert any(contains(domain, batch_size) for domain in domain_of(derived(base), "batch_size"))
-    assert ("threshold" in derived(base).names()) == (aggregator.endswith("mask") or aggregator == "geometric-mean")
+    by_signs = aggregator.endswith("mask") or aggregator == "geometric-mean"
+    assert ("threshold" in derived(base).names()) == (by_signs and aggregator != "t-mask")
+    assert ("significance" in derived(base).names()) == (aggregator == "t-mask")
 
 
 def test_the_advised_wide_space() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from concord.aggregation.and_mask import AndMask
-from concord.aggregation.chance import chance_of, threshold_at_chance
+from concord.aggregation.chance import threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
@@ -32,10 +32,12 @@ SIGN_MASKS: tuple[str, ...] = tuple(
 )
 WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 
-# With 32 environments, as the published experiments have, chance reaches 0.8 with probability 2.6e-6. With 20 it does
-# with 4.0e-4, which is often enough to learn shortcuts: ``concord compare synthetic environments``.
-_USUAL, SELDOM = 0.8, 1e-5
-_STRICTER: tuple[str, ...] = ("and-mask", "geometric-mean")
+# The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it does
+# with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all environments share
+# does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have to agree:
+# a shortcut of most environments would pass.
+_USUAL, SELDOM, _LEAST = 0.8, 1e-5, 0.5
+_BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 
 def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
@@ -50,13 +52,12 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
 
 
 def default_threshold(name: str, environments: int) -> float:
-    """0.8; of a rule that keeps a component where signs agree, the least stricter one that chance seldom reaches.
+    """0.8; of ``and-mask`` and ``geometric-mean`` the least that chance reaches with at most 1e-5, and 0.5 at least.
 
-    Seldom is with probability 1e-5 at most. With 17 environments or fewer even full agreement is likelier, and 0.8
-    stays; with 18 to 26 all signs have to agree, or all but one; from 27 on 0.8 is strict enough.
+    With 17 environments or fewer even full agreement is likelier by chance: there it is 0.8, too.
     """
-    stricter = name in _STRICTER and 2.0 ** (1 - environments) <= SELDOM < chance_of(_USUAL, environments)
-    return threshold_at_chance(SELDOM, environments) if stricter else _USUAL
+    by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= SELDOM
+    return max(_LEAST, threshold_at_chance(SELDOM, environments)) if by_chance else _USUAL
 
 
 def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:

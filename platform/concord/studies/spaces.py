@@ -77,7 +77,10 @@ def derived(config: TrainConfig) -> Space:
             }
         ),
     }
-    of_the_mask: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0), "rescale": Choice(True, False)}
+    strictness: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0)}
+    if config.chosen_aggregator == "t-mask":
+        strictness = {"significance": LogUniform(1e-5, 1e-1)}
+    of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
     unused = config.resolved().unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 

@@ -28,7 +28,7 @@ class AggregatorOptions(OptionGroup):
     it and from the number of environments of a step. t-mask has 1e-3 if it is not given."""
     threshold: float | None = None
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. Where none is given
-    it is 0.8; with 18 to 26 environments at a step all signs have to agree, or all but one."""
+    and 18 environments or more vote, it is the least that chance reaches with at most 1e-5, and 0.5; with fewer 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
     environment_momentum: float = 0.0
