@@ -60,7 +60,7 @@ class AggregatorOptions(OptionGroup):
         by_test = self.aggregator == "t-mask"
         looked_at = {
             "threshold": masks and not by_chance and not by_test if rule is None else "threshold" in rule.options,
-            "significance": masks and by_chance and rule is None,
+            "significance": masks and (by_chance or by_test) and rule is None,
             "rescale": masks,
             "example_gradient": self.per_example,
         }
