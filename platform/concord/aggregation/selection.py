@@ -33,9 +33,9 @@ SIGN_MASKS: tuple[str, ...] = tuple(
 WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 
 # The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it
-# does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all environments
-# share does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have to
-# agree: a shortcut of most environments would pass.
+# does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all of them
+# share does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
+# to agree: a shortcut of most environments would pass.
 _USUAL, SELDOM, _LEAST = 0.8, 1e-5, 0.5
 _BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
 
