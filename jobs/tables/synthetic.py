@@ -111,7 +111,7 @@ comparisons = {
     ),
     "environments": Comparison(
         on(("and-mask", "mean"), ENVIRONMENTS, 0.1, 2.0)
-        | on(("and-mask", "mean"), ENVIRONMENTS, 0.1, 3.0)
+        | on(("and-mask",), ENVIRONMENTS, 0.1, 3.0)
         | on(("t-mask",), ENVIRONMENTS[:3], 0.1, 3.0),
         seeds=5,
         first_seed=101,
