@@ -7,6 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from concord.analysis.compared_runs import ComparedRuns, at_end, grouped
@@ -171,24 +172,28 @@ def robustness_figure(runs: ComparedRuns) -> Figure:
     variances = sorted({variance for variance, _ in panels})
     figure = Figure(figsize=(1 + 3.2 * len(columns), 0.4 + 2.5 * len(variances)), layout="constrained")
     grid = figure.subplots(len(variances), len(columns), sharex=True, sharey=True, squeeze=False)
+    everywhere = dict.fromkeys(method for methods in panels.values() for method in methods)
+    colours = dict(zip(everywhere, _METHOD_COLOURS, strict=False))
+    ticks = sorted({count for methods in panels.values() for by_count in methods.values() for count in by_count})
     for (variance, revolutions), methods in panels.items():
         axes = grid[variances.index(variance), columns.index(revolutions)]
-        for (method, by_count), colour in zip(methods.items(), _METHOD_COLOURS, strict=False):
-            counts = sorted(by_count)
+        for method, by_count in methods.items():
+            counts, colour = sorted(by_count), colours[method]
             low, middle, high = (
                 [float(np.quantile(by_count[count], part)) for count in counts] for part in (0, 0.5, 1)
             )
-            axes.plot(counts, middle, color=colour, marker=".", label=method_name(method))
+            axes.plot(counts, middle, color=colour, marker=".")
             axes.fill_between(counts, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.axhline(0.5, color=GREY, linewidth=0.6, linestyle=":")
         axes.set_title(f"variance {variance:g}, {revolutions:g} revolutions", fontsize=9)
         axes.set_xscale("log")
-        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xticks(ticks, [str(count) for count in ticks])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("training environments", fontsize=10)
     figure.supylabel("o.o.d. accuracy", fontsize=10)
-    grid[0, -1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    lines = [Line2D([], [], color=colour, marker=".", label=method_name(method)) for method, colour in colours.items()]
+    grid[0, -1].legend(handles=lines, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

@@ -123,7 +123,7 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
         by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(SELDOM)
         lines.append(
             f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
-            f"{by_chance}, {enough} or more with at most {seldom}; concord compare JOB methods says what to take"
+            f"{by_chance}, {enough} or more with at most {seldom}; which method to take: concord compare JOB methods"
         )
     return lines
 
