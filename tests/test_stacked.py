@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from concord.aggregation import AGGREGATORS, AndMask, Mean, Statistic, Statistics, Update, aggregate, aggregator
+from concord.aggregation import AGGREGATORS, AndMask, Mean, Statistic, Statistics, TMask, Update, aggregate, aggregator
 from concord.errors import InputError
 from concord.gradients import stacked
 from concord.gradients.nonfinite import NonFiniteGradientError
@@ -131,7 +131,7 @@ def found(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradient_is_that_of_a_loop_over_environments(kind: str, name: Any, rescale: bool) -> None:
     model, inputs = MODELS[kind]()
-    targets, rule = labels(), aggregator(name, 0.5)
+    targets, rule = labels(), TMask(0.3) if name == "t-mask" else aggregator(name, 0.5)
     expected, kept, losses = looped(model, rule, inputs, targets, rescale=rescale)
 
     step = StackedGradients(model, cross_entropy, rule, rescale=rescale)(inputs, targets)
@@ -156,8 +156,8 @@ def test_chunks_and_loop_give_the_gradient_of_one_vmap(name: Any) -> None:
     for options in ({}, {"memory_limit": 1}, {"memory_limit": 2 * one_environment}, {"vectorize": False}):
         step = StackedGradients(model, cross_entropy, rule, **options)(inputs, targets)
         results.append((found(model), step.losses, step.kept_fraction))
-    for other in results[1:]:
-        assert_close(other, results[0], rtol=1e-5, atol=1e-7)
+    for other in results[1:]:  # sums of float32 in another order, of which the geometric mean takes logarithms
+        assert_close(other, results[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_skip_gives_the_gradient_over_the_others(name: Any, options: dict[str, A
     assert step.losses.shape == (5,)
     assert_close(step.losses[others], plain.losses)
     assert_close(step.kept_fraction, plain.kept_fraction)
-    assert_close(found(model), found(twin), rtol=1e-6, atol=1e-8)
+    assert_close(found(model), found(twin), rtol=1e-5, atol=1e-7)
     assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
     assert bool(model[1].running_var.isfinite().all())
 
