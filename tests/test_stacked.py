@@ -150,14 +150,16 @@ def test_gradient_is_that_of_a_loop_over_environments(kind: str, name: Any, resc
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_chunks_and_loop_give_the_gradient_of_one_vmap(name: Any) -> None:
     model, inputs = MODELS["convolutions"]()
+    # In float64: float32 sums in another order differ by more on some processors.
+    model, inputs = model.double(), inputs.double()
     targets, rule = labels(), aggregator(name, 0.6)
-    one_environment = 4 * sum(parameter.numel() for parameter in model.parameters())
+    one_environment = 8 * sum(parameter.numel() for parameter in model.parameters())
     results = []
     for options in ({}, {"memory_limit": 1}, {"memory_limit": 2 * one_environment}, {"vectorize": False}):
         step = StackedGradients(model, cross_entropy, rule, **options)(inputs, targets)
         results.append((found(model), step.losses, step.kept_fraction))
-    for other in results[1:]:  # sums of float32 in another order, of which the geometric mean takes logarithms
-        assert_close(other, results[0], rtol=1e-4, atol=1e-6)
+    for other in results[1:]:
+        assert_close(other, results[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +469,8 @@ def test_environments_without_names_are_named_by_their_number() -> None:
 @pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}], ids=["vmap", "chunks", "loop"])
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_skip_gives_the_gradient_over_the_others(name: Any, options: dict[str, Any]) -> None:
-    model, inputs, targets = normalized(), numbers(6), labels()
+    # In float64: float32 sums in another order differ by more on some processors.
+    model, inputs, targets = normalized().double(), numbers(6).double(), labels()
     rule, others = aggregator(name, 0.6), [0, 2, 4]
     twin = copy.deepcopy(model)
     inputs[1, 0, 0] = float("nan")
@@ -480,7 +483,7 @@ def test_skip_gives_the_gradient_over_the_others(name: Any, options: dict[str, A
     assert step.losses.shape == (5,)
     assert_close(step.losses[others], plain.losses)
     assert_close(step.kept_fraction, plain.kept_fraction)
-    assert_close(found(model), found(twin), rtol=1e-5, atol=1e-7)
+    assert_close(found(model), found(twin), rtol=1e-6, atol=1e-8)
     assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
     assert bool(model[1].running_var.isfinite().all())
 

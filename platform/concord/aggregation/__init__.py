@@ -24,7 +24,7 @@ from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_env
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.selection import (
     AGGREGATORS,
-    SELDOM,
+    DEFAULT_SIGNIFICANCE,
     SIGN_MASKS,
     WITH_CHANCE,
     AggregatorName,
@@ -47,9 +47,9 @@ from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
     "AGGREGATORS",
+    "DEFAULT_SIGNIFICANCE",
     "GRADIENT",
     "LOG_MAGNITUDE",
-    "SELDOM",
     "SIGN",
     "SIGN_MASKS",
     "SQUARE",

@@ -36,7 +36,7 @@ WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 # does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all of them
 # share does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
 # to agree: a shortcut of most environments would pass.
-_USUAL, SELDOM, _LEAST = 0.8, 1e-5, 0.5
+_USUAL, DEFAULT_SIGNIFICANCE, _LEAST = 0.8, 1e-5, 0.5
 _BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 
@@ -56,8 +56,8 @@ def default_threshold(name: str, environments: int) -> float:
 
     With 17 environments or fewer even full agreement is likelier by chance: there it is 0.8, too.
     """
-    by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= SELDOM
-    return max(_LEAST, threshold_at_chance(SELDOM, environments)) if by_chance else _USUAL
+    by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= DEFAULT_SIGNIFICANCE
+    return max(_LEAST, threshold_at_chance(DEFAULT_SIGNIFICANCE, environments)) if by_chance else _USUAL
 
 
 def aggregator_at_chance(name: AggregatorName, significance: float, environments: int) -> Aggregator:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from concord.aggregation import (
-    SELDOM,
+    DEFAULT_SIGNIFICANCE,
     AndMask,
     GeometricMean,
     SandMask,
@@ -118,9 +118,9 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
             stricter = f"--significance {_MUCH:g} asks for {strict} of {voters} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     together = config.data.environments_per_step or environments
-    enough, mask = least_environments(SELDOM), isinstance(rule, AndMask | GeometricMean)
+    enough, mask = least_environments(DEFAULT_SIGNIFICANCE), isinstance(rule, AndMask | GeometricMean)
     if mask and rule.threshold >= _MEANT_TO_MASK and together < enough and not config.aggregation.per_example:
-        by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(SELDOM)
+        by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
         lines.append(
             f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
             f"{by_chance}, {enough} or more with at most {seldom}; which method to take: concord compare JOB methods"
