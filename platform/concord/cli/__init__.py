@@ -26,6 +26,7 @@ Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 COMMANDS = {
     **dict.fromkeys(("jobs", "train", "tune"), "concord.cli.running"),
     "compare": "concord.cli.comparing",
+    "analyze": "concord.cli.analyze",
     **dict.fromkeys(("report", "data", "demo"), "concord.cli.running"),
     **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.cluster"),
     "runs": "concord.cli.runs",
@@ -42,6 +43,7 @@ usage: concord COMMAND [options]
   concord tune JOB [--trials N]         one study; the same --name continues it
   concord compare JOB [TABLE…]          configurations × seeds: a paper's table; run again it goes on
   concord report JOB [TABLE…]           figures and tables from what was tracked; trains nothing
+  concord analyze JOB --name RUN…       how consistent what was learned is across environments
   concord data JOB                      make the data of a job that needs some made
   concord demo                          the AND-mask beside the average, on the synthetic task
   concord submit train|tune JOB         the same on a cluster, through Ray Jobs; --follow shows the log

@@ -7,7 +7,17 @@
 from concord.redaction import redact
 from concord.tracking.child_runs import ChildRuns
 from concord.tracking.metric_log import MetricLog
-from concord.tracking.registry import ModelVersion, Registered, add_lineage, log_model, models, promote, register, show
+from concord.tracking.registry import (
+    ModelVersion,
+    Registered,
+    add_lineage,
+    load_program,
+    log_model,
+    models,
+    promote,
+    register,
+    show,
+)
 from concord.tracking.store import Run, Store, TrackedData
 
 __all__ = [
@@ -19,6 +29,7 @@ __all__ = [
     "Store",
     "TrackedData",
     "add_lineage",
+    "load_program",
     "log_model",
     "models",
     "promote",

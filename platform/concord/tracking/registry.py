@@ -271,6 +271,28 @@ def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> Mod
     raise InputError(f"model {name!r} has no version or alias {wanted!r}; there is: {_listed(there)}")
 
 
+def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
+    """The program that a version is, on the CPU: it predicts, and has gradients by its parameters.
+
+    Raises RunFailedError if its files cannot be read, or if anything in them would have to be unpickled.
+    """
+    import_mlflow()
+    import mlflow.artifacts
+    import mlflow.pytorch
+
+    with failures(store.uri, f"load {version.uri}"), tempfile.TemporaryDirectory(prefix="concord-model-") as folder:
+        source = store.client.get_model_version_download_uri(version.name, str(version.version))
+        if source.startswith("models:/m-"):
+            source = store.client.get_logged_model(source.removeprefix("models:/")).artifact_location
+        path = mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri)
+        try:
+            with environment_variables(_WITHOUT_PICKLE):
+                program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
+        except Exception as error:  # whatever PyTorch's reader raises
+            raise RunFailedError(f"{version.uri}: cannot be loaded ({one_line(error)})") from error
+    return program
+
+
 def promote(store: Store, name: str, version: str | int, or_better: bool = False) -> ModelVersion:
     """Make `version` of `name` the champion, whatever the metrics say, and return the champion.
 

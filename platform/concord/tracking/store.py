@@ -14,6 +14,7 @@ import math
 import os
 import sqlite3
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,22 @@ class Store:
         """Write `data` as the JSON artifact `name` (``folder/file.json``) of the run."""
         with failures(self.uri, f"keep {name}"):
             self.client.log_dict(run_id, data, name)
+
+    def read_json(self, run_id: str, name: str) -> Any:
+        """What :meth:`log_json` wrote; None if the run has no such file."""
+        import_mlflow()
+        from mlflow.exceptions import MlflowException
+
+        with failures(self.uri, f"read {name} of run {run_id}"), tempfile.TemporaryDirectory() as folder:
+            if name not in {each.path for each in self.client.list_artifacts(run_id)}:
+                return None
+            try:
+                path = Path(self.client.download_artifacts(run_id, name, folder))
+            except MlflowException as error:
+                if error_code(error) == "RESOURCE_DOES_NOT_EXIST":
+                    return None
+                raise
+            return json.loads(path.read_text())
 
     def note(self, run_id: str, text: str) -> None:
         """Set the run's description, which MLflow's page of the run shows."""

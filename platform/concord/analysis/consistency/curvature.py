@@ -7,17 +7,17 @@ N_e lies between two ellipsoids: ½ δᵀ (G_e + γI) δ ≤ ε and ≤ 2ε, wit
 
 μ is found from products with G alone, no matrix is formed: LOBPCG (Knyazev: Toward the optimal preconditioned
 eigensolver, 2001) with a few steps of conjugate gradients for (G_e + γI)⁻¹. What it has found at any time is a Rayleigh
-quotient, which never exceeds μ.
+quotient, which never exceeds μ. SciPy's own keeps the iterate of the least residual, which may be the first one: a
+residual grows before it falls.
 """
 
-import warnings
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg
 import torch
-from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator, cg, lobpcg
 from torch import Tensor
 
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
@@ -27,9 +27,9 @@ from concord.errors import ArgumentError
 Product = Callable[[Tensor], Tensor]
 """Maps a vector ``(n,)`` to a symmetric positive semidefinite matrix times it."""
 
-_FIRST, _MOST = 4, 60  # iterations of LOBPCG: until the size of μ is known, and then until it is found
-_INNER, _INNER_TOLERANCE = 12, 1e-2  # iterations of conjugate gradients in each of them, and when they end
-_TOLERANCE = 0.02  # of the residual, in the norm of (G_e + γI)⁻¹, over μ; μ's own error is of its square
+_MOST = 100  # iterations of LOBPCG
+_INNER, _INNER_TOLERANCE = 8, 1e-2  # iterations of conjugate gradients in each of them, and when they end
+_TOLERANCE = 0.003  # of the residual, in the norm of (G_e + γI)⁻¹, over μ; μ's own error is of its square
 _SMALLEST_ENTRY = 1e-4  # of the mean of a layer's curvatures, the least that a logarithm is taken of
 
 
@@ -54,42 +54,72 @@ def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -
     Args:
         own, other: products with G and G'.
         damping: γ, above 0, or 0 where G is positive definite.
-        start: a vector to begin with, ``(n,)``; its dtype is that of the products.
+        start: a vector to begin with, ``(n,)``.
 
     Raises:
         ArgumentError: γ is negative.
     """
     if not damping >= 0:
         raise ArgumentError("damping", damping, "must not be negative")
-    size = len(start)
 
-    def as_operator(product: Product) -> LinearOperator:
-        def apply(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-            given = torch.as_tensor(vector.reshape(-1), dtype=start.dtype, device=start.device)
-            found: NDArray[np.float64] = product(given).double().cpu().numpy()
-            return found
+    def damped(vector: Tensor) -> Tensor:
+        return own(vector) + damping * vector
 
-        return LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    x = start.double() / start.double().norm()
+    ax, bx = other(x), damped(x)
+    basis = [(x, ax, bx)]  # the last point, and from the second iteration on the last step, each with its products
+    value, error = 0.0, math.inf
+    for _ in range(_MOST):
+        x, ax, bx = basis[0]
+        value = float(x @ ax) / float(x @ bx)
+        residual = ax - value * bx
+        step = _solved(damped, residual)
+        error = (max(float(residual @ step), 0.0) / float(x @ bx)) ** 0.5
+        if error <= _TOLERANCE * value or not float(step.norm()) > 0:
+            break
+        step = step / step.norm()
+        basis = _ritz([basis[0], (step, other(step), damped(step)), *basis[1:]])
+    direction = (basis[0][0] / basis[0][0].norm()).to(start.dtype)
+    return Ratio(value, direction, error <= _TOLERANCE * value or value == 0)
 
-    a, b = as_operator(other), as_operator(lambda vector: own(vector) + damping * vector)
-    inverse = LinearOperator(
-        (size, size),
-        matvec=lambda vector: cg(b, vector, rtol=_INNER_TOLERANCE, maxiter=_INNER)[0],
-        dtype=np.float64,
-    )
-    block = start.double().cpu().numpy().reshape(-1, 1)
-    value, tolerance = 0.0, np.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it stopped at its last iteration, which is said by us
-        for iterations in (_FIRST, _MOST):
-            values, block = lobpcg(a, block, B=b, M=inverse, tol=tolerance, maxiter=iterations, largest=True)
-            value = float(values[0])
-            # ‖r‖ in the norm of (G + γI)⁻¹ is at most ‖r‖ / √γ.
-            tolerance = _TOLERANCE * value * max(damping, 1e-12) ** 0.5
-    residual = a @ block[:, 0] - value * (b @ block[:, 0])
-    in_norm = float(np.sqrt(max(residual @ (inverse @ residual), 0.0)))
-    direction = torch.as_tensor(block[:, 0] / np.linalg.norm(block[:, 0]), dtype=start.dtype, device=start.device)
-    return Ratio(value, direction, in_norm <= _TOLERANCE * max(value, 1e-12))
+
+_WithProducts = tuple[Tensor, Tensor, Tensor]
+"""A vector x, and with it G'x and (G + γI)x."""
+
+
+def _ritz(basis: Sequence[_WithProducts]) -> list[_WithProducts]:
+    """The vector of the span of a point, a direction and the last step that has the largest ratio; and its step."""
+    scaled = [tuple(part / each[0].norm() for part in each) for each in basis]
+    vectors, of_other, of_own = (torch.stack(parts) for parts in zip(*scaled, strict=True))
+    a, b = ((vectors @ products.T).cpu().numpy() for products in (of_other, of_own))
+    try:
+        weights = scipy.linalg.eigh((a + a.T) / 2, (b + b.T) / 2)[1][:, -1]
+    except np.linalg.LinAlgError:  # the last step lies in the span of the others
+        return _ritz(basis[:2]) if len(basis) > 2 else list(basis[:1])
+    by = torch.as_tensor(weights, device=vectors.device)
+    best = tuple(by @ parts for parts in (vectors, of_other, of_own))
+    moved = tuple(by[1:] @ parts[1:] for parts in (vectors, of_other, of_own))
+    return [best, moved]  # type: ignore[list-item]
+
+
+def _solved(product: Product, right: Tensor) -> Tensor:
+    """A few steps of conjugate gradients towards the x with B x = right, from products with B."""
+    x, residual = torch.zeros_like(right), right
+    direction, norm = residual, float(residual @ residual)
+    enough = norm * _INNER_TOLERANCE**2
+    for _ in range(_INNER):
+        if norm <= enough:
+            break
+        moved = product(direction)
+        curvature = float(direction @ moved)
+        if not curvature > 0:
+            break
+        length = norm / curvature
+        x = x + length * direction
+        residual = residual - length * moved
+        before, norm = norm, float(residual @ residual)
+        direction = residual + (norm / before) * direction
+    return x
 
 
 def pair_ratio(

@@ -105,10 +105,13 @@ class EnvironmentLosses:
         J is the derivative of the outputs, H the second derivative of the loss by them, so G is positive semidefinite
         where the loss is convex in the outputs. A forward pass gives Jv, a backward pass Jᵀ(HJv).
 
+        Returns:
+            ``(n,)``, of the vector's dtype; computed in the parameters'.
+
         Raises:
             InputError: the loss is not one of outputs and targets, of which alone there is an H.
         """
-        loss = self._loss_of_outputs()
+        loss = self.loss_of_outputs()
         sums, weight = torch.zeros(self.size, dtype=torch.float64, device=self.device), 0
         tangents = self._split(vector.to(self.dtype))
         for chunk in self._chunks(name, slice(None)):
@@ -152,7 +155,12 @@ class EnvironmentLosses:
         outputs: Tensor = functional_call(self.model, dict(zip(self.layout.names, parameters, strict=True)), (inputs,))
         return outputs
 
-    def _loss_of_outputs(self) -> Loss:
+    def loss_of_outputs(self) -> Loss:
+        """The loss of outputs and targets, which curvature needs.
+
+        Raises:
+            InputError: there is a risk in its place.
+        """
         if not getattr(self.risk, "of_outputs", False):
             raise InputError("curvature: needs a loss of outputs and targets; this job has a risk(model, batch, step)")
         loss: Loss = self.risk.loss  # type: ignore[attr-defined]

@@ -142,7 +142,10 @@ def pieces(settings: Settings, environments: int) -> int:
 
 
 def measure(
-    losses: EnvironmentLosses, settings: Settings, advance: Callable[[], None] = lambda: None
+    losses: EnvironmentLosses,
+    settings: Settings,
+    advance: Callable[[], None] = lambda: None,
+    through: Tensor | None = None,
 ) -> NetworkConsistency:
     """Measure a network's consistency.
 
@@ -150,11 +153,14 @@ def measure(
         losses: of the network.
         settings: what is measured.
         advance: called after each of its :func:`pieces`.
+        through: the offset of another solution, ``(n,)``, which the slices are to lead through.
 
     Raises:
         InputError: curvature is asked for, and the job's risk has none.
     """
     parts, names = set(settings.parts), losses.names
+    if "curvature" in parts:
+        losses.loss_of_outputs()  # which refuses a risk
     possible = list(itertools.permutations(names, 2))
     drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]
     radius = settings.radius * float(losses.solution.double().norm())
@@ -167,7 +173,9 @@ def measure(
 
     for index in sorted(drawn.tolist()):
         own, other = possible[index]
-        ratios, bounds, converged = [], [], True
+        ratios: list[float] = []
+        bounds: list[float] = []
+        converged = True
         start: Tensor | None = None
         for epsilon in settings.epsilon:
             directions = [random_direction()]
@@ -180,7 +188,7 @@ def measure(
                 advance()
             if "bound" in parts:
                 found = certified_bound(losses, own, other, epsilon, radius, directions).value
-                bounds.append(max(found, *bounds[-1:]))  # a path within a smaller ε is one within this
+                bounds.append(max([found, *bounds[-1:]]))  # a path within a smaller ε is one within this
                 advance()
         if start is not None:
             steepest.append((ratios[-1], start))
@@ -199,9 +207,14 @@ def measure(
         steepest.sort(key=lambda found: -found[0])
         directions = [direction for _, direction in steepest[:2]]
         directions += [random_direction() for _ in range(2 - len(directions))]
+        reach = radius
+        if through is not None:
+            directions, reach = [through, directions[0]], float(through.double().norm())
+        # To the other solution and half as far again; without one, as far as the radius.
+        least, most = (-0.5, 1.5) if through is not None else (-1.0, 1.0)
         unit = directions[0] / directions[0].norm()
-        along = line(losses, unit, np.linspace(-radius, radius, _LINE_POINTS))
-        over = plane(losses, directions[0], directions[1], np.linspace(-radius, radius, _PLANE_POINTS))
+        along = line(losses, unit, np.linspace(least * reach, most * reach, _LINE_POINTS))
+        over = plane(losses, directions[0], directions[1], np.linspace(least * reach, most * reach, _PLANE_POINTS))
         advance()
     return NetworkConsistency(
         settings,

@@ -1,0 +1,114 @@
+"""A model that a finished run has trained, with the options and the data that it was trained with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from concord.aggregation.rule_file import RuleFile
+from concord.errors import InputError
+from concord.runs.checkpoints import last_checkpoint
+from concord.runs.folder import kept_record, restored_config, run_folder
+from concord.tracking import Store, load_program, show
+from concord.training.checkpoint import read_weights
+from concord.training.job import CustomJob, JobFile, with_rule
+from concord.training.loop import build_model
+from concord.training.options import TrainConfig
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run has trained.
+
+    Attributes:
+        name: of the run.
+        run_id: in MLflow.
+        job: with its file.
+        config: the options that it was trained with.
+        model: on the CPU.
+        metrics: of the run, by their short names.
+    """
+
+    name: str
+    run_id: str
+    job: JobFile
+    config: TrainConfig
+    model: nn.Module
+    metrics: Mapping[str, float]
+
+
+def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
+    """The model of a run's last checkpoint.
+
+    Args:
+        job: that the run is of.
+        output: the output folder.
+        name: of the run.
+        data_dir: where the data are, if not where the run had them.
+
+    Raises:
+        InputError: there is no such run, it is not finished or of another job, or its checkpoint does not fit.
+    """
+    folder = run_folder(output, name)
+    record = kept_record(folder)
+    if record["job"] != job.name:
+        raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
+    report = record.get("report")
+    if report is None:
+        raise InputError(f"--name {name}: is not finished; concord train {job.name} --name {name} --resume goes on")
+    job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:
+        raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")
+    model = build_model(job.job, config)
+    read_weights(checkpoint, model)
+    return TrainedModel(name, record["run_id"], job, config, model, report["metrics"])
+
+
+def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:
+    """The program of a registered version; its run's own files are not needed.
+
+    Args:
+        job: that the version is of.
+        store: MLflow's.
+        reference: ``NAME@ALIAS`` or ``NAME/VERSION``.
+        data_dir: where the data are, if not where the run had them.
+
+    Raises:
+        InputError: there is no such version, or it is of another job.
+        RunFailedError: its program cannot be loaded.
+    """
+    name, _, which = reference.replace("/", "@", 1).partition("@")
+    if not name or not which:
+        raise InputError(f"--model {reference}: give NAME@champion, or NAME/VERSION")
+    version = show(store, name, which)
+    of = store.run(version.run_id).tags.get("concord.job") if version.run_id is not None else None
+    if version.run_id is None or of != job.name:
+        raise InputError(f"--model {reference}: is of {'job ' + of if of else 'no run'}, not of job {job.name}")
+    recorded = store.read_json(version.run_id, "config.json")
+    if recorded is None:
+        raise InputError(f"--model {reference}: its run {version.run} has no config.json in {store.uri}")
+    job, config = _configured(job, recorded, {}, data_dir)
+    return TrainedModel(
+        version.run or version.uri, version.run_id, job, config, load_program(store, version), version.metrics
+    )
+
+
+def _configured(
+    job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
+) -> tuple[JobFile, TrainConfig]:
+    """The options of a run, and the job with the rule of the user's own that it was trained with, if it was."""
+    if isinstance(job.job, CustomJob):
+        raise InputError(f"analyze {job.name}: this job trains in a way of its own; it has no losses of environments")
+    rule = str(recorded.get("aggregator"))
+    values = dict(recorded)
+    if RuleFile.is_reference(rule):
+        file, name = RuleFile.parts(rule)
+        if file in sources:
+            job = with_rule(job, RuleFile(file, sources[file], name))
+        else:  # losses do not depend on it
+            values.pop("aggregator")
+    config = restored_config(job.job.config, values).resolved()
+    return job, config if data_dir is None else config.with_options(data_dir=data_dir)
