@@ -66,7 +66,8 @@ def patchwork(parameters: ArrayLike, x: ArrayLike) -> Array:
     """f(x) = θ₅ σ(θ₁x + θ₂) + θ₆ σ(θ₃x + θ₄), the network of Fig. 10 (eq. 3)."""
     a, b, c, d, e, f = np.asarray(parameters, dtype=np.float64)
     at = np.asarray(x, dtype=np.float64)
-    return e * _sigmoid(a * at + b) + f * _sigmoid(c * at + d)
+    found: Array = e * _sigmoid(a * at + b) + f * _sigmoid(c * at + d)
+    return found
 
 
 def patchwork_target(x: ArrayLike) -> Array:
