@@ -11,6 +11,7 @@ import pytest
 from concord.analysis.consistency_report import ConsistencyReport, Quantity, report_consistency
 from concord.cli import main
 from concord.comparisons.plan import comparisons_of
+from concord.comparisons.results import KeptLine
 from concord.errors import InputError
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.loop import Silent
@@ -104,6 +105,8 @@ def test_the_table_has_each_rule_on_each_choice_of_rows_and_no_left_out_loss_whe
     seen, all_seen = (FinishedRun(0, {}, [Evaluation(1, 1, each)]) for each in ({"ood_loss": 0.5}, {}))
     assert column(seen) == 0.5
     assert np.isnan(column(all_seen))
+    kept = KeptLine("mean, all rows", 0, {"weight 0": 0.3, "left-out loss": column(all_seen)}, 1.0, {}).as_json()
+    assert kept["values"] == {"weight 0": 0.3}, "NaN is no JSON"
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +144,11 @@ KNOWN: list[tuple[str, str, Any, float]] = [
     ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0", 1, 1e-6),
     ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0.6", 0.8, 1e-6),
     ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0.95", 0.312, 5e-4),
-    ("Fig. 10", "L_A, L_B at θ*", [0.003192, 0.003193], 5e-7),
-    ("Fig. 10", "L_B where θ₆ = -0.5", 1.0584, 5e-5),
-    ("Fig. 10", "L_B where θ₆ = 0", 0.4667, 5e-5),
-    ("Fig. 10", "L_B where θ₆ = 2", 0.4997, 5e-5),
-    ("Fig. 10", "largest change of L_A from θ₆ = 1 to -½", 0, 1e-12),
+    ("Fig. 10", "losses of A, B at θ*", [0.003192, 0.003193], 5e-7),
+    ("Fig. 10", "loss of B where θ₆ = -0.5", 1.0584, 5e-5),
+    ("Fig. 10", "loss of B where θ₆ = 0", 0.4667, 5e-5),
+    ("Fig. 10", "loss of B where θ₆ = 2", 0.4997, 5e-5),
+    ("Fig. 10", "largest change of A's loss from θ₆ = 1 to -½", 0, 1e-12),
     ("A.2, Karcher mean", "of [[2, 1], [1, 2]], diag(1, 4)", [1.39317, 0.48610, 2.65609], 5e-6),
     ("A.2, Karcher mean", "its determinant, √12", 12**0.5, 1e-6),
     ("A.2, Karcher mean", "I / ε of the two", 2.86852, 5e-6),
@@ -177,7 +180,7 @@ def test_the_propositions_hold_on_random_problems_and_the_printed_ones_do_not(re
     assert second["norm where the printed bound is 0, n = 1, t = d = 3"]["found"] > 0.1
     assert 0.5 < third["I over the bound with 4, largest of 50 random pairs"]["found"] <= 1, "with 2 it would not hold"
     assert set(report["errata"]) == {"proposition 2", "proposition 3", "appendix A.1", "Fig. 3 and 12"}
-    assert "L_A is 0.0461 in place of 0.0032" in report["errata"]["appendix A.1"]
+    assert "A's loss is 0.0461 in place of 0.0032" in report["errata"]["appendix A.1"]
 
 
 def test_all_figures_are_drawn_and_small(report: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def directions_figure() -> Figure:
     places = np.stack(np.meshgrid(marks, marks), -1).reshape(-1, 2)
     places = np.concatenate([places[np.abs(places - STARTS[0]).max(1) > 0.2], [STARTS[0]]])
     for gradient, colour, label, width in zip(
-        two_minima_gradients(places), (BLUE, ORANGE), ("A", "B"), (0.01, 0.005), strict=True
+        two_minima_gradients(places), (BLUE, ORANGE), ("A", "B"), (0.008, 0.004), strict=True
     ):
         length = np.linalg.norm(gradient, axis=-1, keepdims=True)
         steps = -0.17 * gradient / np.where(length > 0, length, 1)
@@ -143,10 +143,10 @@ def norms_figure(simulated: Mapping[int, tuple[Simulated, Simulated]], component
             [count for count, _ in seen], [each.mean for _, each in seen],
             yerr=[2 * each.standard_error for _, each in seen], fmt="o", color=colour, markersize=5, capsize=2,
         )  # fmt: skip
+    axes.plot([], [], "o", color=GREY, label="simulated, ± 2 standard errors")
     bottom = masked[-1] / 3
     none = [count for count in counts if simulated[count][1].mean == 0]
     axes.plot(none, [bottom] * len(none), "v", color=BLUE, clip_on=False, label="simulated: no component kept")
-    axes.plot([], [], "o", color=GREY, label="simulated, ± 2 standard errors")
     axes.set(
         yscale="log", ylim=(bottom, None), xlabel="number of environments d", ylabel="squared norm of the gradient"
     )

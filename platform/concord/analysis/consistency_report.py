@@ -43,7 +43,7 @@ ERRATA = {
     "6.05 ε. The proof gives 4, which holds for all symmetric positive definite pairs, and is tight",
     "proposition 2": "the last bound needs the factor d - t + 1: the printed d - t is 0 where all signs have to agree, "
     "t = d, and the norm is not",
-    "appendix A.1": "the text's θ₂ = -50 does not fit as the caption's -45 does: L_A is {wrong:.4f} in place of "
+    "appendix A.1": "the text's θ₂ = -50 does not fit as the caption's -45 does: A's loss is {wrong:.4f} in place of "
     "{right:.4f}",
     "Fig. 3 and 12": "5× and 25× are the determinants' ratios; areas, their square roots, are 2.35× and 5.05×",
 }
@@ -213,13 +213,13 @@ def _of_karcher_mean() -> Iterator[Quantity]:
 def _of_patchwork() -> Iterator[Quantity]:
     place = "Fig. 10"
     a, b = patchwork_losses(PATCHWORK_SOLUTION)
-    yield _derived(place, "L_A, L_B at θ*", [0.003192, 0.003193], [a, b], 1e-6)
+    yield _derived(place, "losses of A, B at θ*", [0.003192, 0.003193], [a, b], 1e-6)
     for weight, known in ((-0.5, 1.0584), (0.0, 0.4667), (2.0, 0.4997)):
         other = patchwork_losses((*PATCHWORK_SOLUTION[:5], weight))[1]
-        yield _derived(place, f"L_B where θ₆ = {weight:g}", known, other, 1e-4)
+        yield _derived(place, f"loss of B where θ₆ = {weight:g}", known, other, 1e-4)
     path = [patchwork_losses((*PATCHWORK_SOLUTION[:5], weight)) for weight in np.linspace(1, -0.5, 16)]
     change = max(abs(on_path - a) for on_path, _ in path)
-    yield Quantity(place, "largest change of L_A from θ₆ = 1 to -½", "derived", "≤", 1e-12, change, 0.0)
+    yield Quantity(place, "largest change of A's loss from θ₆ = 1 to -½", "derived", "≤", 1e-12, change, 0.0)
     yield Quantity(place, "so I^ε, for ε ≥ 1e-12", "derived", "≥", 1.055, abs(path[-1][1] - a), 0.0)
 
 
