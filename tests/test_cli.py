@@ -104,6 +104,7 @@ def test_a_mistake_in_the_words_is_one_line_that_says_what_would_be_right(
         ("lr", "0.0", "a finite number above 0"),
         ("lr", "inf", "a finite number above 0"),
         ("decay", "0.0", "must lie in (0, 1]"),
+        ("decay-per-step", "1.5", "must lie in (0, 1]"),
         ("milestones", "0.5 1.5", "between 0 and 1"),
         ("epochs", "-1", "at least 1"),
         ("batch-size", "0", "at least 1"),

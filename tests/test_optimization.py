@@ -51,7 +51,7 @@ def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor
     first, second, velocity = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for index, step in enumerate(steps):
         passed = sum(index >= round(at * len(steps)) for at in options.schedule.milestones)
-        lr = options.optimizer.lr * options.schedule.decay**passed
+        lr = options.optimizer.lr * options.schedule.decay**passed * options.schedule.decay_per_step**index
         g = torch.cat([gradient.flatten() for gradient in step])
         if options.optimizer.clip > 0:
             g = g * min(1.0, options.optimizer.clip / (float(g.norm()) + 1e-6))
@@ -72,7 +72,13 @@ def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor
 
 
 PENALTIES = [{}, {"l1": 0.05}, {"l2": 0.3}, {"l1": 0.05, "l2": 0.3}]
-EXTRAS = [{}, {"clip": 0.5}, {"clip": 100.0}, {"milestones": (0.25, 0.5), "decay": 0.3}]
+EXTRAS = [
+    {},
+    {"clip": 0.5},
+    {"clip": 100.0},
+    {"milestones": (0.25, 0.5), "decay": 0.3},
+    {"milestones": (0.5,), "decay_per_step": 0.8},
+]
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=str)
@@ -83,6 +89,29 @@ def test_weights_follow_the_update_rule(optimizer: Any, regularization: Any, pen
     options = config(optimizer=optimizer, regularization=regularization, **penalty, **extra)
     found, _ = run(options, weights(), gradients())
     assert_close(found, reference(options, weights(), gradients()), rtol=1e-9, atol=1e-12)
+
+
+def test_a_decay_at_every_step_goes_on_from_where_a_checkpoint_was_written() -> None:
+    options = config(lr=1.0, milestones=(0.5,), decay=0.5, decay_per_step=0.9)
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    before = Optimization([parameter], options, STEPS)
+    rates = []
+    for step in range(STEPS):
+        if step == 5:
+            after = Optimization([parameter], options, STEPS)
+            after.load_state_dict(before.state_dict())
+            before = after
+        rates.append(before.lr)
+        before.step()
+    assert rates == pytest.approx([0.9**step * (0.5 if step >= STEPS // 2 else 1.0) for step in range(STEPS)])
+
+
+def test_a_schedule_without_it_has_the_checkpoints_that_it_always_had() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    assert Optimization(parameters, config(), STEPS).state_dict().keys() == {"optimizer", "schedule"}
+    kept = Optimization(parameters, config(decay_per_step=0.9), STEPS).state_dict()
+    assert kept.keys() == {"optimizer", "schedule", "step_schedule"}
 
 
 def test_options_make_a_difference() -> None:
@@ -98,7 +127,7 @@ def test_options_make_a_difference() -> None:
         for optimizer in ("adam", "sgd")
         for regularization in ("coupled", "decoupled")
         for penalty in PENALTIES[1:]
-        for extra in (EXTRAS[0], EXTRAS[1], EXTRAS[3])
+        for extra in (EXTRAS[0], EXTRAS[1], *EXTRAS[3:])
     }
     assert len(set(results.values())) == len(results)
 

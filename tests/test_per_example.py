@@ -572,6 +572,18 @@ def test_fast_resnets_sums_are_those_of_its_contributions():
     torch.testing.assert_close(sums[-1]["gradient"], expected.mean(0) * len(inputs), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_signs_of_a_layer_with_few_outputs_and_sparse_inputs_are_counted_exactly(outputs):
+    """PyTorch's products of bytes are wrong for a single row on CPUs that have instructions for them."""
+    model = nn.Linear(5, outputs, bias=False)
+    inputs = torch.cat([torch.eye(4), torch.full((4, 1), 0.1)], 1)
+    targets = torch.full((4, outputs), 9.0)
+    gradients = of_examples(model, inputs, targets, functional.mse_loss)
+    PerExampleGradients(model, functional.mse_loss, AndMask(1.0))(inputs[None], targets[None])
+    assert torch.count_nonzero(model.weight.grad) == outputs
+    torch.testing.assert_close(model.weight.grad, aggregate(AndMask(1.0), gradients[0]).value)
+
+
 def test_under_autocast_signs_are_those_of_the_products_that_were_computed():
     model, inputs, targets = made("conv", torch.float32)
     exact = [aggregate(AndMask(0.6), gradients) for gradients in of_examples(model, inputs, targets)]

@@ -64,11 +64,11 @@ class KeptLine:
     origin: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """A line of a file of results."""
+        """A line of a file of results; what a run does not report is left out, since JSON has no word for it."""
         return {
             "configuration": self.configuration,
             "seed": self.seed,
-            "values": dict(self.values),
+            "values": {heading: value for heading, value in self.values.items() if not math.isnan(value)},
             "seconds": round(self.seconds, 1),
             **self.origin,
         }

@@ -110,7 +110,12 @@ class Product:
         right = statistic.of(self.columns[:, 0].to(total.dtype))
         if statistic.on_products == "additive":
             total += left.sum(0).unsqueeze(1) + right.sum(0)
-        elif statistic.whole is not None and statistic.whole <= _BYTE and has_integer_products(total.device):
+        elif (
+            statistic.whole is not None
+            and statistic.whole <= _BYTE
+            and left.shape[1] > 1  # of a single row PyTorch's integer products are wrong (2.13, CPUs with VNNI)
+            and has_integer_products(total.device)
+        ):
             # Exact for any number of examples: sums are 32 bits wide.
             total += torch._int_mm(left.to(torch.int8).T, right.to(torch.int8))
         else:

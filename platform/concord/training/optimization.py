@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR
 
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
@@ -54,7 +55,9 @@ class Optimization:
         else:
             self.optimizer = torch.optim.SGD(self._parameters, lr=options.lr, momentum=options.momentum)
         milestones = [max(1, round(fraction * steps)) for fraction in config.schedule.milestones]
-        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, milestones, gamma=config.schedule.decay)
+        self.schedule = MultiStepLR(self.optimizer, milestones, gamma=config.schedule.decay)
+        per_step = config.schedule.decay_per_step
+        self._step_schedule = None if per_step == 1 else ExponentialLR(self.optimizer, per_step)
 
     @property
     def lr(self) -> float:
@@ -80,6 +83,8 @@ class Optimization:
             for parameter in self._parameters:
                 parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
         self.schedule.step()
+        if self._step_schedule is not None:
+            self._step_schedule.step()
         if self._objective is not None and self._objective.optimizer is not None:
             self._objective.optimizer.step()
             if self._objective.schedule is not None:
@@ -100,6 +105,8 @@ class Optimization:
 
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"optimizer": self.optimizer, "schedule": self.schedule}
+        if self._step_schedule is not None:
+            parts["step_schedule"] = self._step_schedule
         own = {
             f"objective_{name}": getattr(self._objective, name, None) for name in ("module", "optimizer", "schedule")
         }

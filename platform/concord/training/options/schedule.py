@@ -16,6 +16,8 @@ class ScheduleOptions(OptionGroup):
     """When the learning rate is multiplied by --decay, as fractions of the run."""
     decay: float = 0.1
     """What the learning rate is multiplied by at each milestone."""
+    decay_per_step: float = 1.0
+    """What the learning rate is multiplied by after every step; 1 leaves it as it is."""
     evaluations: int = 20
     """How often all environments are evaluated during the run (at the end in any case)."""
     checkpoints: int = 5
@@ -37,7 +39,8 @@ class ScheduleOptions(OptionGroup):
         values = option_values(self)
         for option in ("epochs", "evaluations", "checkpoints"):
             self.require(option, values[option] >= 1, "must be at least 1")
-        self.require("decay", 0 < self.decay <= 1, "must lie in (0, 1]")
+        for option in ("decay", "decay_per_step"):
+            self.require(option, 0 < values[option] <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")
         self.require("stop_from", 0 <= self.stop_from < 1, "a fraction of the run, in [0, 1)")
         self.require("stop_spread", self.stop_spread >= 0, "must not be negative")
