@@ -27,7 +27,7 @@ class Analyze:
     """How far parameters may be moved, ρ, over the norm of all parameters."""
     parts: tuple[Literal["signs", "curvature", "bound", "slices"], ...] = ("signs", "curvature", "bound", "slices")
     """What is measured: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
-    pairs: int = 8
+    pairs: int = 16
     """Ordered pairs of environments to measure, drawn by the seed if there are more."""
     examples: int = 256
     """Examples of each environment."""

@@ -51,7 +51,7 @@ class Settings:
 
     epsilon: tuple[float, ...] = (0.01, 0.1)
     radius: float = 0.1
-    pairs: int = 8
+    pairs: int = 16
     parts: tuple[Part, ...] = PARTS
     threshold: float = 0.8
     batches: int = 4
