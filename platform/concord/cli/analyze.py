@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from concord.cli.job_options import default_options
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -12,7 +13,7 @@ from concord.errors import ArgumentError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analyze:
+class AnalyzeOptions:
     """How consistent what was learned is across environments: how far a change that one environment does not see (its
     loss stays within ε) may change another's loss. Beside it stands the same on pseudo-environments, dealt out at
     random from the same examples."""
@@ -56,7 +57,7 @@ class Analyze:
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Analyze what runs have learned."""
     job, rest = job_and_words(words, "analyze")
-    options = parse(Analyze, rest, f"concord analyze {words[0]}", Analyze())
+    options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}", default_options("analyze", job, words[0]))
     _check(options)
     from concord.analysis.consistency.network import Settings
     from concord.runs.analyzing import ModelToAnalyze
@@ -107,7 +108,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return {"job": job.name, "runs": results, "methods": methods, "figures": figures}
 
 
-def _check(options: Analyze) -> None:
+def _check(options: AnalyzeOptions) -> None:
     if bool(options.name) == bool(options.model):
         raise InputError("analyze: of what? give --name RUN, or several, or --model NAME@champion; concord runs lists")
     if options.through is not None and len(options.name) != 1:

@@ -5,7 +5,7 @@ from typing import Any
 
 from concord.errors import InputError
 
-JOB_COMMANDS = ("train", "tune", "compare", "report", "data")
+JOB_COMMANDS = ("train", "tune", "compare", "analyze", "report", "data")
 
 
 def default_options(command: str, job: Any, reference: str, tables: Sequence[str] = ()) -> Any:
@@ -20,6 +20,7 @@ def default_options(command: str, job: Any, reference: str, tables: Sequence[str
     Raises:
         InputError: the command can do nothing with this job.
     """
+    from concord.cli.analyze import AnalyzeOptions
     from concord.comparisons.methods import methods_options_for
     from concord.comparisons.options import options_for as compare_options
     from concord.comparisons.plan import METHODS, comparisons_of
@@ -42,6 +43,10 @@ def default_options(command: str, job: Any, reference: str, tables: Sequence[str
         case "compare":
             comparisons_of(job)  # which refuses a job without any
             return compare_options(job.job.config)
+        case "analyze" if isinstance(job.job, CustomJob):
+            raise InputError(f"analyze {reference}: this job trains in a way of its own; it has no losses to analyze")
+        case "analyze":
+            return AnalyzeOptions()
         case "report":
             own = job.job.report
             return defaults_of(StudyReport if own is None else combined(own.options, StudyReport))

@@ -13,7 +13,7 @@ from concord.runs.checkpoints import last_checkpoint
 from concord.runs.folder import kept_record, restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import CustomJob, JobFile, with_rule
+from concord.training.job import JobFile, with_rule
 from concord.training.loop import build_model
 from concord.training.options import TrainConfig
 
@@ -100,8 +100,6 @@ def _configured(
     job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
 ) -> tuple[JobFile, TrainConfig]:
     """The options of a run, and the job with the rule of the user's own that it was trained with, if it was."""
-    if isinstance(job.job, CustomJob):
-        raise InputError(f"analyze {job.name}: this job trains in a way of its own; it has no losses of environments")
     rule = str(recorded.get("aggregator"))
     values = dict(recorded)
     if RuleFile.is_reference(rule):

@@ -223,7 +223,7 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         with failures(self.uri, f"read {name} of run {run_id}"), tempfile.TemporaryDirectory() as folder:
-            if name not in {each.path for each in self.client.list_artifacts(run_id)}:
+            if name not in {each.path for each in self.client.list_artifacts(run_id, str(Path(name).parent))}:
                 return None
             try:
                 path = Path(self.client.download_artifacts(run_id, name, folder))
