@@ -72,8 +72,8 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
     assert kept["inconsistency"] == said["inconsistency"]
     store = Store.open(output)
     metrics = store.metrics(said["run_id"])
-    assert metrics["consistency/bound/epsilon_0.1"] == pytest.approx(said["inconsistency"]["bound"][0])
-    assert metrics["consistency/null_log_ratio"] == pytest.approx(said["log_ratio"]["null"])
+    assert metrics["analyzed/bound/epsilon_0.1"] == pytest.approx(said["inconsistency"]["bound"][0])
+    assert metrics["analyzed/null_log_ratio"] == pytest.approx(said["log_ratio"]["null"])
     assert "ood_accuracy" in metrics
     assert store.read_json(said["run_id"], "consistency/consistency.json")["run"] == "mask-1"
 
@@ -246,3 +246,45 @@ def test_spread_is_over_the_runs_of_a_method() -> None:
     assert rows[0]["bound/epsilon_0.1"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
     assert rows[0]["ilc"][0]["bound"]["mean"] == -2.0
     assert rows[1]["ood_accuracy"] == {"mean": 5.0, "std": None}
+
+
+def test_a_run_compares_its_environments_when_it_is_asked_to(
+    concord_: Concord, tmp_path: Path, without_ray: None
+) -> None:
+    """The same with one worker and two, at as many evaluations as asked; training itself is not changed by it."""
+    words = ["train", "synthetic", *TINY, "--epochs", "4", "--evaluations", "4", "--no-register"]
+    words += ["--output", str(tmp_path)]
+    histories = {}
+    for name, more in {
+        "one": ["--consistency", "2"],
+        "two": ["--consistency", "2", "--workers", "2"],
+        "plain": [],
+    }.items():
+        said = concord_(*words, *more, "--name", name, "--json").json
+        store = Store.open(tmp_path)
+        names = [f"consistency/{what}" for what in ("agreement", "log_ratio", "agreement/0.weight", "seconds")]
+        histories[name] = [store.history(said["run_id"], metric) for metric in names], said["metrics"]["train_loss"]
+    one, two, plain = (histories[name] for name in ("one", "two", "plain"))
+    assert [len(history) for history in one[0]] == [2, 2, 2, 2]
+    assert [step for step, _ in one[0][0]] == [step for step, _ in two[0][0]]
+    for first, second in zip(one[0][:3], two[0][:3], strict=True):
+        assert [value for _, value in first] == pytest.approx([value for _, value in second], rel=0.02)
+    assert plain[0] == [[], [], [], []]
+    assert plain[1] == one[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--consistency 30", "--consistency 30: at none (0), or at some of the 20 evaluations"),
+        ("--consistency -1", "--consistency -1: at none (0)"),
+        ("--consistency 1 --environments 1", "--consistency 1: compares training environments, and there is only"),
+        ("--consistency 1 --per-example", "--consistency 1: with --per-example examples are environments; give 0"),
+    ],
+)
+def test_a_comparison_in_training_that_cannot_be_is_refused(
+    concord_: Concord, tmp_path: Path, words: str, line: str
+) -> None:
+    said = concord_("train", "synthetic", *words.split(), "--output", str(tmp_path))
+    assert said.status == 2
+    assert said.err.splitlines()[-1].startswith(f"concord: {line}")

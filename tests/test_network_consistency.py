@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -227,6 +229,40 @@ def test_copies_of_one_environment_have_the_same_curvature_and_signs() -> None:
     assert pair_ratio(of, "a", "b", 0.1, 1.0).value < 1  # λ / (λ + γ)
 
 
+def test_what_processes_find_of_their_own_environments_adds_up_to_what_one_finds_of_all() -> None:
+    """Two processes in threads, which wait for each other where they add."""
+    data = batches(5)
+    names = [list(data)[:2], list(data)[2:]]
+    meet, posted = threading.Barrier(2), [torch.zeros(0), torch.zeros(0)]
+    owned = [
+        EnvironmentLosses(network(), nn.functional.cross_entropy, {name: data[name] for name in part}) for part in names
+    ]
+    curvatures = [diagonals(own, 3, 0) for own in owned]  # forward mode is one thread's at a time
+
+    def of_process(rank: int) -> tuple[Any, dict[str, float]]:
+        def add(values: Tensor) -> Tensor:
+            posted[rank] = values
+            meet.wait(20)
+            total = posted[0] + posted[1]
+            meet.wait(20)
+            return total
+
+        found = sign_agreement(owned[rank], 0.6, 2, add, 5)
+        return found, log_ratios(owned[rank], curvatures[rank], add, 5)
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(of_process, range(2)))
+    whole = EnvironmentLosses(network(), nn.functional.cross_entropy, data)
+    signs, ratios = sign_agreement(whole, 0.6, 2), log_ratios(whole, diagonals(whole, 3, 0))
+    for found, of_layers in parts:
+        assert found.whole.agreement == pytest.approx(signs.whole.agreement)
+        assert found.whole.norm == pytest.approx(signs.whole.norm)
+        assert {name: layer.kept for name, layer in found.layers.items()} == pytest.approx(
+            {name: layer.kept for name, layer in signs.layers.items()}
+        )
+        assert of_layers == pytest.approx(ratios)
+
+
 # --- on true losses
 
 
@@ -367,8 +403,11 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], said: str) -
 
 def test_what_has_no_consistency_is_refused() -> None:
     data = batches()
-    with pytest.raises(ArgumentError, match="compares two environments at least"):
-        EnvironmentLosses(network(), nn.functional.cross_entropy, {"alone": data["environment 0"]})
+    alone = EnvironmentLosses(network(), nn.functional.cross_entropy, {"alone": data["environment 0"]})
+    with pytest.raises(ArgumentError, match="environments=1: consistency compares two environments at least"):
+        measure(alone, Settings())
+    with pytest.raises(ArgumentError, match="environments=0: there has to be at least one"):
+        EnvironmentLosses(network(), nn.functional.cross_entropy, {})
     with pytest.raises(ArgumentError, match="no parameter that requires a gradient"):
         EnvironmentLosses(nn.Identity(), nn.functional.cross_entropy, data)
     broken = data | {"environment 1": (data["environment 1"][0] * math.nan, data["environment 1"][1])}

@@ -106,25 +106,25 @@ def draw(analysis: Analysis, folder: Path) -> dict[str, str]:
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a model's JSON as metrics of its run."""
+    """The numbers of a model's JSON as metrics of its run; what a run measures itself is called ``consistency/…``."""
     found: dict[str, float] = {}
     null = result["inconsistency"].get("null", {})
     for place, epsilon in enumerate(result["epsilon"]):
         for prefix, of in (("", result["inconsistency"]), ("null_", null)):
             if "quadratic" in of:
                 low, high = of["quadratic"][place]
-                found[f"consistency/{prefix}quadratic_low/epsilon_{epsilon:g}"] = low
-                found[f"consistency/{prefix}quadratic_high/epsilon_{epsilon:g}"] = high
+                found[f"analyzed/{prefix}quadratic_low/epsilon_{epsilon:g}"] = low
+                found[f"analyzed/{prefix}quadratic_high/epsilon_{epsilon:g}"] = high
             if "bound" in of:
-                found[f"consistency/{prefix}bound/epsilon_{epsilon:g}"] = of["bound"][place]
+                found[f"analyzed/{prefix}bound/epsilon_{epsilon:g}"] = of["bound"][place]
     for name, values in (("log_ratio", result.get("log_ratio")),):
         if values is not None:
-            found[f"consistency/{name}"] = values["environments"]
-            found[f"consistency/null_{name}"] = values["null"]
+            found[f"analyzed/{name}"] = values["environments"]
+            found[f"analyzed/null_{name}"] = values["null"]
     if "signs" in result:
         for what, prefix in (("environments", ""), ("null", "null_")):
-            found[f"consistency/{prefix}agreement"] = result["signs"][what]["agreement"]
-            found[f"consistency/{prefix}kept_fraction"] = result["signs"][what]["kept"]
+            found[f"analyzed/{prefix}agreement"] = result["signs"][what]["agreement"]
+            found[f"analyzed/{prefix}kept_fraction"] = result["signs"][what]["kept"]
     return found
 
 
@@ -145,7 +145,7 @@ def by_method(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         values: dict[str, list[float]] = {}
         for result in of_method:
             for name, value in metrics_of(result).items():
-                values.setdefault(name.removeprefix("consistency/"), []).append(value)
+                values.setdefault(name.removeprefix("analyzed/"), []).append(value)
             for name in _ACCURACIES:
                 if name in result["metrics"]:
                     values.setdefault(name, []).append(result["metrics"][name])

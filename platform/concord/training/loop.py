@@ -24,6 +24,7 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
+from concord.training.consistency import consistency_metrics
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
     EvaluatedPart,
@@ -225,6 +226,7 @@ def training(
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
+    compare_after = _compared(schedule.consistency, evaluate_after)
     started = time.perf_counter() - progress.seconds
     while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
@@ -238,6 +240,8 @@ def training(
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == schedule.epochs
         if evaluated:
             metrics |= run.evaluate(step)
+            if progress.epoch in compare_after:
+                metrics |= run.consistency()
             if stopping is not None:
                 progress.ended = stopping.see(metrics["held_out_spread"], progress.epoch, run.model, last=last)
                 if last and not progress.ended:
@@ -458,6 +462,14 @@ class _Run:
                         metrics[f"{prefix}validation_{measure}"] = metrics[f"{prefix}held_out_{measure}"]
         return metrics
 
+    def consistency(self) -> dict[str, float]:
+        """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
+        started = time.perf_counter()
+        own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
+        count = len(self.environments.train)
+        found = consistency_metrics(self.model, self.job.batch_risk, own, count, self.place.world_size)
+        return found | {"consistency/seconds": time.perf_counter() - started}
+
     def write(
         self, folder: Path, progress: Progress, stopping: SpreadStopping | None, momentum: Mapping[str, Tensor]
     ) -> None:
@@ -532,7 +544,11 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:
     """Refuse more workers than there is work for, and one environment where several are compared (InputError)."""
-    objective, spread = config.objective.objective, config.schedule.stop_spread
+    objective, spread, asked = config.objective.objective, config.schedule.stop_spread, config.schedule.consistency
+    if asked and len(environments.train) < 2:
+        raise InputError(
+            f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}"
+        )
     together, workers = config.data.environments_per_step, config.parallel.workers
     if objective != "erm" or spread > 0:
         said = f"--objective {objective}" if objective != "erm" else f"--stop-spread {spread}"
@@ -627,6 +643,14 @@ def _seed_step(seed: int, rank: int, step: int) -> None:
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(drawn)
+
+
+def _compared(times: int, evaluated: set[int]) -> set[int]:
+    """So many of the epochs after which there is an evaluation, evenly, the last one among them."""
+    if times == 0:
+        return set()
+    places = _spread(times, len(evaluated))
+    return {epoch for place, epoch in enumerate(sorted(evaluated), 1) if place in places}
 
 
 def _spread(times: int, epochs: int) -> set[int]:

@@ -20,7 +20,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from concord.analysis.consistency.environment_losses import EnvironmentLosses
+from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses, own_sum
 from concord.analysis.consistency.quadratic import check_epsilon
 from concord.errors import ArgumentError
 
@@ -162,18 +162,20 @@ def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Te
         seed: of the signs.
 
     Returns:
-        ``(n,)`` for each environment's name; an estimate may be negative.
+        ``(n,)`` for each environment's name, in the parameters' dtype; an estimate may be negative.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = {name: torch.zeros(losses.size, dtype=torch.float64, device=losses.device) for name in losses.names}
+    found = {name: torch.zeros(losses.size, dtype=losses.dtype, device=losses.device) for name in losses.names}
     for _ in range(probes):
         signs = (2 * torch.randint(0, 2, (losses.size,), generator=generator) - 1).to(losses.device, losses.dtype)
         for name in losses.names:
-            found[name] += (signs * losses.product(name, signs)).double() / probes
+            found[name] += signs * losses.product(name, signs) / probes
     return found
 
 
-def log_ratios(losses: EnvironmentLosses, curvatures: Mapping[str, Tensor]) -> dict[str, float]:
+def log_ratios(
+    losses: EnvironmentLosses, curvatures: Mapping[str, Tensor], add: Add = own_sum, environments: int | None = None
+) -> dict[str, float]:
     """By layer, the mean over its components of log(arithmetic / geometric mean of the environments' curvatures).
 
     It is 0 where all environments have the same curvature in every component, adds up over components, and does not
@@ -181,20 +183,33 @@ def log_ratios(losses: EnvironmentLosses, curvatures: Mapping[str, Tensor]) -> d
     small part of the layer's mean count as that much.
 
     Args:
-        losses: of the network.
-        curvatures: of each environment, ``(n,)``, see :func:`diagonals`.
+        losses: of the network, in the environments of this process.
+        curvatures: of each of them, ``(n,)``, see :func:`diagonals`.
+        add: adds a tensor over processes that have other environments.
+        environments: how many all processes have; None: those of this one.
     """
-    stacked = [losses.by_layer(values) for values in curvatures.values()]
-    return {name: _log_ratio([values[name] for values in stacked]) for name in losses.layout.names}
+    d = environments or len(curvatures)
+    total = torch.zeros(losses.size, dtype=torch.float64, device=losses.device)
+    for values in curvatures.values():
+        total += values.clamp(min=0)
+    total = add(total)
+    means = {name: float(part.mean()) / d for name, part in losses.by_layer(total).items()}
+    least = torch.cat(
+        [total.new_full((size,), means[name] * _SMALLEST_ENTRY) for name, size in losses.layer_sizes.items()]
+    )
+    sums, logs = torch.zeros_like(total), torch.zeros_like(total)
+    for values in curvatures.values():
+        clipped = torch.maximum(values.double(), least)
+        sums += clipped
+        logs += clipped.log()
+    sums, logs = add(sums), add(logs)
+    ratios = losses.by_layer((sums / d).log() - logs / d)
+    return {name: float(ratio.mean()) if means[name] > 0 else 0.0 for name, ratio in ratios.items()}
 
 
-def _log_ratio(curvatures: Sequence[Tensor]) -> float:
-    values = torch.stack(list(curvatures)).double()
-    mean = values.clamp(min=0).mean()
-    if mean <= 0:  # a layer that no loss depends on
-        return 0.0
-    values = values.clamp(min=float(mean) * _SMALLEST_ENTRY)
-    return float((values.mean(0).log() - values.log().mean(0)).mean())
+def mean_log_ratio(losses: EnvironmentLosses, ratios: Mapping[str, float]) -> float:
+    """The mean over all components, from those of the layers."""
+    return sum(ratios[name] * size for name, size in losses.layer_sizes.items()) / losses.size
 
 
 def check_radius(radius: float) -> None:

@@ -6,7 +6,7 @@ grow with their number.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from torch.utils import _pytree as pytree
 from concord.errors import ArgumentError, InputError
 from concord.gradients.layout import Layout
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, as_risk, pair
+
+Add = Callable[[Tensor], Tensor]
+"""Adds what each of several processes has found of its own environments."""
 
 _MODEL = "model."  # what the names of parameters begin with in a MeanRisk
 
@@ -31,24 +34,30 @@ class EnvironmentLosses:
         loss: the loss or the risk, see :mod:`concord.gradients.risk`.
         environments: a batch of each, by name: a tree of tensors ``(examples, ...)``.
         examples_together: that pass through the model at once.
+        check_finite: whether the losses at θ* are computed, and refused if they are not finite.
 
     Attributes:
         names: of the environments.
         layout: where each parameter lies in θ, ``(n,)``.
         solution: θ*, ``(n,)``.
-        at_solution: L_e(θ*) by the environment's name.
+        at_solution: L_e(θ*) by the environment's name; nothing without ``check_finite``.
 
     Raises:
-        ArgumentError: there are fewer than two environments, one without examples, or the model has no parameter that
-            requires a gradient.
+        ArgumentError: there is no environment, or the model has no parameter that requires a gradient.
         InputError: a loss at θ* is not finite.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss | Risk, environments: Mapping[str, Batch], examples_together: int = 512
+        self,
+        model: nn.Module,
+        loss: Loss | Risk,
+        environments: Mapping[str, Batch],
+        examples_together: int = 512,
+        *,
+        check_finite: bool = True,
     ) -> None:
-        if len(environments) < 2:
-            raise ArgumentError("environments", len(environments), "consistency compares two environments at least")
+        if not environments:
+            raise ArgumentError("environments", 0, "there has to be at least one")
         # What is exported cannot change its mode any more, and was exported in evaluation mode.
         self.model = model if isinstance(model, torch.fx.GraphModule) else model.eval()
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -64,7 +73,7 @@ class EnvironmentLosses:
         self.device, self.dtype = first.device, first.dtype
         self._mean = MeanRisk(model, self.risk, None, self.device)
         self.solution = torch.cat([value.reshape(-1).to(self.dtype) for value in self._trained])
-        self.at_solution = {name: self.loss(name) for name in self.names}
+        self.at_solution = {name: self.loss(name) for name in self.names} if check_finite else {}
         for name, value in self.at_solution.items():
             if not math.isfinite(value):
                 raise InputError(f"environment {name}: its loss at the solution is {value}; it has to be finite")
@@ -189,6 +198,11 @@ class EnvironmentLosses:
             for part, shape in zip(gradients, self.layout.shapes, strict=True)
         ]
         return torch.cat([part.double() for part in parts])
+
+
+def own_sum(values: Tensor) -> Tensor:
+    """The sum over one process, which has all environments."""
+    return values
 
 
 def second_derivative(loss: Loss, outputs: Tensor, targets: Tensor, by: Tensor) -> Tensor:

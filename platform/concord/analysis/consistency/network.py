@@ -18,7 +18,7 @@ from torch import Tensor
 
 from concord.aggregation.agreement import check_threshold
 from concord.analysis.consistency.certified import certified_bound
-from concord.analysis.consistency.curvature import check_radius, diagonals, log_ratios, pair_ratio
+from concord.analysis.consistency.curvature import check_radius, diagonals, log_ratios, mean_log_ratio, pair_ratio
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
 from concord.analysis.consistency.quadratic import check_epsilon
 from concord.analysis.consistency.signs import SignAgreement, sign_agreement
@@ -156,9 +156,12 @@ def measure(
         through: the offset of another solution, ``(n,)``, which the slices are to lead through.
 
     Raises:
+        ArgumentError: there are fewer than two environments.
         InputError: curvature is asked for, and the job's risk has none.
     """
     parts, names = set(settings.parts), losses.names
+    if len(names) < 2:
+        raise ArgumentError("environments", len(names), "consistency compares two environments at least")
     if "curvature" in parts:
         losses.loss_of_outputs()  # which refuses a risk
     possible = list(itertools.permutations(names, 2))
@@ -201,7 +204,7 @@ def measure(
         advance()
     if "curvature" in parts:
         ratios_by_layer = log_ratios(losses, diagonals(losses, settings.probes, settings.seed))
-        whole = sum(ratios_by_layer[name] * count for name, count in losses.layer_sizes.items()) / losses.size
+        whole = mean_log_ratio(losses, ratios_by_layer)
         advance()
     if "slices" in parts:
         steepest.sort(key=lambda found: -found[0])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concord.aggregation import chance_of
 from concord.aggregation.agreement import check_threshold, required_agreement
-from concord.analysis.consistency.environment_losses import EnvironmentLosses
+from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses, own_sum
 from concord.errors import ArgumentError
 
 
@@ -50,13 +50,22 @@ class SignAgreement:
     batches: int
 
 
-def sign_agreement(losses: EnvironmentLosses, threshold: float, batches: int) -> SignAgreement:
+def sign_agreement(
+    losses: EnvironmentLosses,
+    threshold: float,
+    batches: int,
+    add: Add = own_sum,
+    environments: int | None = None,
+) -> SignAgreement:
     """The agreement of gradients at θ*, on so many batches of every environment, one after the other.
 
     Args:
-        losses: of the network; each environment's examples are divided into the batches in their order.
+        losses: of the network, in the environments of this process; each one's examples are divided into the batches
+            in their order.
         threshold: τ, above 0 where anything is to be left out.
         batches: at least 1, and no more than the smallest environment has examples.
+        add: adds a tensor over processes that have other environments.
+        environments: how many all processes have; None: those of this one.
 
     Raises:
         ArgumentError: τ is outside [0, 1], or the number of batches does not fit.
@@ -65,7 +74,7 @@ def sign_agreement(losses: EnvironmentLosses, threshold: float, batches: int) ->
     fewest = min(losses.examples(name) for name in losses.names)
     if not 1 <= batches <= fewest:
         raise ArgumentError("batches", batches, f"must be 1 at least, and {fewest} at most: so many examples there are")
-    d = len(losses.names)
+    d = environments or len(losses.names)
     required = required_agreement(threshold, d)
     parts = dict.fromkeys(losses.layout.names, (0.0, 0.0, 0.0))
     for batch in range(batches):
@@ -76,6 +85,7 @@ def sign_agreement(losses: EnvironmentLosses, threshold: float, batches: int) ->
             gradient = losses.gradient(name, None, slice(batch * count, (batch + 1) * count))
             signs += gradient.sign()
             mean += gradient / d
+        signs, mean = add(signs), add(mean)
         of_signs, of_means = losses.by_layer(signs.abs()), losses.by_layer(mean)
         for name, seen in parts.items():
             now = _sums(of_signs[name], of_means[name], required)

@@ -20,6 +20,8 @@ class ScheduleOptions(OptionGroup):
     """What the learning rate is multiplied by after every step; 1 leaves it as it is."""
     evaluations: int = 20
     """How often all environments are evaluated during the run (at the end in any case)."""
+    consistency: int = 0
+    """At how many of the evaluations the environments' gradient signs and curvatures are compared; 0 at none."""
     checkpoints: int = 5
     """How many checkpoints are written during the run (at the end in any case)."""
     stop_spread: float = 0.0
@@ -39,6 +41,9 @@ class ScheduleOptions(OptionGroup):
         values = option_values(self)
         for option in ("epochs", "evaluations", "checkpoints"):
             self.require(option, values[option] >= 1, "must be at least 1")
+        times = min(self.evaluations, self.epochs)
+        right = f"at none (0), or at some of the {times} evaluations"
+        self.require("consistency", 0 <= self.consistency <= times, right)
         for option in ("decay", "decay_per_step"):
             self.require(option, 0 < values[option] <= 1, "must lie in (0, 1]")
         self.require("milestones", all(0 < at < 1 for at in self.milestones), "fractions of the run, between 0 and 1")

@@ -147,6 +147,8 @@ class TrainConfig(RunConfig):
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
         compared = self.schedule.stop_spread == 0 or data.held_out > 0
         self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
+        asked = self.schedule.consistency > 0
+        self.require("consistency", not (asked and per_example), "with --per-example examples are environments; give 0")
         alone = name == "erm" or not per_example
         self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
         if objective_type(name).coupled:
