@@ -11,6 +11,7 @@ from command_line import Concord, Said
 
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
+from concord.comparisons.documents import with_tables
 from concord.runs.analyzing import require_comparable
 from concord.runs.consistency import DataAsked, environment_losses
 from concord.runs.consistency_report import by_method
@@ -124,7 +125,9 @@ def test_a_champion_is_analyzed_without_its_runs_folder(
     assert losses[0].size == losses[1].size
 
 
-def test_runs_stand_side_by_side_by_ray(ray_cluster: None, analyze: Callable[..., Said], output: Path) -> None:
+def test_runs_stand_side_by_side_by_ray(
+    ray_cluster: None, analyze: Callable[..., Said], output: Path, tmp_path: Path
+) -> None:
     words = ["--name", "mask-1", "mask-2", "mean-1", *QUICK, "--parts", "signs", "curvature", "bound"]
     said = analyze("synthetic", *words, "--json").json
     assert [run["run"] for run in said["runs"]] == ["mask-1", "mask-2", "mean-1"]
@@ -138,9 +141,15 @@ def test_runs_stand_side_by_side_by_ray(ray_cluster: None, analyze: Callable[...
     # Each is what it is alone, and all are known now.
     alone = analyze("synthetic", "--name", "mean-1", *words[4:])
     assert "mean-1: was analyzed so before" in alone.err
-    shown = analyze("synthetic", *words)
+    shown = analyze("synthetic", *words, "--results", str(tmp_path))
     assert shown.err.count("was analyzed so before") == 3
     assert "ILC       and-mask, ε 0.1" in shown.out
+    # The same numbers as a document's table, with what they were made by.
+    text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
+    assert "| AND-mask | 2 |" in text
+    assert f"{(bounds[0] + bounds[1]) / 2:.3f} ± " in text
+    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --examples 32" in text
+    assert str(tmp_path) not in text
 
 
 def test_a_users_own_job_is_analyzed(analyze: Callable[..., Said], output: Path) -> None:

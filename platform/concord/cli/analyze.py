@@ -1,5 +1,6 @@
 """The command on what runs have learned: is it the same explanation in every environment?"""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any, Literal
 
 from concord.cli.job_options import default_options
 from concord.cli.output import format_value, info, table
-from concord.cli.parsing import job_and_words, parse
+from concord.cli.parsing import job_and_words, parse, without_options
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import ArgumentError, InputError
+from concord.redaction import redact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class AnalyzeOptions:
     """Seed of examples, pairs, directions and pseudo-environments."""
     use_gpu: bool = False
     """Compute on a GPU."""
+    results: Path | None = None
+    """Folder that is to keep the main numbers, a line a run, too: JOB-analyzed.jsonl."""
     again: bool = False
     """Measure anew what was measured before with the same options."""
     data_dir: Path | None = None
@@ -95,6 +99,10 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     for result in results:
         if "untracked" in result:
             info(f"{result['run']}: could not be kept in MLflow ({result['untracked']})")
+    if options.results is not None:
+        from concord.comparisons.analyses import write_analyses
+
+        info(f"kept in {write_analyses(results, _command(words), options.results)}")
     if len(results) == 1:
         if not as_json:
             _print(results[0])
@@ -106,6 +114,13 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         for name, path in figures.items():
             print(f"figure    {name}: {path}")
     return {"job": job.name, "runs": results, "methods": methods, "figures": figures}
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command as it is recorded: without what says where it ran, and where its results went."""
+    said = without_options(words, ("--output", "--tracking-uri", "--address", "--results", "--data-dir"))
+    said = [word for word in said if word not in ("--again", "--use-gpu")]
+    return shlex.join(["concord", "analyze", *map(redact, said)])
 
 
 def _check(options: AnalyzeOptions) -> None:

@@ -6,6 +6,7 @@ A document marks the place::
     <!-- end of results -->
 
 What stands between is made of ``docs/results/JOB-TABLE.jsonl``, written by ``concord report JOB TABLE --results …``.
+The TABLE ``analyzed`` is what ``concord analyze JOB --name RUN… --results …`` has found.
 ``python -m concord.comparisons.documents docs/results README.md docs/*.md`` makes all of them anew.
 """
 
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from concord.comparisons.analyses import ANALYZED, analyses_table
 from concord.comparisons.plan import comparisons_of
 from concord.comparisons.results import KeptLine, Table, markdown
 from concord.errors import InputError
@@ -44,16 +46,20 @@ def documented(job: str, name: str, results: Path) -> str:
         InputError: it or its file is not there.
     """
     file = load_job(job)
-    path, tables = results / f"{file.name}-{name}.jsonl", comparisons_of(file)
-    if name not in tables or not path.is_file():
-        raise InputError(f"results of {job} {name}: " + (f"there is no {path}" if name in tables else "no such table"))
+    path = results / f"{file.name}-{name}.jsonl"
+    tables = {} if name == ANALYZED else comparisons_of(file)
+    if name != ANALYZED and name not in tables:
+        raise InputError(f"results of {job} {name}: no such table")
+    if not path.is_file():
+        raise InputError(f"results of {job} {name}: there is no {path}")
     lines = [KeptLine.read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    if stray := {line.configuration for line in lines} - set(tables[name].configurations):
+    table = analyses_table(lines) if name == ANALYZED else Table(name, tables[name], lines)
+    if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
     said = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
     commits = " and ".join(commit[:_LETTERS] for commit in said["commit"])
     made = f"`{'` and `'.join(said['command'])}` at commit {commits}; {' and '.join(said['machine'])}; {path.name}"
-    return f"\n{markdown(*Table(name, tables[name], lines).cells())}\n{made}\n"
+    return f"\n{markdown(*table.cells())}\n{made}\n"
 
 
 _LETTERS = 12  # of a commit

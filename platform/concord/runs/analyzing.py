@@ -12,12 +12,14 @@ import torch
 from concord.analysis.consistency.network import Settings
 from concord.errors import ArgumentError, InputError, RunFailedError, to_be_sent
 from concord.logs import Context, context, inherit_context
+from concord.machine import machine
 from concord.options import option_values
 from concord.runs.consistency import DataAsked, analyzed
 from concord.runs.consistency_report import as_json, draw, metrics_of
 from concord.runs.folder import run_folder
 from concord.runs.progress import Display, on_terminal
 from concord.runs.session import ray_session
+from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
 from concord.tracking import Store
@@ -175,7 +177,12 @@ def _analyze(model: ModelToAnalyze, advance: Callable[[int, int], None] = lambda
     folder = _folder(model, trained)
     here = folder.path / FOLDER
     here.mkdir(parents=True, exist_ok=True)
-    result = as_json(analysis, draw(analysis, here)) | {_ASKED: model.question}
+    tags = run_tags(trained.job.name, trained.job.path)
+    commit = tags.get("concord.commit", f"version {tags['concord.version']}")
+    result = as_json(analysis, draw(analysis, here)) | {
+        "origin": {"commit": commit, "machine": machine()},
+        _ASKED: model.question,
+    }
     new = here / f"{REPORT}.new"
     new.write_text(json.dumps(result, indent=1))
     new.replace(here / REPORT)

@@ -128,6 +128,28 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def values_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """The main numbers of a model's JSON by headings, for a table; those at every ε with it."""
+    found: dict[str, float] = {}
+    for name in _ACCURACIES[:1]:
+        if name in result["metrics"]:
+            found["o.o.d. accuracy"] = result["metrics"][name]
+    null = result["inconsistency"].get("null", {})
+    for place, epsilon in enumerate(result["epsilon"]):
+        for of, said in ((result["inconsistency"], ""), (null, ", null")):
+            if "bound" in of:
+                found[f"I at least, ε {epsilon:g}{said}"] = of["bound"][place]
+        for of, said in ((result["inconsistency"], ""), (null, ", null")):
+            if "quadratic" in of:
+                found[f"quadratic, ε {epsilon:g}{said}"] = of["quadratic"][place][0]
+    if "log_ratio" in result:
+        found["log ratio"], found["log ratio, null"] = (result["log_ratio"][of] for of in ("environments", "null"))
+    if "signs" in result:
+        for of, said in (("environments", ""), ("null", ", null")):
+            found[f"sign agreement{said}"] = result["signs"][of]["agreement"]
+    return found
+
+
 def by_method(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Runs by what trained them: mean and spread over seeds of what was found, and the learning consistency -I^ε.
 
