@@ -171,13 +171,13 @@ def _of_two_minima() -> Iterator[Quantity]:
     ends = np.concatenate([descended(way, figures.STARTS[1]) for way in figures.DESCENTS.values()])
     said = "descents of average, A, B from (-1, -1.2) end at"
     yield _derived(place, said, [*SHARED_MINIMUM] * 3, ends, 1e-6)
-    axis = np.linspace(-1.5, 1.5, 601)
+    axis = np.linspace(-1.5, 1.5, 3001)
     grid = two_minima(*np.meshgrid(axis, axis, indexing="ij"))
     for name, at, inconsistency in (("(-½, -½)", SHARED_MINIMUM, 0.01), ("(1, 1)", SEPARATE_MINIMUM, 3.56)):
         row, column = (int(np.abs(axis - value).argmin()) for value in at)
         found = grid_inconsistency(grid, (row, column), 0.01)
         said = f"I^0.01 at {name}, on a grid of [-1.5, 1.5]²"
-        yield _derived(place, said, inconsistency, found, 0.02 * inconsistency)
+        yield _derived(place, said, inconsistency, found, 0.0015 * inconsistency)
 
 
 def _of_ellipses() -> Iterator[Quantity]:

@@ -19,8 +19,14 @@ _LEAST = 1e-6  # a loss is drawn as this where it is less
 _LEVELS = 24
 
 
-def plane_figure(found: Slice, title: str) -> Figure:
-    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean."""
+def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
+    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean.
+
+    Args:
+        found: the losses.
+        title: above all panels.
+        first, second: what the two directions are.
+    """
     apart = np.abs(np.log(np.maximum(found.losses, _LEAST)) - np.log(np.maximum(found.arithmetic, _LEAST)))
     order = apart.reshape(len(found.names), -1).mean(1).argsort()[::-1][:_MOST_PANELS]
     panels = {found.names[place]: found.losses[place] for place in sorted(order.tolist())}
@@ -42,8 +48,8 @@ def plane_figure(found: Slice, title: str) -> Figure:
     if drawn is not None:
         ticks = 10.0 ** np.arange(np.ceil(np.log10(levels[0])), np.floor(np.log10(levels[-1])) + 1)
         figure.colorbar(drawn, ax=grid, label="loss", shrink=0.8, ticks=ticks)
-    figure.supxlabel("along the direction of the largest ratio of curvatures", fontsize=9)
-    figure.supylabel("along the next one", fontsize=9)
+    figure.supxlabel(first, fontsize=9)
+    figure.supylabel(second, fontsize=9)
     figure.suptitle(title, fontsize=10)
     return figure
 

@@ -95,12 +95,14 @@ class Analysis:
         measured: on its environments.
         null: on as many pseudo-environments of the same examples; None where only slices were asked for.
         seconds: it took.
+        through: the run that slices lead to, if they lead to one.
     """
 
     trained: TrainedModel
     measured: NetworkConsistency
     null: NetworkConsistency | None
     seconds: float
+    through: str | None = None
 
 
 def analyzed(
@@ -142,7 +144,7 @@ def analyzed(
     measured = measure(losses, settings, one, direction)
     null = measure(losses.pseudo_environments(settings.seed), of_null, one) if of_null else None
     without = replace(trained, model=torch.nn.Identity())
-    return Analysis(without, measured, null, time.perf_counter() - started)
+    return Analysis(without, measured, null, time.perf_counter() - started, None if through is None else through.name)
 
 
 def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.device) -> torch.Tensor:

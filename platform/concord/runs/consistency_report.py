@@ -100,8 +100,14 @@ def draw(analysis: Analysis, folder: Path) -> dict[str, str]:
     if measured.signs is not None or measured.log_ratios:
         drawn["layers"] = layers_figure(measured, null, name)
     if measured.line is not None and measured.plane is not None:
-        drawn["line"] = line_figure(measured.line, name, "along the direction of the largest ratio of curvatures")
-        drawn["plane"] = plane_figure(measured.plane, name)
+        steepest = "the direction of the largest ratio of curvatures"
+        if "curvature" not in measured.settings.parts:
+            steepest = "a random direction"
+        first, second = steepest, steepest.replace("largest", "next largest").replace("a random", "another random")
+        if analysis.through is not None:
+            first, second = f"the line to {analysis.through}", steepest
+        drawn["line"] = line_figure(measured.line, name, f"along {first}")
+        drawn["plane"] = plane_figure(measured.plane, name, f"along {first}", f"along {second}")
     return {what: str(save(figure, folder / f"{what}.png")) for what, figure in drawn.items()}
 
 
