@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from command_line import Concord, Said
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
 from concord.comparisons.documents import with_tables
+from concord.errors import ArgumentError
 from concord.runs.analyzing import require_comparable
 from concord.runs.consistency import DataAsked, environment_losses
 from concord.runs.consistency_report import by_method
@@ -243,6 +245,9 @@ def test_an_unfinished_run_and_split_without_held_out_are_refused(
 def test_methods_may_differ_but_not_data_or_networks(output: Path) -> None:
     trained = {name: model_of_run(load_job("synthetic"), output, name) for name in ("mask-1", "mask-2", "mean-slow")}
     require_comparable(list(trained.values()))  # another rule, with another learning rate
+    same = replace(trained["mask-1"], name="again")
+    with pytest.raises(ArgumentError, match="name=again: has seed 1, as mask-1 has; give runs that differ"):
+        require_comparable([trained["mask-1"], same])
 
 
 def test_spread_is_over_the_runs_of_a_method() -> None:

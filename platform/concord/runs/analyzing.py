@@ -107,6 +107,13 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
         if names.count(name) > 1:
             raise ArgumentError("name", name, "given twice; a run counts once")
     first = trained[0]
+    of_seed: dict[tuple[str, int], str] = {}
+    for each in trained:
+        method, seed = each.config.method, each.config.run.seed
+        if (before := of_seed.setdefault((method, seed), each.name)) != each.name:
+            raise ArgumentError(
+                "name", each.name, f"has seed {seed}, as {before} has; give runs that differ in the seed"
+            )
     of_method = {each.config.method: each for each in reversed(trained)}
     for each in trained:
         compared = of_method[each.config.method]

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from concord.aggregation.agreement import check_threshold
 from concord.analysis.consistency.certified import certified_bound
-from concord.analysis.consistency.curvature import check_radius, diagonals, log_ratios, mean_log_ratio, pair_ratio
+from concord.analysis.consistency.curvature import (
+    Ratio,
+    check_radius,
+    diagonals,
+    log_ratios,
+    mean_log_ratio,
+    pair_ratio,
+)
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
 from concord.analysis.consistency.quadratic import check_epsilon
 from concord.analysis.consistency.signs import SignAgreement, sign_agreement
@@ -164,71 +171,86 @@ def measure(
         raise ArgumentError("environments", len(names), "consistency compares two environments at least")
     if "curvature" in parts:
         losses.loss_of_outputs()  # which refuses a risk
-    possible = list(itertools.permutations(names, 2))
-    drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]
     radius = settings.radius * float(losses.solution.double().norm())
-    pairs: list[PairConsistency] = []
-    steepest: list[tuple[float, Tensor]] = []
-    generator = torch.Generator().manual_seed(settings.seed)
-
-    def random_direction() -> Tensor:
-        return torch.randn(losses.size, generator=generator).to(losses.device, losses.dtype)
-
-    for index in sorted(drawn.tolist()):
-        own, other = possible[index]
-        ratios: list[float] = []
-        bounds: list[float] = []
-        converged = True
-        start: Tensor | None = None
-        for epsilon in settings.epsilon:
-            directions = [random_direction()]
-            if "curvature" in parts:
-                ratio = pair_ratio(losses, own, other, epsilon, radius, start)
-                ratios.append(ratio.value)
-                converged &= ratio.converged
-                start = ratio.direction
-                directions = [start, *directions]
-                advance()
-            if "bound" in parts:
-                found = certified_bound(losses, own, other, epsilon, radius, directions).value
-                bounds.append(max([found, *bounds[-1:]]))  # a path within a smaller ε is one within this
-                advance()
-        if start is not None:
-            steepest.append((ratios[-1], start))
-        pairs.append(PairConsistency(own, other, tuple(ratios), converged, tuple(bounds)))
-
-    signs, ratios_by_layer, whole, along, over = None, dict[str, float](), None, None, None
+    directions = _Directions(losses, settings.seed)
+    pairs, steepest = _pairs(losses, settings, radius, directions, advance)
+    signs, ratios, ratio, along, over = None, dict[str, float](), None, None, None
     if "signs" in parts:
         fewest = min(losses.examples(name) for name in names)
         signs = sign_agreement(losses, settings.threshold, min(settings.batches, fewest))
         advance()
     if "curvature" in parts:
-        ratios_by_layer = log_ratios(losses, diagonals(losses, settings.probes, settings.seed))
-        whole = mean_log_ratio(losses, ratios_by_layer)
+        ratios = log_ratios(losses, diagonals(losses, settings.probes, settings.seed))
+        ratio = mean_log_ratio(losses, ratios)
         advance()
     if "slices" in parts:
-        steepest.sort(key=lambda found: -found[0])
-        directions = [direction for _, direction in steepest[:2]]
-        directions += [random_direction() for _ in range(2 - len(directions))]
-        reach = radius
-        if through is not None:
-            directions, reach = [through, directions[0]], float(through.double().norm())
-        # To the other solution and half as far again; without one, as far as the radius.
-        least, most = (-0.5, 1.5) if through is not None else (-1.0, 1.0)
-        unit = directions[0] / directions[0].norm()
-        along = line(losses, unit, np.linspace(least * reach, most * reach, _LINE_POINTS))
-        over = plane(losses, directions[0], directions[1], np.linspace(least * reach, most * reach, _PLANE_POINTS))
+        first, second = [*steepest, directions.draw(), directions.draw()][:2]
+        along, over = _slices(losses, radius, first, second) if through is None else _through(losses, through, first)
         advance()
     return NetworkConsistency(
-        settings,
-        radius,
-        dict(losses.at_solution),
-        {name: float(losses.gradient(name).double().norm()) for name in names},
-        tuple(pairs),
-        len(possible),
-        ratios_by_layer,
-        whole,
-        signs,
-        along,
-        over,
+        settings=settings,
+        radius=radius,
+        losses=dict(losses.at_solution),
+        gradient_norms={name: float(losses.gradient(name).double().norm()) for name in names},
+        pairs=pairs,
+        possible_pairs=len(names) * (len(names) - 1),
+        log_ratios=ratios,
+        log_ratio=ratio,
+        signs=signs,
+        line=along,
+        plane=over,
     )
+
+
+class _Directions:
+    """Random directions, by a seed."""
+
+    def __init__(self, losses: EnvironmentLosses, seed: int) -> None:
+        self._like, self._generator = losses.solution, torch.Generator().manual_seed(seed)
+
+    def draw(self) -> Tensor:
+        return torch.randn(len(self._like), generator=self._generator).to(self._like)
+
+
+def _pairs(
+    losses: EnvironmentLosses, settings: Settings, radius: float, random: _Directions, advance: Callable[[], None]
+) -> tuple[tuple[PairConsistency, ...], list[Tensor]]:
+    """The pairs that are drawn, and the directions of their ratios of curvatures, the largest first."""
+    possible = list(itertools.permutations(losses.names, 2))
+    drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]
+    pairs: list[PairConsistency] = []
+    steepest: list[tuple[float, Tensor]] = []
+    for own, other in (possible[index] for index in sorted(drawn.tolist())):
+        ratios: list[Ratio] = []
+        bounds: list[float] = []
+        for epsilon in settings.epsilon:
+            directions = [random.draw()]
+            if "curvature" in settings.parts:
+                start = ratios[-1].direction if ratios else None
+                ratios.append(pair_ratio(losses, own, other, epsilon, radius, start))
+                directions.insert(0, ratios[-1].direction)
+                advance()
+            if "bound" in settings.parts:
+                found = certified_bound(losses, own, other, epsilon, radius, directions).value
+                bounds.append(max([found, *bounds[-1:]]))  # a path within a smaller ε is one within this
+                advance()
+        if ratios:
+            steepest.append((ratios[-1].value, ratios[-1].direction))
+        values, converged = tuple(ratio.value for ratio in ratios), all(ratio.converged for ratio in ratios)
+        pairs.append(PairConsistency(own, other, values, converged, tuple(bounds)))
+    steepest.sort(key=lambda found: -found[0])
+    return tuple(pairs), [direction for _, direction in steepest]
+
+
+def _slices(losses: EnvironmentLosses, reach: float, first: Tensor, second: Tensor) -> tuple[Slice, Slice]:
+    """Along the first direction, and over the plane of both, as far as is said on each side."""
+    along = line(losses, first / first.norm(), np.linspace(-reach, reach, _LINE_POINTS))
+    return along, plane(losses, first, second, np.linspace(-reach, reach, _PLANE_POINTS))
+
+
+def _through(losses: EnvironmentLosses, other: Tensor, second: Tensor) -> tuple[Slice, Slice]:
+    """To another solution and half as far on both sides, along the line and over the plane with a second direction."""
+    distance = float(other.double().norm())
+    least, most = -0.5 * distance, 1.5 * distance
+    along = line(losses, other / other.norm(), np.linspace(least, most, _LINE_POINTS))
+    return along, plane(losses, other, second, np.linspace(least, most, _PLANE_POINTS))
