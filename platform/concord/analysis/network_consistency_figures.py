@@ -17,6 +17,7 @@ _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40
 _LEAST = 1e-6  # a loss is drawn as this where it is less
 _LEVELS = 24
+_LOGARITHMIC = 10.0  # values that lie further apart than by this factor are on a logarithmic scale
 
 
 def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
@@ -120,7 +121,7 @@ class RunPoint:
 
     Attributes:
         method: that trained it.
-        value, null: of I^ε, on its environments and on pseudo-environments.
+        value, null: what was found on its environments, and on pseudo-environments.
         accuracy: o.o.d., or None where the job reports none.
     """
 
@@ -131,13 +132,13 @@ class RunPoint:
 
 
 def runs_figure(panels: Mapping[str, Sequence[RunPoint]], accuracy: str) -> Figure:
-    """Runs side by side: what was found of I^ε against the o.o.d. accuracy, a panel for each number that was found.
+    """Runs side by side: what was found against the o.o.d. accuracy, a panel for each number.
 
     Args:
         panels: the runs, by what the panel shows.
         accuracy: what the metric is called.
     """
-    figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
+    figure = Figure(figsize=(3.4 * len(panels) + 0.6, 3.6), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     colours = _colours([point.method for points in panels.values() for point in points])
     for axes, (label, points) in zip(grid, panels.items(), strict=True):
@@ -152,13 +153,16 @@ def runs_figure(panels: Mapping[str, Sequence[RunPoint]], accuracy: str) -> Figu
             axes.scatter(
                 [p.null for p in of_method], heights, facecolors="none", edgecolors=colour, s=26, label=f"{name}, null"
             )
-        axes.set_xscale("log")
+        seen = [number for point in points for number in (point.value, point.null) if number > 0]
+        if max(seen, default=1.0) > _LOGARITHMIC * min(seen, default=1.0):
+            axes.set_xscale("log")
         axes.set_xlabel(label, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         if not known:
             axes.set_yticks(range(len(colours)), [method_name(method) for method in colours])
     grid[0].set_ylabel(accuracy)
-    grid[-1].legend(fontsize=7, frameon=False)
+    handles, names = grid[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False)
     return figure
 
 

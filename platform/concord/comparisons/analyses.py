@@ -42,8 +42,15 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
 
 
 def analyses_table(lines: Sequence[KeptLine]) -> Table:
-    """A row a method, mean and spread over its runs; a column for each number that is there."""
-    headings = dict.fromkeys(heading for line in lines for heading in line.values)
+    """A row a method, mean and spread over its runs; of I^ε the largest ε alone, over its null."""
+    headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
+    at_epsilon = [heading for heading in headings if "ε" in heading]
+    largest = at_epsilon[-1].split(", ")[1] if at_epsilon else ""
+    headings = [
+        heading
+        for heading in headings
+        if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
+    ]
     methods: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
     comparison = Comparison(methods, columns={heading: heading for heading in headings})
     return Table("method", comparison, lines)

@@ -1,7 +1,7 @@
 """What was found of a model's consistency as JSON, figures and metrics; and what several runs say together."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -134,20 +134,28 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def _number(found: Any) -> float:
+    """A bound, or the lower of two ends."""
+    return float(found[0] if isinstance(found, list | tuple) else found)
+
+
 def values_of(result: Mapping[str, Any]) -> dict[str, float]:
     """The main numbers of a model's JSON by headings, for a table; those at every ε with it."""
     found: dict[str, float] = {}
     for name in _ACCURACIES[:1]:
         if name in result["metrics"]:
             found["o.o.d. accuracy"] = result["metrics"][name]
-    null = result["inconsistency"].get("null", {})
+    own, null = result["inconsistency"], result["inconsistency"].get("null", {})
     for place, epsilon in enumerate(result["epsilon"]):
-        for of, said in ((result["inconsistency"], ""), (null, ", null")):
-            if "bound" in of:
-                found[f"I at least, ε {epsilon:g}{said}"] = of["bound"][place]
-        for of, said in ((result["inconsistency"], ""), (null, ", null")):
-            if "quadratic" in of:
-                found[f"quadratic, ε {epsilon:g}{said}"] = of["quadratic"][place][0]
+        for part, heading in (("bound", "I at least"), ("quadratic", "quadratic")):
+            if part not in own:
+                continue
+            here, by_chance = (_number(of[part][place]) if part in of else None for of in (own, null))
+            assert here is not None
+            found[f"{heading}, ε {epsilon:g}"] = here
+            if by_chance is not None:
+                found[f"{heading}, ε {epsilon:g}, null"] = by_chance
+                found[f"{heading}, ε {epsilon:g}, over null"] = here / by_chance
     if "log_ratio" in result:
         found["log ratio"], found["log ratio, null"] = (result["log_ratio"][of] for of in ("environments", "null"))
     if "signs" in result:
@@ -193,23 +201,32 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
+def _inconsistency(result: Mapping[str, Any], of: str, part: str) -> float | None:
+    """What was found of I^ε at the largest ε, on environments or on the null; None if it was not asked for."""
+    found = result["inconsistency"]
+    values = (found if of == "environments" else found.get("null", {})).get(part)
+    return None if values is None else _number(values[-1])
+
+
+# The panels of a figure of several runs: what is shown, on environments or on the null.
+_PANELS: dict[str, Callable[[Mapping[str, Any], str], float | None]] = {
+    "$I^\\epsilon$ at least, true losses, ε = {:g}": lambda result, of: _inconsistency(result, of, "bound"),
+    "$I^\\epsilon$ of the quadratic at least, ε = {:g}": lambda result, of: _inconsistency(result, of, "quadratic"),
+    "log ratio of curvatures": lambda result, of: result.get("log_ratio", {}).get(of),
+}
+
+
 def draw_runs(results: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Draw several runs side by side, at the largest ε; the file's path by the figure's name."""
     epsilon = results[0]["epsilon"][-1]
     accuracy = next((name for name in _ACCURACIES if name in results[0]["metrics"]), None)
     panels: dict[str, list[RunPoint]] = {}
-    for part, label in (
-        ("bound", f"I^ε at least, true losses, ε = {epsilon:g}"),
-        ("quadratic", f"I^ε of the quadratic at least, ε = {epsilon:g}"),
-    ):
+    for label, number in _PANELS.items():
         for result in results:
-            found, null = result["inconsistency"], result["inconsistency"].get("null", {})
-            if part not in found or part not in null:
-                continue
-            value, of_null = (each[part][-1] for each in (found, null))
-            value, of_null = (each[0] if part == "quadratic" else each for each in (value, of_null))
-            known = None if accuracy is None else result["metrics"].get(accuracy)
-            panels.setdefault(label, []).append(RunPoint(str(result["method"]), value, of_null, known))
+            value, null = number(result, "environments"), number(result, "null")
+            if value is not None and null is not None:
+                known = None if accuracy is None else result["metrics"].get(accuracy)
+                panels.setdefault(label.format(epsilon), []).append(RunPoint(str(result["method"]), value, null, known))
     if not panels:
         return {}
     figure = runs_figure(panels, (accuracy or "").replace("_", " ").replace("ood", "o.o.d."))
