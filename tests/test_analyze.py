@@ -242,6 +242,14 @@ def test_an_unfinished_run_and_split_without_held_out_are_refused(
     assert "--split held-out: run whole held nothing out; give train" in said.err
 
 
+def test_a_job_whose_examples_are_environments_is_asked_for_groups(output: Path) -> None:
+    trained = model_of_run(load_job("synthetic"), output, "mask-1")
+    trained = replace(trained, config=trained.config.with_options(per_example=True))
+    with pytest.raises(ArgumentError, match="environments=0: in run mask-1 every example is an environment; give a"):
+        environment_losses(trained, DataAsked(), torch.device("cpu"))
+    assert len(environment_losses(trained, DataAsked(environments=5), torch.device("cpu")).names) == 5
+
+
 def test_methods_may_differ_but_not_data_or_networks(output: Path) -> None:
     trained = {name: model_of_run(load_job("synthetic"), output, name) for name in ("mask-1", "mask-2", "mean-slow")}
     require_comparable(list(trained.values()))  # another rule, with another learning rate

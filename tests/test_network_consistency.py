@@ -413,5 +413,9 @@ def test_what_has_no_consistency_is_refused() -> None:
     broken = data | {"environment 1": (data["environment 1"][0] * math.nan, data["environment 1"][1])}
     with pytest.raises(InputError, match="environment environment 1: its loss at the solution is nan"):
         EnvironmentLosses(network(), nn.functional.cross_entropy, broken)
+    with pytest.raises(
+        ArgumentError, match="environment=nowhere: there is none of this name; there are environment 0,"
+    ):
+        losses().loss("nowhere")
     with pytest.raises(ArgumentError, match="batches=21: must be 1 at least, and 20 at most"):
         sign_agreement(losses(), 0.8, 21)

@@ -26,8 +26,9 @@ Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
 COMMANDS = {
     **dict.fromkeys(("jobs", "train", "tune"), "concord.cli.running"),
     "compare": "concord.cli.comparing",
+    "report": "concord.cli.running",
     "analyze": "concord.cli.analyze",
-    **dict.fromkeys(("report", "data", "demo"), "concord.cli.running"),
+    **dict.fromkeys(("data", "demo"), "concord.cli.running"),
     **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.cluster"),
     "runs": "concord.cli.runs",
     **dict.fromkeys(("models", "ui"), "concord.cli.registry"),

@@ -176,6 +176,8 @@ class EnvironmentLosses:
         return loss
 
     def _chunks(self, name: str, examples: slice) -> Iterator[Batch]:
+        if name not in self.environments:
+            raise ArgumentError("environment", name, f"there is none of this name; there are {', '.join(self.names)}")
         batch = pytree.tree_map(lambda leaf: leaf[examples], self.environments[name])
         for start in range(0, len(pytree.tree_leaves(batch)[0]), self._together):
             piece = slice(start, start + self._together)
