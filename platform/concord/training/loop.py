@@ -310,6 +310,7 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
+        self.objective.attach(self.batches.batch, self.optimization.optimizer)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
