@@ -36,7 +36,7 @@ from concord.distillation import (
     with_privileged,
 )
 from concord.distillation.meta_gradient import bounded
-from concord.environments import BatchStream, Environments
+from concord.environments import BatchStream, Environment, Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.gradients.risk import as_risk
@@ -359,12 +359,44 @@ def test_a_weight_of_0_trains_as_without_a_teacher_bit_by_bit() -> None:
     assert metrics_of(job(weight=1.0)) != metrics_of(alone)
 
 
+def thirty_two(name: str) -> tuple[Tensor, Tensor]:
+    inputs, targets = examples(name)
+    return inputs[:32], targets[:32]
+
+
+def drawn_anew(inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirty_two) -> Job[Any]:
+    """The split is another for each step of the teacher: 32 examples, four batches of 8 a pass."""
+    learning = MetaLearning(None, inner, real)
+    return dataclasses.replace(
+        job(),
+        environments=lambda _: Environments(make, train=["a", "b"], test=["test"]),
+        objective=lambda _: Distillation(BY_LABEL, small_teacher, Teaching(1.0, layers=("0",)), learning),
+    )
+
+
+def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass() -> None:
+    ours = Distillation(BY_LABEL, small_teacher, Teaching(1.0), MetaLearning(None, 3, 2))
+    data = [
+        Environment(name, torch.arange(start, start + 32), torch.zeros(32)) for name, start in (("a", 0), ("b", 50))
+    ]
+    stream = BatchStream(data, 8, 0)
+    ours.attach(stream.batch, torch.optim.SGD([torch.zeros(1)], 0.1), 4)
+    for step in (0, 2, 4, 6):
+        coming, judges = ours._parts(step, torch.device("cpu"))
+        assert [each[0].tolist() for each in coming] == [stream.batch(step + at)[0].tolist() for at in (0, 1, 0)]
+        for index, environment in enumerate(data):
+            inner = torch.cat([each[0][index] for each in coming[:2]])
+            outer = judges(index)[0]
+            assert torch.equal(torch.cat([inner, outer]).sort().values, environment.inputs)
+
+
 def _on_several(rank: int, world_size: int, folder: Path) -> None:
-    alone = metrics_of(job())
-    together = metrics_of(job(), CONFIG, ProcessContext(rank, world_size))
-    assert together.keys() == alone.keys()
-    for name, value in alone.items():
-        assert together[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    for given in (job(), drawn_anew()):
+        alone = metrics_of(given)
+        together = metrics_of(given, CONFIG, ProcessContext(rank, world_size))
+        assert together.keys() == alone.keys()
+        for name, value in alone.items():
+            assert together[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 def test_placement_over_two_workers_changes_nothing(tmp_path: Path) -> None:
@@ -456,6 +488,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "labels of rows": (
         lambda: with_privileged(torch.ones(2, 1), torch.ones(2, 3)),
         r"labels \(2, 1\) and privileged \(2, 3\): expected \(examples,\) and \(examples, ...\) of the same number",
+    ),
+    "batches that do not divide a pass": (
+        lambda: metrics_of(drawn_anew(make=examples), CONFIG.with_options(batch_size=9)),
+        "batch_size: with a split drawn anew it has to divide every environment's examples",
+    ),
+    "nobody to judge": (
+        lambda: metrics_of(drawn_anew(real=4)),
+        "student_steps=4: with a split drawn anew: a part of the 4 steps of a pass, and a divisor",
     ),
     "an optimizer that cannot be unrolled": (
         lambda: metrics_of(job(), CONFIG.with_options(optimizer="temporal-and-mask")),

@@ -30,6 +30,8 @@ class MetaLearning:
 
     Args:
         outer: gives the examples that judge it, a tree of tensors ``(examples, ...)``; called once in every process.
+            None: the split is drawn anew for every step of the teacher. The N batches that come next train the copy,
+            again and again, and the other batches of that pass through the data judge it.
         inner_steps: n, of the student's copy.
         student_steps: N, of the student itself between two steps of the teacher.
         optimizer: of the teacher, from its parameters.
@@ -40,7 +42,7 @@ class MetaLearning:
         InputError: a number of steps is below 1.
     """
 
-    outer: Callable[[], Batch]
+    outer: Callable[[], Batch] | None
     inner_steps: int = 32
     student_steps: int = 16
     optimizer: MetaOptimizer = _ADAM
@@ -56,8 +58,9 @@ class Distillation(Objective):
     """The mean over environments of label loss and teaching, α Σ_k L_t(h_k, h*_k) with h* = T(x*).
 
     At steps 0, N, 2N, … the teacher takes a step first. From the student's present weights a copy for each environment
-    takes n steps on the batches that come, and the teacher follows the mean of their meta-gradients: so it is the same
-    however environments are placed, and nothing is exchanged within an unrolled copy. See :mod:`concord.distillation`.
+    takes n steps on the environment's batches that come, and the teacher follows the mean of their meta-gradients: so
+    it is the same however environments are placed, and nothing is exchanged within an unrolled copy. See
+    :mod:`concord.distillation`.
 
     Args:
         loss: the loss or the risk by labels.
@@ -89,6 +92,7 @@ class Distillation(Objective):
         self._teacher = teacher
         self._batch_at: Callable[[int], Batch] | None = None
         self._students: torch.optim.Optimizer | None = None
+        self._steps_per_pass: int | None = None
         self._outer: Batch | None = None
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
@@ -104,12 +108,23 @@ class Distillation(Objective):
                 raise InputError("teacher: none of its parameters requires a gradient, so it cannot learn")
             self.optimizer = self.meta.optimizer(trainable(self.module).values())
 
-    def attach(self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer) -> None:
+    def attach(
+        self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
+    ) -> None:
         """Keep what the copies are trained on, and like.
 
         Raises:
-            InputError: the run's optimizer cannot be unrolled, where the copies are to take its steps.
+            InputError: the run's optimizer cannot be unrolled, where the copies are to take its steps; or a pass
+                through the data is not several times N batches, where some of them judge.
         """
+        if self.meta is not None and self.meta.outer is None:
+            if steps_per_pass is None:
+                raise InputError("batch_size: with a split drawn anew it has to divide every environment's examples")
+            several = steps_per_pass % self.meta.student_steps == 0 and self.meta.student_steps < steps_per_pass
+            if not several:
+                expected = f"with a split drawn anew: a part of the {steps_per_pass} steps of a pass, and a divisor"
+                raise ArgumentError("student_steps", self.meta.student_steps, expected)
+            self._steps_per_pass = steps_per_pass
         if self.meta is not None and self.meta.rule is None:
             as_rule(optimizer, optimizer.param_groups[0]["params"])
         self._batch_at, self._students = batch_at, optimizer
@@ -125,11 +140,8 @@ class Distillation(Objective):
         if self._batch_at is None or self._students is None or self.optimizer is None:
             raise ArgumentError("objective", "distillation", "call begin and attach before its first step")
         teacher, parameters = self._told(), list(trainable(model).values())
-        if self._outer is None:
-            device = parameters[0].device
-            self._outer = pytree.tree_map(lambda leaf: leaf.to(device), self.meta.outer())
         rule, state = (self.meta.rule, None) if self.meta.rule else as_rule(self._students, parameters)
-        coming = [self._batch_at(at) for at in range(step, step + self.meta.inner_steps)]
+        coming, judges = self._parts(step, parameters[0].device)
         student = Student(model, self.risk, self.teaching, self.autocast)
         sums: Tensor | None = None
         devices = [parameters[0].device] if parameters[0].is_cuda else []
@@ -139,7 +151,7 @@ class Distillation(Objective):
                     student,
                     teacher,
                     [take(batch, index) for batch in coming],
-                    self._outer,
+                    judges(index),
                     rule,
                     state,
                     privileged=self.privileged,
@@ -178,6 +190,23 @@ class Distillation(Objective):
             losses.append(loss)
             weights.append(weight)
         return torch.stack(losses), torch.stack(weights)
+
+    def _parts(self, step: int, device: torch.device) -> tuple[list[Batch], Callable[[int], Batch]]:
+        """The batches of the copies' steps, and what judges the copy of an environment, by its place in the batch."""
+        assert self.meta is not None
+        assert self._batch_at is not None
+        steps, real = self.meta.inner_steps, self.meta.student_steps
+        if self.meta.outer is not None:
+            if self._outer is None:
+                self._outer = pytree.tree_map(lambda leaf: leaf.to(device), self.meta.outer())
+            return [self._batch_at(at) for at in range(step, step + steps)], lambda _: self._outer
+        assert self._steps_per_pass is not None
+        first = step - step % self._steps_per_pass
+        whole = [self._batch_at(at) for at in range(first, first + self._steps_per_pass)]
+        inner = whole[step - first : step - first + real]
+        others = whole[: step - first] + whole[step - first + real :]
+        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *others)
+        return [inner[at % real] for at in range(steps)], lambda index: take(joined, index)
 
     def _told(self) -> nn.Module:
         if self.module is None:

@@ -80,12 +80,16 @@ class Objective:
             steps: of the whole run, for schedules.
         """
 
-    def attach(self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer) -> None:
+    def attach(
+        self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
+    ) -> None:
         """Get to know the run, once, after :meth:`begin`.
 
         Args:
             batch_at: gives the batch of any step of this process's environments, of steps to come, too.
             optimizer: of the model.
+            steps_per_pass: the steps in which every example comes exactly once, counted from step 0; None: passes do
+                not end with a step.
         """
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
