@@ -41,7 +41,7 @@ from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.gradients.risk import as_risk
 from concord.objectives import ERM
-from concord.training import Job, ProcessContext, TrainConfig, train
+from concord.training import Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.loop import Silent
 
 BATCH, INPUTS, PRIVILEGED, UNITS = 6, 4, 3, 5
@@ -430,6 +430,29 @@ def test_privileged_information_is_not_read_at_test() -> None:
 
     told = dataclasses.replace(job(), environments=lambda _: Environments(with_nonsense, ["a", "b"], test=["test"]))
     assert metrics_of(told) == metrics_of(job())
+
+
+@pytest.mark.parametrize("teacher", ["meta", "none", "fixed", "oracle"])
+@pytest.mark.parametrize("resample", [True, False])
+def test_task_a_trains_with_every_teacher(teacher: str, resample: bool) -> None:
+    given = load_job("distill-xor").job
+    options = {"dimensions": 8, "examples": 64, "epochs": 1, "student_steps": 2, "unrolled_steps": 3}
+    config = given.config.with_options(teacher=teacher, resample_split=resample, **options)
+    config.check()
+    assert 0 <= metrics_of(given, config)["ood_accuracy"] <= 1
+
+
+def test_task_a_is_what_it_is_said_to_be() -> None:
+    given = load_job("distill-xor").job
+    inputs, targets = given.environments(given.config.with_options(teacher="none", examples=20_000))["train"].data
+    labels, hidden = targets[:, 0], targets[:, 1:3] * targets[:, 3:]
+    assert torch.equal(labels, ((hidden > 0).sum(1) % 2).float())
+    # The two numbers differ in sign as often as the angle between the rows of A says: on average over A half the time.
+    angle = math.acos(float(torch.corrcoef(hidden.T)[0, 1])) / math.pi
+    assert labels.mean().item() == pytest.approx(angle, abs=0.02)
+    assert angle == pytest.approx(0.5, abs=0.1)
+    correlations = inputs.T @ targets[:, 1:] / len(inputs)  # E[x* | x] = 0
+    assert correlations.abs().max() < 5 / len(inputs) ** 0.5
 
 
 # --- what is refused
