@@ -132,6 +132,13 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["punctuated-sst2", "--data-dir", "/nowhere"], "--data-dir /nowhere: train.tsv, dev.tsv, test.tsv not there"),
         (["irm-regression", "--train-sigmas", "0"], "--train-sigmas 0.0: give standard deviations above 0"),
         (["irm-regression", "--objective", "meta-irm", "--inner-lr", "0"], "--inner-lr 0.0: must be above 0"),
+        (["distill-xor", "--validation-fraction", "1", "--no-resample-split"], "--validation-fraction 1.0: must lie"),
+        (["distill-xor", "--unrolled-steps", "0"], "--unrolled-steps 0: must be at least 1"),
+        (["distill-xor", "--teaching-weight", "-1"], "--teaching-weight -1.0: must be a finite number, not below 0"),
+        (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: a part of the 32"),
+        (["distill-xor", "--batch-size", "10"], "batch_size: with a split drawn anew it has to divide every"),
+        (["distill-xor", "--dimensions", "0"], "--dimensions 0: must be at least 1"),
+        (["distill-xor", "--optimizer", "temporal-and-mask"], "its steps cannot be unrolled; give adam or sgd"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_leaves_nothing(

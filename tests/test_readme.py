@@ -76,6 +76,30 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
     assert float(found[1]) < 0.4  # a guess has 0.69
 
 
+def test_the_job_on_privileged_information_registers_a_student_that_predicts_from_inputs_alone(
+    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    text = snippet("privileged")
+    assert len(text.splitlines()) < 40
+    (tmp_path / "later_job.py").write_text(text)
+    inputs = np.random.default_rng(0).normal(size=(200, 10)).astype(np.float32)
+    later = inputs[:, :3] ** 2
+    np.savez("patients.npz", inputs=inputs, labels=later.sum(1), later=later)
+    job = load_job("later_job.py")
+    config = job.job.config.with_options(data_dir=tmp_path, output=tmp_path / "runs", epochs=6, evaluations=2)
+    report = run(job, config, lambda _: None)
+    assert report.model == "models:/later-job/1"
+    with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
+        environment.setenv("MLFLOW_TRACKING_URI", "")
+        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs/mlflow.db")
+        predictions = mlflow.pyfunc.load_model(report.model).predict(inputs)
+    assert predictions.shape == (200, 1)
+    assert np.isfinite(predictions).all()
+
+
 def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
     from concord.runs.preflight import preflight
     from concord.training import ProcessContext, train

@@ -33,7 +33,8 @@ class ObjectiveGradients:
     and no more than those; their shapes have to be the same in all processes.
 
     Args:
-        model: its parameters that require gradients get ``grad``, and so do those of the objective's own module.
+        model: its parameters that require gradients get ``grad``, and so do those of the objective's own module,
+            unless the objective trains that itself (``alternates``).
         objective: what is minimized; one that makes a module in ``begin`` has begun.
         names: the names of this process's environments.
         group: the other processes; None if this one has all environments.
@@ -61,7 +62,7 @@ class ObjectiveGradients:
         self.model = model
         self.objective = objective
         self.names = list(names)
-        modules = [model] if objective.module is None else [model, objective.module]
+        modules = [model] if objective.module is None or objective.alternates else [model, objective.module]
         self._of_modules = [(module, trainable(module)) for module in modules]
         of_model = self._of_modules[0][1]
         if not of_model:
@@ -104,6 +105,7 @@ class ObjectiveGradients:
         if self.objective.others and self._processes is not None:
             self._require_one_shape(pytree.tree_leaves(batch), self._processes)
             batch = pytree.tree_map(self._everyones, batch)
+        self.objective.prepare(self.model, at, self._own, self._total)
         terms, weights = self.objective.terms(self.model, batch, at, self._own)
         if raises:  # under propagate the host does not wait for the device
             check_weights(weights)
@@ -115,15 +117,20 @@ class ObjectiveGradients:
         scaled = value if scale is None else value * scale
         gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True)
         flat = torch.cat([gradient.reshape(-1).to(self._layout.dtype) for gradient in gradients])
-        if self._processes is not None:
-            before = self.aggregation.clock.switch("exchange")
-            dist.all_reduce(flat, group=self._processes.group)
-            self.aggregation.clock.switch(before)
+        flat = self._total(flat)
         if raises and float(presence(flat)) < 0:
             self._refuse(known, at)
         leave_gradients(self._parameters, self._layout, flat)
         kept = torch.ones(self._kept, device=flat.device)
         return EnvironmentStep(terms.detach().mean(1), kept, (), weights, len(everyones))
+
+    def _total(self, own: Tensor) -> Tensor:
+        """The sum over all processes; it takes the place of this one's."""
+        if self._processes is not None:
+            before = self.aggregation.clock.switch("exchange")
+            dist.all_reduce(own, group=self._processes.group)
+            self.aggregation.clock.switch(before)
+        return own
 
     def _everyones(self, own: Tensor) -> Tensor:
         """The rows of all processes' environments, ``(all environments, ...)``, of those of this one's."""

@@ -1,6 +1,6 @@
 """What is minimized over environments: terms that environments give, and how they become one number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -52,12 +52,15 @@ class Objective:
         module: the objective's own network; it is in a run's checkpoints, but no part of the trained model.
         optimizer: of the module's parameters. None: they are trained like the model's, with the run's optimizer.
         schedule: of this optimizer, stepped with it; None: its learning rate stays.
+        alternates: the objective trains its module itself, in :meth:`prepare`, at steps of its own choice; the terms'
+            gradient is the model's alone, and the optimizer is stepped there.
         default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
             None: there is no penalty.
     """
 
     coupled: ClassVar[bool] = True
     others: ClassVar[bool] = False
+    alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
     module: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
@@ -75,6 +78,28 @@ class Objective:
             model: what is trained.
             environments: how many training environments there are, in all processes.
             steps: of the whole run, for schedules.
+        """
+
+    def attach(
+        self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
+    ) -> None:
+        """Get to know the run, once, after :meth:`begin`.
+
+        Args:
+            batch_at: gives the batch of any step of this process's environments, of steps to come, too.
+            optimizer: of the model.
+            steps_per_pass: the steps in which every example comes exactly once, counted from step 0; None: passes do
+                not end with a step.
+        """
+
+    def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
+        """Do what comes before the terms of a step, such as training the module. Called in every process.
+
+        Args:
+            model: what is trained.
+            step: the step's number.
+            own: which environments this process has, counted among all.
+            total: gives the sum of a tensor over all processes, each of which has to call it as often.
         """
 
     def terms(

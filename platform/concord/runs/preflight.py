@@ -31,6 +31,7 @@ from concord.training.evaluation import (
 from concord.training.job import CustomJob, JobFile
 from concord.training.loop import begun_objective, build_model, check_environments
 from concord.training.metric_names import check_metric_names
+from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
 
 
@@ -82,7 +83,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     name = environments.train[0]
     with _blamed(job, f"environment {name} cannot be loaded"):
         first = environments[name]
-    split_held_out(first, config.data.held_out, config.run.seed)
+    trained = split_held_out(first, config.data.held_out, config.run.seed).training
     with _blamed(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
@@ -92,6 +93,10 @@ def preflight(job: JobFile, config: Any) -> Checked:
     given = _check_batch(job, objective, model.eval(), first)
     if job.job.objective is not None:
         _check_objective(job, objective, model, first, len(environments.train))
+        optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
+        steps, rest = divmod(len(trained), config.data.batch_size)
+        whole = rest == 0 and config.data.environments_per_step == 0  # as far as the first environment says
+        objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
     measures = modes(given, job.job.evaluation)
     with _blamed(job, "its metrics cannot be told apart"):
         own = () if job.job.evaluation is None else job.job.evaluation.modes

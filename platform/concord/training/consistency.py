@@ -12,7 +12,7 @@ from concord.analysis.consistency.signs import sign_agreement
 from concord.environments import Environment
 from concord.gradients.risk import Risk
 
-_EXAMPLES, _PROBES = 64, 2  # of each environment, its first ones; for the diagonals of the curvatures
+_EXAMPLES, _PROBES = 32, 2  # of each environment, its first ones; for the diagonals of the curvatures
 
 
 def consistency_metrics(

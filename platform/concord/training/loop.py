@@ -310,6 +310,9 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
+        lengths = set[float]().union(*_gathered({len(each) / config.data.batch_size for each in training}, place))
+        whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
+        self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]

@@ -22,7 +22,7 @@ class Optimization:
     towards zero and stops there.
 
     An objective's own module is trained here, too: like the model, or by the objective's optimizer, which knows neither
-    clipping nor penalties.
+    clipping nor penalties. A module that its objective trains itself is only kept in checkpoints.
 
     Args:
         parameters: the trainable parameters of the model.
@@ -37,8 +37,10 @@ class Optimization:
         options = config.optimizer
         self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
-        if objective is not None and objective.module is not None and objective.optimizer is None:
-            self._parameters += trainable(objective.module).values()
+        own = None if objective is None or objective.alternates else objective  # whose module is trained here
+        if own is not None and own.module is not None and own.optimizer is None:
+            self._parameters += trainable(own.module).values()
+        self._stepped = own if own is not None and own.optimizer is not None else None
         self._options = options
         self.optimizer: torch.optim.Optimizer
         betas = (options.beta1, options.beta2)
@@ -85,10 +87,10 @@ class Optimization:
         self.schedule.step()
         if self._step_schedule is not None:
             self._step_schedule.step()
-        if self._objective is not None and self._objective.optimizer is not None:
-            self._objective.optimizer.step()
-            if self._objective.schedule is not None:
-                self._objective.schedule.step()
+        if self._stepped is not None and self._stepped.optimizer is not None:
+            self._stepped.optimizer.step()
+            if self._stepped.schedule is not None:
+                self._stepped.schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: of the run's optimizer, and of the objective."""

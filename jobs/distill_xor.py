@@ -1,0 +1,148 @@
+"""Task A of learning to distill trajectories: the exclusive or of two hidden signs; x* shows them behind random signs.
+
+x* = (s, s ⊙ h) tells the label, but nothing in x predicts it: its mean is 0 for every x. A teacher can learn to undo s,
+and to say h. ``concord train distill-xor`` trains a student with such a teacher, ``--teacher none`` one without,
+``fixed`` and ``oracle`` with one that does not learn: a random one, and one that says h.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from concord.distillation import Distillation, MetaLearning, Parts, Teaching, inner_outer, of_labels, with_privileged
+from concord.environments import Environments
+from concord.objectives import ERM, Objective
+from concord.training import Job, Measure, TrainConfig
+
+TAUGHT = 32  # units of the student's first layer
+OF_META = frozenset({"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class XorConfig(TrainConfig):
+    """The exclusive or of two signs, hidden in so many dimensions."""
+
+    # fmt: off
+    teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
+    """One that learns what to say, none, a random one that stays as it is, or one that says the hidden numbers."""
+    dimensions: int = 256
+    """Dimensions of x."""
+    examples: int = 512
+    """Training examples; with --teacher meta some of them judge the teacher."""
+    resample_split: bool = True
+    """Draw anew which those are for each step of the teacher: those that the student is not trained on next."""
+    validation_fraction: float = 0.5
+    """Fraction of the examples that judges, where it is always the same."""
+    teaching_weight: float = 1000.0
+    """α, the weight of what is taught beside the labels."""
+    unrolled_steps: int = 64
+    """n, the steps of the student's copy through which the teacher's gradient goes."""
+    student_steps: int = 16
+    """N, the steps of the student between two steps of the teacher."""
+    meta_lr: float = 1e-3
+    """Learning rate of the teacher's Adam; its β₁ is --beta1, as the student's."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        super().check()
+        for option in ("dimensions", "examples"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require("meta_lr", self.meta_lr > 0, "must be above 0")
+        self.require("unrolled_steps", self.unrolled_steps >= 1, "must be at least 1")
+        objective(self)
+        if self.teacher == "meta" and not self.resample_split:
+            training_parts(self)
+
+    def unused(self) -> frozenset[str]:
+        """Also what only a teacher needs, or one that learns."""
+        left_out = OF_META if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
+        return super().unused() | left_out | ({"teaching_weight"} if self.teacher == "none" else set())
+
+
+def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
+    """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
+    generator = torch.Generator().manual_seed(config.run.seed)
+    mixing = (2 * torch.rand(2, config.dimensions, generator=generator) - 1) / config.dimensions**0.5
+    generator.manual_seed(2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose))
+    count = config.examples if purpose == "train" else 1000
+    inputs = torch.randn(count, config.dimensions, generator=generator)
+    signs = 2.0 * torch.randint(0, 2, (count, 2), generator=generator) - 1
+    hidden = inputs @ mixing.T
+    privileged = torch.cat([signs, signs * hidden], 1) * (purpose == "train")
+    return inputs, with_privileged((hidden > 0).sum(1) % 2, privileged)
+
+
+def training_parts(config: XorConfig) -> Parts:
+    """What trains the student, and what judges the teacher, where that is always the same."""
+    return inner_outer(examples(config, "train"), config.validation_fraction, config.run.seed, config.data.batch_size)
+
+
+def environments(config: XorConfig) -> Environments:
+    """One environment; only with a fixed split some of its examples are not the student's."""
+    split = config.teacher == "meta" and not config.resample_split
+
+    def load(name: str) -> tuple[Tensor, Tensor]:
+        inputs, targets = training_parts(config).inner if split and name == "train" else examples(config, name)
+        return inputs, targets
+
+    return Environments(load, train=["train"], validation=["validation"], test=["test"])
+
+
+def student(config: XorConfig) -> nn.Module:
+    """A bottleneck without an activation, which is what is taught, and a hidden layer."""
+    return nn.Sequential(nn.Linear(config.dimensions, TAUGHT), nn.Linear(TAUGHT, 128), nn.ReLU(), nn.Linear(128, 1))
+
+
+def teacher() -> nn.Module:
+    """From x* to the student's first layer."""
+    return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, TAUGHT))
+
+
+class Oracle(nn.Module):
+    """Knows how x* was made, and says h: each number to one half of the units."""
+
+    def forward(self, privileged: Tensor) -> Tensor:
+        """Targets ``(examples, units)``."""
+        return (privileged[:, :2] * privileged[:, 2:]).repeat_interleave(TAUGHT // 2, 1)
+
+
+@of_labels
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of logits ``(examples, 1)``."""
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels)
+
+
+@of_labels
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """1 where the logit has the label's sign."""
+    return ((outputs.squeeze(1) > 0) == labels.bool()).float()
+
+
+def objective(config: XorConfig) -> Objective:
+    """The labels alone, or a teacher beside them."""
+    if config.teacher == "none":
+        return ERM(loss)
+    adam = partial(torch.optim.Adam, lr=config.meta_lr, betas=(config.optimizer.beta1, 0.999))
+    outer = None if config.resample_split else lambda: training_parts(config).outer
+    learning = MetaLearning(outer, config.unrolled_steps, config.student_steps, adam)
+    teaching = Teaching(config.teaching_weight, layers=("0",))
+    made = Oracle if config.teacher == "oracle" else teacher
+    return Distillation(loss, made, teaching, learning if config.teacher == "meta" else None)
+
+
+settings = {"batch_size": 16, "held_out": 0.0, "epochs": 100, "evaluations": 100, "beta1": 0.5, "milestones": ()}
+job = Job(
+    environments=environments,
+    model=student,
+    loss=loss,
+    objective=objective,
+    measures={"accuracy": Measure(accuracy, "max")},
+    config=XorConfig().with_options(aggregator="mean", **settings),
+    criterion="validation_accuracy",
+    reproduces="Learning to distill trajectories: toy task A (Fig. 4.3)",
+    comparisons="tables/distill_xor.py",
+)

@@ -1,0 +1,49 @@
+"""Figure 4.3 of learning to distill trajectories, cells of it: accuracy by method, dimensions and training examples."""
+
+from concord.training import Comparison, FinishedRun
+
+PUBLISHED = {  # read off the plots of the authors' repository, ± .02: without a teacher, with one that learns
+    (64, 512): (0.66, 0.98),
+    (256, 256): (0.51, 0.55),
+    (256, 512): (0.51, 0.95),
+    (256, 1024): (0.51, 0.98),
+}
+METHODS = {"no teacher": "none", "LDT": "meta"}
+BASELINES = {"random teacher": "fixed", "oracle teacher": "oracle"}
+
+
+def most(run: FinishedRun) -> float:
+    """The maximum of the test's accuracy over training, as published; it looks at the test (an oracle)."""
+    return max(each.metrics["ood_accuracy"] for each in run.history)
+
+
+def selected(run: FinishedRun) -> float:
+    """The test's accuracy where that of 1000 other examples is the largest."""
+    return max(run.history, key=lambda each: each.metrics["validation_accuracy"]).metrics["ood_accuracy"]
+
+
+def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> Comparison:
+    """The methods in the cells (dimensions, examples), with the paper's maximum where there is one."""
+    rows = {
+        f"{name}, D = {dimensions}, {examples}": {"teacher": kind, "dimensions": dimensions, "examples": examples}
+        for dimensions, examples in cells
+        for name, kind in methods.items()
+    }
+    paper = {
+        f"{name}, D = {cell[0]}, {cell[1]}": {"max. over training (oracle)": value}
+        for cell in cells
+        for name, value in zip(METHODS, PUBLISHED[cell], strict=True)
+    }
+    return Comparison(
+        rows,
+        seeds=5,
+        columns={"max. over training (oracle)": most, "selected": selected, "at the end": "ood_accuracy"},
+        paper=paper,
+        title=title,
+    )
+
+
+comparisons = {
+    "methods-512": table([(256, 512)], METHODS | BASELINES, "all teachers at 256 dimensions and 512 examples"),
+    "fig-4.3": table(list(PUBLISHED), METHODS, "cells of figure 4.3: test accuracy, a student alone and with LDT"),
+}

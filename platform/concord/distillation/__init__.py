@@ -1,0 +1,52 @@
+"""Learning to distill trajectories: a teacher that sees what happened next, and learns what to tell a student.
+
+A student maps an input x to a label. A teacher sees privileged information x*, which is there while training alone:
+what came after x, say. It says what the student's layers should compute, h* = T(x*), and the student's training loss is
+
+    label loss + α Σ_k L_t(h_k, h*_k).
+
+Nobody knows what is worth saying, so the teacher learns it: a copy of the student takes n steps on that loss, and the
+derivative of the label loss afterwards, on examples that the copy was not trained on, goes back through all n steps to
+the teacher. Then the student itself takes N steps with the new teacher, and so on.
+
+Parts that are combined:
+
+=================  ====================================================================================
+:class:`Teaching`  α, the layers that are taught, and how a target and an activation are compared
+teacher            any module from x* to targets
+a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run's own where none is given
+:class:`MetaLearning`  n, N, the teacher's optimizer, and the examples that judge it; None: it stays as it is
+=================  ====================================================================================
+
+:class:`Distillation` is all of them as an objective of a job; :func:`meta_gradient` is the derivative alone, for any
+loop.
+"""
+
+from concord.distillation.distillation import Distillation, MetaLearning
+from concord.distillation.meta_gradient import MetaGradient, meta_gradient
+from concord.distillation.privileged import Parts, inner_outer, of_labels, privileged_of, with_privileged
+from concord.distillation.student import Student
+from concord.distillation.teaching import GatedError, Teaching, divergence, squared_error
+from concord.distillation.unrolled import SGD, Adam, OptimizerState, Rule, as_rule
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Distillation",
+    "GatedError",
+    "MetaGradient",
+    "MetaLearning",
+    "OptimizerState",
+    "Parts",
+    "Rule",
+    "Student",
+    "Teaching",
+    "as_rule",
+    "divergence",
+    "inner_outer",
+    "meta_gradient",
+    "of_labels",
+    "privileged_of",
+    "squared_error",
+    "with_privileged",
+]

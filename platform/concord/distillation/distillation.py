@@ -1,0 +1,214 @@
+"""Distillation as an objective: a student's steps on the platform's loop, and a teacher that learns between them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.distillation.meta_gradient import bounded, meta_gradient
+from concord.distillation.privileged import privileged_of
+from concord.distillation.student import Student
+from concord.distillation.teaching import Teaching
+from concord.distillation.unrolled import Rule, as_rule
+from concord.errors import ArgumentError, InputError
+from concord.gradients.layout import trainable
+from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.risk import Batch, Loss, Risk, take
+from concord.objectives.objective import Objective
+
+MetaOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_ADAM: MetaOptimizer = partial(torch.optim.Adam, lr=1e-3)
+
+
+@dataclass(frozen=True)
+class MetaLearning:
+    """How a teacher learns.
+
+    Args:
+        outer: gives the examples that judge it, a tree of tensors ``(examples, ...)``; called once in every process.
+            None: the split is drawn anew for every step of the teacher. The N batches that come next train the copy,
+            again and again, and the other batches of that pass through the data judge it.
+        inner_steps: n, of the student's copy.
+        student_steps: N, of the student itself between two steps of the teacher.
+        optimizer: of the teacher, from its parameters.
+        rule: of the copy's steps. None: those of the run's optimizer, from its present state. They know neither
+            clipping nor the penalties --l1 and --l2.
+
+    Raises:
+        InputError: a number of steps is below 1.
+    """
+
+    outer: Callable[[], Batch] | None
+    inner_steps: int = 32
+    student_steps: int = 16
+    optimizer: MetaOptimizer = _ADAM
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inner_steps", "student_steps"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(name, getattr(self, name), "must be at least 1")
+
+
+class Distillation(Objective):
+    """The mean over environments of label loss and teaching, α Σ_k L_t(h_k, h*_k) with h* = T(x*).
+
+    At steps 0, N, 2N, … the teacher takes a step first. From the student's present weights a copy for each environment
+    takes n steps on the environment's batches that come, and the teacher follows the mean of their meta-gradients: so
+    it is the same however environments are placed, and nothing is exchanged within an unrolled copy. See
+    :mod:`concord.distillation`.
+
+    Args:
+        loss: the loss or the risk by labels.
+        teacher: makes T; called in :meth:`begin`.
+        teaching: which layers are taught, and how.
+        meta: how the teacher learns; None: it stays as it was made.
+        privileged: takes x* out of a batch ``(examples, ...)``.
+        autocast: what layers compute in.
+
+    Attributes:
+        module: the teacher; no part of the registered model.
+        meta_loss: the last one, the mean over environments; None before the first.
+    """
+
+    alternates: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        loss: Loss | Risk,
+        teacher: Callable[[], nn.Module],
+        teaching: Teaching,
+        meta: MetaLearning | None = None,
+        privileged: Callable[[Batch], Any] = privileged_of,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(loss, autocast)
+        self.teaching, self.meta, self.privileged = teaching, meta, privileged
+        self.meta_loss: float | None = None
+        self._teacher = teacher
+        self._batch_at: Callable[[int], Batch] | None = None
+        self._students: torch.optim.Optimizer | None = None
+        self._steps_per_pass: int | None = None
+        self._outer: Batch | None = None
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+        """Make the teacher and its optimizer.
+
+        Raises:
+            InputError: the model has no layer that is taught, or there is nothing to learn in a teacher that learns.
+        """
+        Student(model, self.risk, self.teaching)
+        self.module = self._teacher()
+        if self.meta is not None:
+            if not trainable(self.module):
+                raise InputError("teacher: none of its parameters requires a gradient, so it cannot learn")
+            self.optimizer = self.meta.optimizer(trainable(self.module).values())
+
+    def attach(
+        self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
+    ) -> None:
+        """Keep what the copies are trained on, and like.
+
+        Raises:
+            InputError: the run's optimizer cannot be unrolled, where the copies are to take its steps; or a pass
+                through the data is not several times N batches, where some of them judge.
+        """
+        if self.meta is not None and self.meta.outer is None:
+            if steps_per_pass is None:
+                raise InputError("batch_size: with a split drawn anew it has to divide every environment's examples")
+            several = steps_per_pass % self.meta.student_steps == 0 and self.meta.student_steps < steps_per_pass
+            if not several:
+                expected = f"with a split drawn anew: a part of the {steps_per_pass} steps of a pass, and a divisor"
+                raise ArgumentError("student_steps", self.meta.student_steps, expected)
+            self._steps_per_pass = steps_per_pass
+        if self.meta is not None and self.meta.rule is None:
+            as_rule(optimizer, optimizer.param_groups[0]["params"])
+        self._batch_at, self._students = batch_at, optimizer
+
+    def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
+        """The teacher's step, every N steps.
+
+        Raises:
+            NonFiniteGradientError: the meta-loss or its gradient is not finite.
+        """
+        if self.meta is None or step % self.meta.student_steps:
+            return
+        if self._batch_at is None or self._students is None or self.optimizer is None:
+            raise ArgumentError("objective", "distillation", "call begin and attach before its first step")
+        teacher, parameters = self._told(), list(trainable(model).values())
+        rule, state = (self.meta.rule, None) if self.meta.rule else as_rule(self._students, parameters)
+        coming, judges = self._parts(step, parameters[0].device)
+        student = Student(model, self.risk, self.teaching, self.autocast)
+        sums: Tensor | None = None
+        devices = [parameters[0].device] if parameters[0].is_cuda else []
+        with torch.random.fork_rng(devices):  # what the copies draw, the student draws too
+            for index in range(len(own)):
+                found = meta_gradient(
+                    student,
+                    teacher,
+                    [take(batch, index) for batch in coming],
+                    judges(index),
+                    rule,
+                    state,
+                    privileged=self.privileged,
+                    step=step,
+                )
+                parts = [*(bounded(each).flatten() for each in found.gradients), found.loss.view(1)]
+                flat = torch.cat([*parts, torch.ones_like(parts[-1])])
+                sums = flat if sums is None else sums + flat
+        assert sums is not None
+        sums = total(sums)
+        mean = sums[:-1] / sums[-1]
+        if not bool(torch.isfinite(mean).all()):
+            raise NonFiniteGradientError(["(outer examples)"], step)
+        self.meta_loss = float(mean[-1])
+        learning = list(trainable(teacher).values())
+        pieces = mean[:-1].split([each.numel() for each in learning])
+        for parameter, piece in zip(learning, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+        self.optimizer.step()
+
+    def terms(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        step: int = 0,
+        own: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Label loss and teaching of each environment; the teacher is a constant here."""
+        teacher, student = self._told(), Student(model, self.risk, self.teaching, self.autocast)
+        losses, weights = [], []
+        for index in range(len(pytree.tree_leaves(batch)[0])):
+            part = take(batch, index)
+            with torch.no_grad():
+                targets = teacher(self.privileged(part))
+            loss, weight = student.loss(part, targets, step)
+            losses.append(loss)
+            weights.append(weight)
+        return torch.stack(losses), torch.stack(weights)
+
+    def _parts(self, step: int, device: torch.device) -> tuple[list[Batch], Callable[[int], Batch]]:
+        """The batches of the copies' steps, and what judges the copy of an environment, by its place in the batch."""
+        assert self.meta is not None
+        assert self._batch_at is not None
+        steps, real = self.meta.inner_steps, self.meta.student_steps
+        if self.meta.outer is not None:
+            if self._outer is None:
+                self._outer = pytree.tree_map(lambda leaf: leaf.to(device), self.meta.outer())
+            return [self._batch_at(at) for at in range(step, step + steps)], lambda _: self._outer
+        assert self._steps_per_pass is not None
+        first = step - step % self._steps_per_pass
+        whole = [self._batch_at(at) for at in range(first, first + self._steps_per_pass)]
+        inner = whole[step - first : step - first + real]
+        others = whole[: step - first] + whole[step - first + real :]
+        joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *others)
+        return [inner[at % real] for at in range(steps)], lambda index: take(joined, index)
+
+    def _told(self) -> nn.Module:
+        if self.module is None:
+            raise ArgumentError("objective", "distillation", "it has no teacher yet; call begin with the model first")
+        return self.module

@@ -1,0 +1,116 @@
+"""How a teacher should change so that what it teaches helps: the derivative through the student's steps, exactly.
+
+The derivative is cut at the targets. The teacher says all targets h* at once, by one forward pass for the examples of
+all n steps; a sweep back through the steps gives the derivative by h*; one product with the teacher's Jacobian gives
+that by the teacher's parameters φ. In between the teacher's graph is not walked, and a real step of the student needs
+none.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from concord.distillation.student import Student
+from concord.distillation.unrolled import OptimizerState, Rule
+from concord.gradients.layout import trainable
+from concord.gradients.risk import Batch
+
+LARGEST = 1e8
+"""What components of a meta-gradient are cut to, as in the thesis."""
+
+
+@dataclass(frozen=True)
+class MetaGradient:
+    """The derivative of the meta-loss by the teacher's trainable parameters.
+
+    Attributes:
+        gradients: of each of them, in their order.
+        loss: the meta-loss, the label loss of the unrolled student on the outer batch.
+    """
+
+    gradients: tuple[Tensor, ...]
+    loss: Tensor
+
+
+def meta_gradient(
+    student: Student,
+    teacher: nn.Module,
+    batches: Sequence[Batch],
+    outer: Batch,
+    rule: Rule,
+    state: OptimizerState | None = None,
+    *,
+    privileged: Callable[[Batch], Any],
+    step: int = 0,
+) -> MetaGradient:
+    """The derivative of the label loss after one step of a copy of the student for each batch, by the teacher.
+
+    dL_outer/dφ = ∂L_outer/∂θ_n · dθ_n/dφ by reverse mode through all steps; θ_0 and the optimizer's first state are
+    constants. Neither the model nor its buffers change. Time and memory grow with the number of steps.
+
+    Args:
+        student: its weights are θ_0.
+        teacher: maps x* to the targets of the layers that are taught.
+        batches: one a step, trees of tensors ``(examples, ...)``, all of one size.
+        outer: the examples that judge the student after its steps, by their labels alone.
+        rule: of the student's steps.
+        state: of the rule; None: it starts.
+        privileged: takes x* out of a batch.
+        step: for the risk.
+    """
+    said = _targets(teacher, [privileged(batch) for batch in batches])
+    graph = [pytree.tree_flatten(each) for each in said]
+    cut = [[leaf.detach().requires_grad_() for leaf in leaves] for leaves, _ in graph]
+    targets = [pytree.tree_unflatten(leaves, form) for leaves, (_, form) in zip(cut, graph, strict=True)]
+    loss = _unrolled_loss(student, batches, targets, outer, rule, state, step)
+    by_targets = torch.autograd.grad(loss, [leaf for leaves in cut for leaf in leaves], materialize_grads=True)
+    gradients = torch.autograd.grad(
+        [leaf for leaves, _ in graph for leaf in leaves],
+        list(trainable(teacher).values()),
+        grad_outputs=by_targets,
+        materialize_grads=True,
+    )
+    return MetaGradient(gradients, loss.detach())
+
+
+def bounded(gradient: Tensor) -> Tensor:
+    """The same gradient, its components cut to ±1e8, and 0 where they are NaN unless all are."""
+    missing = gradient.isnan()
+    return torch.where(missing & ~missing.all(), 0.0, gradient).clamp(-LARGEST, LARGEST)
+
+
+def _targets(teacher: nn.Module, privileged: Sequence[Any]) -> list[Any]:
+    """What the teacher says of each batch: by one forward pass for all, unless it normalizes over the batch."""
+    sizes = [len(pytree.tree_leaves(each)[0]) for each in privileged]
+    if any(isinstance(each, _BatchNorm) and each.training for each in teacher.modules()):
+        return [teacher(each) for each in privileged]
+    said = teacher(pytree.tree_map(lambda *leaves: torch.cat(leaves), *privileged))
+    leaves, form = pytree.tree_flatten(said)
+    return [pytree.tree_unflatten(parts, form) for parts in zip(*(leaf.split(sizes) for leaf in leaves), strict=True)]
+
+
+def _unrolled_loss(
+    student: Student,
+    batches: Sequence[Batch],
+    targets: Sequence[Any],
+    outer: Batch,
+    rule: Rule,
+    state: OptimizerState | None,
+    step: int,
+) -> Tensor:
+    """The label loss of the outer batch after the steps, with the graph of all of them."""
+    names = list(trainable(student.model))
+    weights = [each.detach().requires_grad_() for each in trainable(student.model).values()]
+    buffers = {name: buffer.detach().clone() for name, buffer in student.model.named_buffers()}
+    state = rule.start([weight.detach() for weight in weights]) if state is None else state
+    for index, (batch, target) in enumerate(zip(batches, targets, strict=True)):
+        named = dict(zip(names, weights, strict=True)) | buffers
+        loss, _ = student.loss(batch, target, step + index, named)
+        gradients = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
+        weights, state = rule.step(weights, gradients, state)
+    return student.label_loss(outer, step, dict(zip(names, weights, strict=True)) | buffers)

@@ -1,0 +1,541 @@
+"""Distillation: the meta-gradient is exact, the teacher learns between the student's steps, and x* is for training."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import run_group
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import mse_loss
+from torch.testing import assert_close
+
+from concord.distillation import (
+    SGD,
+    Adam,
+    Distillation,
+    GatedError,
+    MetaLearning,
+    OptimizerState,
+    Rule,
+    Student,
+    Teaching,
+    as_rule,
+    divergence,
+    inner_outer,
+    meta_gradient,
+    of_labels,
+    privileged_of,
+    squared_error,
+    with_privileged,
+)
+from concord.distillation.meta_gradient import bounded
+from concord.environments import BatchStream, Environment, Environments
+from concord.errors import InputError
+from concord.gradients import NonFiniteGradientError
+from concord.gradients.risk import as_risk
+from concord.objectives import ERM
+from concord.training import Job, ProcessContext, TrainConfig, load_job, train
+from concord.training.loop import Silent
+
+BATCH, INPUTS, PRIVILEGED, UNITS = 6, 4, 3, 5
+BY_LABEL = of_labels(lambda outputs, labels: mse_loss(outputs.squeeze(1), labels))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """Smooth, so that central differences converge."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(INPUTS, UNITS), nn.Tanh(), nn.Linear(UNITS, 1)).double()
+
+
+def teacher_network(outputs: int = UNITS) -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(PRIVILEGED, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+
+
+def batch(seed: int, examples: int = BATCH) -> tuple[Tensor, Tensor]:
+    drawn = torch.randn(examples, INPUTS + 1 + PRIVILEGED, generator=torch.Generator().manual_seed(seed)).double()
+    return drawn[:, :INPUTS], drawn[:, INPUTS:]
+
+
+def student_of(model: nn.Module, weight: float = 3.0, **options: Any) -> Student:
+    return Student(model, as_risk(BY_LABEL), Teaching(weight, layers=("0",), **options))
+
+
+def warm(rule: Rule, model: nn.Module, steps: int = 3) -> OptimizerState:
+    """The state after some steps on gradients of another kind."""
+    weights, state = [each.detach() for each in model.parameters()], None
+    for seed in range(steps):
+        generator = torch.Generator().manual_seed(100 + seed)
+        gradients = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in weights]
+        weights, state = rule.step(weights, gradients, state or rule.start(weights))
+    assert state is not None
+    return state
+
+
+# --- optimizers
+
+
+RULES: dict[str, tuple[Rule, Callable[[Any], torch.optim.Optimizer]]] = {
+    "sgd": (SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (SGD(0.1, 0.75, 1e-2), lambda p: torch.optim.SGD(p, 0.1, 0.75, weight_decay=1e-2)),
+    "adam": (Adam(0.05), lambda p: torch.optim.Adam(p, 0.05)),
+    "adam, others": (
+        Adam(0.05, 0.5, 0.9, 1e-4, 1e-2),
+        lambda p: torch.optim.Adam(p, 0.05, (0.5, 0.9), 1e-4, weight_decay=1e-2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_unrolled_optimizer_takes_the_steps_of_torchs(name: str) -> None:
+    rule, of_torch = RULES[name]
+    model = network()
+    optimizer = of_torch(model.parameters())
+    weights = [each.detach().clone() for each in model.parameters()]
+    state = rule.start(weights)
+    for seed in range(8):
+        if seed == 4:  # and goes on from where torch's is
+            read, state = as_rule(optimizer, list(model.parameters()))
+            assert read == rule
+        model.zero_grad()
+        BY_LABEL(model(batch(seed)[0]), batch(seed)[1]).backward()
+        weights, state = rule.step(weights, [each.grad for each in model.parameters()], state)
+        optimizer.step()
+        assert_close(weights, [each.detach() for each in model.parameters()], rtol=1e-12, atol=1e-14)
+
+
+def test_adam_where_no_gradient_ever_came_has_a_finite_derivative() -> None:
+    weight = torch.zeros(3, dtype=torch.float64)
+    gradient = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    (following,), state = Adam(0.1).step([weight], [gradient], Adam(0.1).start([weight]))
+    slopes = torch.autograd.grad(following.sum() + state.second[0].sum(), gradient)[0]
+    assert torch.isfinite(slopes).all()
+
+
+def test_an_optimizer_that_cannot_be_unrolled_is_refused() -> None:
+    parameters = list(network().parameters())
+    for made, said in [
+        (torch.optim.AdamW(parameters), "AdamW: its steps cannot be unrolled; give adam or sgd"),
+        (torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True), "SGD: its steps with nesterov cannot be unrolled"),
+        (torch.optim.Adam(parameters, amsgrad=True), "Adam: its steps with amsgrad cannot be unrolled"),
+        (torch.optim.SGD(parameters[:2], 0.1), "SGD: it has to have the student's parameters in one group"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            as_rule(made, parameters)
+
+
+# --- the meta-gradient
+
+
+def meta_loss(model: nn.Module, teacher: nn.Module, rule: Rule, state: Any, steps: int, phi: list[Tensor]) -> Tensor:
+    """By hand: the whole graph, the teacher called anew in each step."""
+    names = [name for name, _ in model.named_parameters()]
+    told = dict(zip([name for name, _ in teacher.named_parameters()], phi, strict=True))
+    weights = [each.detach().requires_grad_() for each in model.parameters()]
+    for index in range(steps):
+        inputs, targets = batch(index)
+        hidden = inputs @ weights[0].T + weights[1]
+        outputs = torch.tanh(hidden) @ weights[2].T + weights[3]
+        said = functional_call(teacher, told, (targets[:, 1:],))
+        loss = mse_loss(outputs.squeeze(1), targets[:, 0]) + 3.0 * mse_loss(hidden, said)
+        weights, state = rule.step(weights, torch.autograd.grad(loss, weights, create_graph=True), state)
+    inputs, targets = batch(99, 20)
+    return mse_loss(functional_call(model, dict(zip(names, weights, strict=True)), (inputs,)).squeeze(1), targets[:, 0])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adam, others"])
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_the_meta_gradient_is_exact(name: str, steps: int, start: str) -> None:
+    rule, model, teacher = RULES[name][0], network(), teacher_network()
+    state = warm(rule, model) if start == "warm" else rule.start(list(model.parameters()))
+    found = meta_gradient(
+        student_of(model), teacher, [batch(each) for each in range(steps)], batch(99, 20), rule, state,
+        privileged=privileged_of,
+    )  # fmt: skip
+    phi = [each.detach().clone().requires_grad_() for each in teacher.parameters()]
+    loss = partial(meta_loss, model, teacher, rule, state, steps)
+    # The graph that is cut at the targets is the whole graph.
+    assert_close(found.loss, loss(phi).detach(), rtol=1e-12, atol=0)
+    assert_close(found.gradients, torch.autograd.grad(loss(phi), phi), rtol=1e-9, atol=1e-13)
+    # And its derivative that of central differences, along random directions.
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        way = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in phi]
+        width = 1e-4
+        ahead, behind, twice, half = (
+            float(loss([(p + at * width * w).detach() for p, w in zip(phi, way, strict=True)]).detach())
+            for at in (1, -1, 2, -2)
+        )
+        difference = (8 * (ahead - behind) - (twice - half)) / (12 * width)
+        slope = sum(float((g * w).sum()) for g, w in zip(found.gradients, way, strict=True))
+        # Adam's first step is lr · g / (|g| + ε), whose derivative is nearly 0: below what differences resolve.
+        assert slope == pytest.approx(difference, rel=1e-6, abs=1e-11 if abs(slope) < 1e-6 else 0)
+
+
+def test_one_step_of_a_linear_student_has_the_closed_form() -> None:
+    # -lr α ∂²L_t/∂φ∂θ ∇L_outer: with h = x·w and h* = x*·φ, ∂²L_t/∂φ∂w is -2 mean x* xᵀ.
+    model = nn.Linear(INPUTS, 1, bias=False).double()
+    teacher = nn.Linear(PRIVILEGED, 1, bias=False).double()
+    lr, alpha, (inputs, targets), outer = 0.3, 2.0, batch(0), batch(1)
+    student = Student(model, as_risk(BY_LABEL), Teaching(alpha))
+    found = meta_gradient(student, teacher, [(inputs, targets)], outer, SGD(lr), privileged=privileged_of)
+    student.loss((inputs, targets), teacher(targets[:, 1:]).detach())[0].backward()
+    moved = (model.weight - lr * model.weight.grad).detach()
+    slope = 2 * ((outer[0] @ moved[0] - outer[1][:, 0]).unsqueeze(1) * outer[0]).mean(0)
+    expected = lr * alpha * 2 * (targets[:, 1:].T @ inputs / BATCH) @ slope
+    assert_close(found.gradients[0][0], expected, rtol=1e-10, atol=1e-14)
+
+
+def test_a_meta_step_leaves_the_student_as_it_was_bit_by_bit() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, UNITS), nn.BatchNorm1d(UNITS), nn.ReLU(), nn.Linear(UNITS, 1)).double()
+    before = copy.deepcopy(model.state_dict())
+    state = warm(Adam(0.1), model)
+    moments = copy.deepcopy(state)
+    batches = [batch(each) for each in range(3)]
+    meta_gradient(student_of(model), teacher_network(), batches, batch(9), Adam(0.1), state, privileged=privileged_of)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(map(torch.equal, state.first + state.second, moments.first + moments.second))
+    assert model.training
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_a_teacher_with_batch_norm_normalizes_each_batch_by_itself() -> None:
+    teacher = nn.Sequential(nn.Linear(PRIVILEGED, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, UNITS)).double()
+    apart = [batch(0), tuple(5 + leaf for leaf in batch(1))]
+    model, given = network(), {"privileged": privileged_of}
+    found = meta_gradient(student_of(model), teacher, apart, batch(9), SGD(0.1), **given)
+    phi = [each.detach().clone().requires_grad_() for each in teacher.parameters()]
+    names = [name for name, _ in teacher.named_parameters()]
+    weights = [each.detach().requires_grad_() for each in model.parameters()]
+    for inputs, targets in apart:
+        hidden = inputs @ weights[0].T + weights[1]
+        outputs = torch.tanh(hidden) @ weights[2].T + weights[3]
+        said = functional_call(teacher, dict(zip(names, phi, strict=True)), (targets[:, 1:],))
+        loss = mse_loss(outputs.squeeze(1), targets[:, 0]) + 3.0 * mse_loss(hidden, said)
+        weights, _ = SGD(0.1).step(weights, torch.autograd.grad(loss, weights, create_graph=True), OptimizerState())
+    inputs, targets = batch(9)
+    outputs = torch.tanh(inputs @ weights[0].T + weights[1]) @ weights[2].T + weights[3]
+    expected = torch.autograd.grad(mse_loss(outputs.squeeze(1), targets[:, 0]), phi)
+    assert_close(found.gradients, expected, rtol=1e-9, atol=1e-13)
+
+
+def test_a_weight_of_0_teaches_nothing_and_has_no_meta_gradient() -> None:
+    found = meta_gradient(
+        student_of(network(), 0.0), teacher_network(), [batch(0), batch(1)], batch(9), Adam(0.1),
+        privileged=privileged_of,
+    )  # fmt: skip
+    assert all(torch.equal(each, torch.zeros_like(each)) for each in found.gradients)
+
+
+def test_a_meta_gradient_is_bounded_and_single_gaps_are_filled() -> None:
+    given = torch.tensor([1.0, math.nan, 1e30, -math.inf])
+    assert bounded(given).tolist() == [1.0, 0.0, 1e8, -1e8]
+    assert bounded(torch.full((2,), math.nan)).isnan().all()
+
+
+# --- what is taught
+
+
+def test_the_teaching_losses_are_their_formulas() -> None:
+    told, taught = batch(0)[0], batch(1)[0]
+    assert_close(squared_error(told, taught), (told - taught).square().mean())
+    p, q = taught.softmax(1), told.softmax(1)
+    assert_close(divergence(told, taught), (p * (p / q).log()).sum(1).mean())
+    gates = batch(2)[0]
+    expected = (torch.sigmoid(gates / 2 - 1) * (told - taught) ** 2).mean()
+    assert_close(GatedError(2.0, 1.0)(told, (taught, gates)), expected)
+
+
+def test_several_layers_are_taught_at_once() -> None:
+    model, inputs = network(), batch(0)
+    targets = torch.ones(BATCH, UNITS).double(), torch.zeros(BATCH, 1).double()
+    loss, weight = Student(model, as_risk(BY_LABEL), Teaching(2.0, layers=("1", "2"))).loss(inputs, targets)
+    hidden = torch.tanh(model[0](inputs[0]))
+    outputs = model[2](hidden)
+    expected = BY_LABEL(outputs, inputs[1]) + 2.0 * ((hidden - 1).square().mean() + outputs.square().mean())
+    assert_close(loss, expected)
+    assert weight == BATCH
+
+
+# --- on the platform's loop
+
+
+def examples(name: str) -> tuple[Tensor, Tensor]:
+    """What the label is lies in x*; of the test nobody knows x*."""
+    seed = sum(map(ord, name))
+    inputs, drawn = batch(seed, 40)
+    labels = inputs[:, 0] * inputs[:, 1]
+    privileged = torch.stack([inputs[:, 0], inputs[:, 1], drawn[:, 0]], 1)
+    known = torch.zeros_like(privileged) if name.startswith("test") else privileged
+    return inputs.float(), with_privileged(labels, known)
+
+
+def small_teacher() -> nn.Module:
+    return nn.Sequential(nn.Linear(PRIVILEGED, 8), nn.Tanh(), nn.Linear(8, UNITS))
+
+
+def job(weight: float = 1.0, environments: int = 2, inner: int = 3, real: int = 2, **meta: Any) -> Job[Any]:
+    names = ["a", "b", "c"][:environments]
+    learning = MetaLearning(lambda: examples("outer"), inner, real, **meta)
+    teaching = Teaching(weight, layers=("0",))
+    return Job(
+        lambda _: Environments(examples, train=names, test=["test"]),
+        lambda _: nn.Sequential(nn.Linear(INPUTS, UNITS), nn.Tanh(), nn.Linear(UNITS, 1)),
+        BY_LABEL,
+        objective=lambda _: Distillation(BY_LABEL, small_teacher, teaching, learning),
+        criterion="ood_loss",
+        mode="min",
+    )
+
+
+CONFIG = TrainConfig().with_options(
+    epochs=2, batch_size=8, held_out=0.0, lr=1e-2, evaluations=2, checkpoints=1, aggregator="mean"
+)
+
+
+class Kept(Silent):
+    """A reporter that keeps the last checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+        self.folder.mkdir(exist_ok=True)
+        write(self.folder)
+
+
+def metrics_of(given: Job[Any], config: TrainConfig = CONFIG, place: ProcessContext | None = None) -> dict[str, float]:
+    metrics = train(given, config, place or ProcessContext(), Silent()).metrics
+    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+
+
+def test_the_alternation_is_the_plain_loop_of_the_algorithm() -> None:
+    """A meta-step from the student's weights and its Adam's moments, then N steps with the new teacher; all by hand."""
+    given = job(environments=1)
+    torch.manual_seed(CONFIG.run.seed)
+    model = given.model(CONFIG)
+    teacher = small_teacher()
+    adam, meta = torch.optim.Adam(model.parameters(), 1e-2), torch.optim.Adam(teacher.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [5, 8])
+    stream = BatchStream([given.environments(CONFIG)["a"]], 8, CONFIG.run.seed)
+    student = student_of(model, 1.0)
+    for step in range(10):
+        if step % 2 == 0:
+            rule, state = as_rule(adam, list(model.parameters()))
+            coming = [tuple(leaf[0] for leaf in stream.batch(step + ahead)) for ahead in range(3)]
+            found = meta_gradient(student, teacher, coming, examples("outer"), rule, state, privileged=privileged_of)
+            for parameter, gradient in zip(teacher.parameters(), found.gradients, strict=True):
+                parameter.grad = gradient
+            meta.step()
+        inputs, targets = (leaf[0] for leaf in stream.batch(step))
+        adam.zero_grad()
+        student.loss((inputs, targets), teacher(targets[:, 1:]).detach())[0].backward()
+        adam.step()
+        schedule.step()
+    expected = BY_LABEL(model(examples("test")[0]), examples("test")[1]).item()
+    assert metrics_of(given)["ood_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_weight_of_0_trains_as_without_a_teacher_bit_by_bit() -> None:
+    class Alone(ERM):
+        coupled = True  # the same source of gradients
+
+    def by_label(model: nn.Module, batch: Any, step: int) -> Tensor:
+        return BY_LABEL(model(batch[0]), batch[1])
+
+    taught = job(weight=0.0)
+    alone = dataclasses.replace(taught, objective=lambda _: Alone(by_label))
+    assert metrics_of(taught) == metrics_of(alone)
+    assert metrics_of(job(weight=1.0)) != metrics_of(alone)
+
+
+def thirty_two(name: str) -> tuple[Tensor, Tensor]:
+    inputs, targets = examples(name)
+    return inputs[:32], targets[:32]
+
+
+def drawn_anew(inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirty_two) -> Job[Any]:
+    """The split is another for each step of the teacher: 32 examples, four batches of 8 a pass."""
+    learning = MetaLearning(None, inner, real)
+    return dataclasses.replace(
+        job(),
+        environments=lambda _: Environments(make, train=["a", "b"], test=["test"]),
+        objective=lambda _: Distillation(BY_LABEL, small_teacher, Teaching(1.0, layers=("0",)), learning),
+    )
+
+
+def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass() -> None:
+    ours = Distillation(BY_LABEL, small_teacher, Teaching(1.0), MetaLearning(None, 3, 2))
+    data = [
+        Environment(name, torch.arange(start, start + 32), torch.zeros(32)) for name, start in (("a", 0), ("b", 50))
+    ]
+    stream = BatchStream(data, 8, 0)
+    ours.attach(stream.batch, torch.optim.SGD([torch.zeros(1)], 0.1), 4)
+    for step in (0, 2, 4, 6):
+        coming, judges = ours._parts(step, torch.device("cpu"))
+        assert [each[0].tolist() for each in coming] == [stream.batch(step + at)[0].tolist() for at in (0, 1, 0)]
+        for index, environment in enumerate(data):
+            inner = torch.cat([each[0][index] for each in coming[:2]])
+            outer = judges(index)[0]
+            assert torch.equal(torch.cat([inner, outer]).sort().values, environment.inputs)
+
+
+def _on_several(rank: int, world_size: int, folder: Path) -> None:
+    for given in (job(), drawn_anew()):
+        alone = metrics_of(given)
+        together = metrics_of(given, CONFIG, ProcessContext(rank, world_size))
+        assert together.keys() == alone.keys()
+        for name, value in alone.items():
+            assert together[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_placement_over_two_workers_changes_nothing(tmp_path: Path) -> None:
+    run_group(_on_several, 2, tmp_path, tmp_path)
+
+
+def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    whole = CONFIG.with_options(epochs=4, evaluations=1, milestones=())
+    half = whole.with_options(epochs=2)
+    train(job(), half, ProcessContext(), Kept(tmp_path / "half"))
+    resumed = train(job(), whole, ProcessContext(), Silent(), resume_from=tmp_path / "half").metrics
+    assert resumed["ood_loss"] == metrics_of(job(), whole)["ood_loss"]
+
+
+def test_what_the_copies_draw_the_student_draws_too() -> None:
+    """Dropout: with a weight of 0 the run is that of any number of inner steps."""
+
+    def dropping(_: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(INPUTS, UNITS), nn.Dropout(0.5), nn.Linear(UNITS, 1))
+
+    one, five = (dataclasses.replace(job(weight=0.0, inner=n), model=dropping) for n in (1, 5))
+    assert metrics_of(one) == metrics_of(five)
+
+
+def test_privileged_information_is_not_read_at_test() -> None:
+    def with_nonsense(name: str) -> tuple[Tensor, Tensor]:
+        inputs, targets = examples(name)
+        if name == "test":
+            targets = torch.cat([targets[:, :1], torch.full_like(targets[:, 1:], 1e9)], 1)
+        return inputs, targets
+
+    told = dataclasses.replace(job(), environments=lambda _: Environments(with_nonsense, ["a", "b"], test=["test"]))
+    assert metrics_of(told) == metrics_of(job())
+
+
+@pytest.mark.parametrize("teacher", ["meta", "none", "fixed", "oracle"])
+@pytest.mark.parametrize("resample", [True, False])
+def test_task_a_trains_with_every_teacher(teacher: str, resample: bool) -> None:
+    given = load_job("distill-xor").job
+    options = {"dimensions": 8, "examples": 64, "epochs": 1, "student_steps": 2, "unrolled_steps": 3}
+    config = given.config.with_options(teacher=teacher, resample_split=resample, **options)
+    config.check()
+    assert 0 <= metrics_of(given, config)["ood_accuracy"] <= 1
+
+
+def test_task_a_is_what_it_is_said_to_be() -> None:
+    given = load_job("distill-xor").job
+    inputs, targets = given.environments(given.config.with_options(teacher="none", examples=20_000))["train"].data
+    labels, hidden = targets[:, 0], targets[:, 1:3] * targets[:, 3:]
+    assert torch.equal(labels, ((hidden > 0).sum(1) % 2).float())
+    # The two numbers differ in sign as often as the angle between the rows of A says: on average over A half the time.
+    angle = math.acos(float(torch.corrcoef(hidden.T)[0, 1])) / math.pi
+    assert labels.mean().item() == pytest.approx(angle, abs=0.02)
+    assert angle == pytest.approx(0.5, abs=0.1)
+    correlations = inputs.T @ targets[:, 1:] / len(inputs)  # E[x* | x] = 0
+    assert correlations.abs().max() < 5 / len(inputs) ** 0.5
+
+
+# --- what is refused
+
+
+def parts(fraction: float = 0.5, batch_size: int = 1, count: int = 10) -> Any:
+    return inner_outer(examples("a")[0][:count], fraction, 0, batch_size)
+
+
+def test_the_parts_are_disjoint_and_constant() -> None:
+    data = torch.arange(11)
+    inner, outer = inner_outer(data, 0.3, 4)
+    assert len(outer) == 3
+    assert torch.equal(torch.cat([inner, outer]).sort().values, data)
+    assert all(map(torch.equal, inner_outer(data, 0.3, 4), (inner, outer)))
+
+
+def begun(teacher: Callable[[], nn.Module] = small_teacher, **teaching: Any) -> Distillation:
+    ours = Distillation(BY_LABEL, teacher, Teaching(1.0, **{"layers": ("0",)} | teaching), MetaLearning(lambda: None))
+    ours.begin(network(), 1, 1)
+    return ours
+
+
+def wrong_shape() -> None:
+    model, ours = network(), begun(lambda: teacher_network(UNITS + 1))
+    ours.terms(model, tuple(leaf.unsqueeze(0) for leaf in batch(0)))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no outer part": (lambda: parts(0.0), "validation_fraction=0.0: must lie between 0 and 1"),
+    "no inner part": (lambda: parts(1.0), "validation_fraction=1.0: must lie between 0 and 1"),
+    "not a number": (lambda: parts(math.nan), "validation_fraction=nan: must lie between 0 and 1"),
+    "an empty part": (lambda: parts(0.01), "validation_fraction=0.01: leaves one part of the 10 examples empty"),
+    "a batch above the part": (
+        lambda: parts(0.5, 6),
+        "batch_size=6: more than the 5 examples that train the student",
+    ),
+    "no inner step": (lambda: MetaLearning(lambda: None, 0), "inner_steps=0: must be at least 1"),
+    "no real step": (lambda: MetaLearning(lambda: None, 1, 0), "student_steps=0: must be at least 1"),
+    "a negative weight": (lambda: Teaching(-1.0), "teaching_weight=-1.0: must be a finite number, not below 0"),
+    "a weight of NaN": (lambda: Teaching(math.nan), "teaching_weight=nan: must be a finite number, not below 0"),
+    "an inner rate of 0": (lambda: SGD(0.0), "lr=0.0: must be a finite number above 0"),
+    "a decay of 1": (lambda: Adam(0.1, 1.0), r"beta1=1.0: must lie in \[0, 1\)"),
+    "a gate's scale": (lambda: GatedError(0.0), "scale=0.0: must be a finite number above 0"),
+    "a layer that is not there": (
+        lambda: begun(layers=("9",)),
+        "layers=9: the model has no such layer; there are 0, 1, 2",
+    ),
+    "targets of another shape": (wrong_shape, r"teacher: gives \(6, 6\) for a layer of the student that has \(6, 5\)"),
+    "one target for two layers": (
+        lambda: Teaching(1.0, layers=("0", "2"))([torch.ones(1, 1)] * 2, torch.ones(1, 1)),
+        "teacher: gives Tensor; expected a tuple of 2, one a layer",
+    ),
+    "no gates": (lambda: GatedError()(torch.ones(1, 1), torch.ones(1, 1)), r"a gated loss needs a pair \(h\*, m\)"),
+    "nothing to learn": (lambda: begun(nn.Identity), "teacher: none of its parameters requires a gradient"),
+    "labels of rows": (
+        lambda: with_privileged(torch.ones(2, 1), torch.ones(2, 3)),
+        r"labels \(2, 1\) and privileged \(2, 3\): expected \(examples,\) and \(examples, ...\) of the same number",
+    ),
+    "batches that do not divide a pass": (
+        lambda: metrics_of(drawn_anew(make=examples), CONFIG.with_options(batch_size=9)),
+        "batch_size: with a split drawn anew it has to divide every environment's examples",
+    ),
+    "nobody to judge": (
+        lambda: metrics_of(drawn_anew(real=4)),
+        "student_steps=4: with a split drawn anew: a part of the 4 steps of a pass, and a divisor",
+    ),
+    "an optimizer that cannot be unrolled": (
+        lambda: metrics_of(job(), CONFIG.with_options(optimizer="temporal-and-mask")),
+        "optimizer=TemporalAndMaskAdam: its steps cannot be unrolled; give adam or sgd",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused_in_a_line(case: str) -> None:
+    call, said = REFUSED[case]
+    with pytest.raises(InputError, match=said) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_meta_loss_that_is_not_a_number_ends_the_run() -> None:
+    given = job(rule=SGD(1e30), inner=6)
+    with pytest.raises(NonFiniteGradientError, match="outer examples"):
+        metrics_of(given)
