@@ -520,6 +520,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: metrics_of(drawn_anew(real=4)),
         "student_steps=4: with a split drawn anew: a part of the 4 steps of a pass, and a divisor",
     ),
+    "other environments at each step": (
+        lambda: metrics_of(job(), CONFIG.with_options(environments_per_step=1)),
+        "--environments-per-step 1: the job's objective trains on the batches of steps to come",
+    ),
     "an optimizer that cannot be unrolled": (
         lambda: metrics_of(job(), CONFIG.with_options(optimizer="temporal-and-mask")),
         "optimizer=TemporalAndMaskAdam: its steps cannot be unrolled; give adam or sgd",

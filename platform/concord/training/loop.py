@@ -537,6 +537,9 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
     config.require(
         "objective", config.objective.objective == "erm", "the job has an objective of its own; leave this out"
     )
+    if objective.alternates:
+        expected = "the job's objective trains on the batches of steps to come, of the same environments; give 0"
+        config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
         said = "the job's objective couples the environments: its gradient is one"
         config.require("aggregator", config.chosen_aggregator == "mean", f"{said}, give mean")
