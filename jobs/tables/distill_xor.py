@@ -26,7 +26,9 @@ def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> 
     """The methods in the cells (dimensions, examples), with the paper's maximum where there is one."""
     rows = {
         f"{name}, D = {dimensions}, {examples}": {
-            **{"teacher": kind, "dimensions": dimensions, "examples": examples},
+            "teacher": kind,
+            "dimensions": dimensions,
+            "examples": examples,
             # Of 256 examples one half trains and one judges.
             **({"student_steps": min(16, examples // 32)} if kind == "meta" else {}),
         }
