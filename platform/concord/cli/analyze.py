@@ -4,14 +4,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from concord.analysis.consistency.network import PARTS, Part, Settings
 from concord.cli.job_options import default_options
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import job_and_words, parse, without_options
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import ArgumentError, InputError
 from concord.redaction import redact
+from concord.runs.consistency import DataAsked, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +26,17 @@ class AnalyzeOptions:
     """Finished runs; several that differ in the seed alone are one method, others stand side by side."""
     model: str | None = None
     """A registered model in their place: NAME@champion, or NAME/VERSION."""
-    epsilon: tuple[float, ...] = (0.01, 0.1)
+    epsilon: tuple[float, ...] = Settings.epsilon
     """By how much the loss of the environment that does not see the change may change, ε."""
-    radius: float = 0.1
+    radius: float = Settings.radius
     """How far parameters may be moved, ρ, over the norm of all parameters."""
-    parts: tuple[Literal["signs", "curvature", "bound", "slices"], ...] = ("signs", "curvature", "bound", "slices")
+    parts: tuple[Part, ...] = PARTS
     """What is measured: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
-    pairs: int = 16
+    pairs: int = Settings.pairs
     """Ordered pairs of environments to measure, drawn by the seed if there are more."""
-    examples: int = 256
+    examples: int = DataAsked.examples
     """Examples of each environment."""
-    split: Literal["train", "held-out"] = "train"
+    split: Split = DataAsked.split
     """Of the training environments, what was trained on or what was held out."""
     environments: int = 0
     """Deal the pooled examples out at random to so many groups, for jobs without environments; 0 keeps the job's."""
@@ -63,10 +65,8 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "analyze")
     options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}", default_options("analyze", job, words[0]))
     _check(options)
-    from concord.analysis.consistency.network import Settings
     from concord.runs.analyzing import ModelToAnalyze
     from concord.runs.analyzing import analyze as analyze_models
-    from concord.runs.consistency import DataAsked
     from concord.runs.consistency_report import by_method, draw_runs
     from concord.runs.run import resolved_paths
     from concord.training.options import RunConfig

@@ -89,7 +89,7 @@ def analyze(models: Sequence[ModelToAnalyze], info: Info) -> list[dict[str, Any]
     if len(waiting) == 1:
         (place,) = waiting
         with _bar(models[place].name or str(models[place].version)) as advance:
-            found[place] = _analyze(models[place], advance)
+            found[place] = _analyze(models[place], trained[place], advance)
     elif waiting:
         for place, result in _by_ray([(place, models[place]) for place in waiting], info):
             found[place] = result
@@ -170,10 +170,11 @@ def _kept(model: ModelToAnalyze, trained: TrainedModel) -> dict[str, Any] | None
     return found if found.get(_ASKED) == model.question else None
 
 
-def _analyze(model: ModelToAnalyze, advance: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+def _analyze(
+    model: ModelToAnalyze, trained: TrainedModel, advance: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, Any]:
     """Analyze one model, and keep what is found."""
     tune_process()
-    trained = _load(model)
     if model.use_gpu and not torch.cuda.is_available():
         raise InputError("--use-gpu: PyTorch finds no GPU here")
     device = torch.device("cuda" if model.use_gpu else "cpu")
@@ -251,6 +252,6 @@ def _task(model: ModelToAnalyze, log_context: Context) -> dict[str, Any]:
     inherit_context(log_context)
     tune_process(threads=1)
     try:
-        return {"result": _analyze(model)}
+        return {"result": _analyze(model, _load(model))}
     except InputError as error:
         return {"input_error": to_be_sent(error)}

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from concord.aggregation import default_threshold
-from concord.analysis.consistency.environment_losses import EnvironmentLosses
+from concord.analysis.consistency.environment_losses import EnvironmentLosses, dealt_out
 from concord.analysis.consistency.network import NetworkConsistency, Settings, measure, pieces
 from concord.environments import Environment
 from concord.environments.collection import HeldOut, generator_for
@@ -64,16 +64,12 @@ def environment_losses(trained: TrainedModel, asked: DataAsked, device: torch.de
     losses = trained.model.to(device), job.job.batch_risk
     if not asked.environments:
         return EnvironmentLosses(*losses, batches)
-    pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches.values())
-    count = len(pytree.tree_leaves(pooled)[0])
+    count = sum(len(pytree.tree_leaves(batch)[0]) for batch in batches.values())
     if asked.environments > count:
         raise ArgumentError("environments", asked.environments, f"there are {count} examples; give so many at most")
-    order = torch.randperm(count, generator=generator_for(asked.seed, "groups")).tensor_split(asked.environments)
-    groups = {
-        f"group {number}": pytree.tree_map(lambda leaf, own=own: leaf[own.to(leaf.device)], pooled)
-        for number, own in enumerate(order)
-    }
-    return EnvironmentLosses(*losses, groups)
+    each, more = divmod(count, asked.environments)
+    sizes = {f"group {number}": each + (number < more) for number in range(asked.environments)}
+    return EnvironmentLosses(*losses, dealt_out(batches.values(), sizes, generator_for(asked.seed, "groups")))
 
 
 def _part(pair: HeldOut, split: Split) -> Environment:
@@ -91,7 +87,7 @@ class Analysis:
     """What was found of one model.
 
     Attributes:
-        trained: what it was found of, without the model.
+        trained: what it was found of.
         measured: on its environments.
         null: on as many pseudo-environments of the same examples; None where only slices were asked for.
         seconds: it took.
@@ -143,8 +139,7 @@ def analyzed(
 
     measured = measure(losses, settings, one, direction)
     null = measure(losses.pseudo_environments(settings.seed), of_null, one) if of_null else None
-    without = replace(trained, model=torch.nn.Identity())
-    return Analysis(without, measured, null, time.perf_counter() - started, None if through is None else through.name)
+    return Analysis(trained, measured, null, time.perf_counter() - started, None if through is None else through.name)
 
 
 def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.device) -> torch.Tensor:

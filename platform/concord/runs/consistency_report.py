@@ -123,10 +123,9 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
                 found[f"analyzed/{prefix}quadratic_high/epsilon_{epsilon:g}"] = high
             if "bound" in of:
                 found[f"analyzed/{prefix}bound/epsilon_{epsilon:g}"] = of["bound"][place]
-    for name, values in (("log_ratio", result.get("log_ratio")),):
-        if values is not None:
-            found[f"analyzed/{name}"] = values["environments"]
-            found[f"analyzed/null_{name}"] = values["null"]
+    if "log_ratio" in result:
+        found["analyzed/log_ratio"] = result["log_ratio"]["environments"]
+        found["analyzed/null_log_ratio"] = result["log_ratio"]["null"]
     if "signs" in result:
         for what, prefix in (("environments", ""), ("null", "null_")):
             found[f"analyzed/{prefix}agreement"] = result["signs"][what]["agreement"]
@@ -142,9 +141,8 @@ def _number(found: Any) -> float:
 def values_of(result: Mapping[str, Any]) -> dict[str, float]:
     """The main numbers of a model's JSON by headings, for a table; those at every ε with it."""
     found: dict[str, float] = {}
-    for name in _ACCURACIES[:1]:
-        if name in result["metrics"]:
-            found["o.o.d. accuracy"] = result["metrics"][name]
+    if "ood_accuracy" in result["metrics"]:
+        found["o.o.d. accuracy"] = result["metrics"]["ood_accuracy"]
     own, null = result["inconsistency"], result["inconsistency"].get("null", {})
     for place, epsilon in enumerate(result["epsilon"]):
         for part, heading in (("bound", "I at least"), ("quadratic", "quadratic")):

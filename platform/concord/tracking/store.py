@@ -219,19 +219,11 @@ class Store:
 
     def read_json(self, run_id: str, name: str) -> Any:
         """What :meth:`log_json` wrote; None if the run has no such file."""
-        import_mlflow()
-        from mlflow.exceptions import MlflowException
-
         with failures(self.uri, f"read {name} of run {run_id}"), tempfile.TemporaryDirectory() as folder:
-            if name not in {each.path for each in self.client.list_artifacts(run_id, str(Path(name).parent))}:
+            below = name.rpartition("/")[0] or None
+            if name not in {each.path for each in self.client.list_artifacts(run_id, below)}:
                 return None
-            try:
-                path = Path(self.client.download_artifacts(run_id, name, folder))
-            except MlflowException as error:
-                if error_code(error) == "RESOURCE_DOES_NOT_EXIST":
-                    return None
-                raise
-            return json.loads(path.read_text())
+            return json.loads(Path(self.client.download_artifacts(run_id, name, folder)).read_text())
 
     def note(self, run_id: str, text: str) -> None:
         """Set the run's description, which MLflow's page of the run shows."""

@@ -142,13 +142,8 @@ class EnvironmentLosses:
 
         What differs between these differs by sampling alone.
         """
-        sizes = [self.examples(name) for name in self.names]
-        pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *self.environments.values())
-        places = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)).split(sizes)
-        dealt = {
-            name: pytree.tree_map(lambda leaf, own=own: leaf[own.to(leaf.device)], pooled)
-            for name, own in zip(self.names, places, strict=True)
-        }
+        sizes = {name: self.examples(name) for name in self.names}
+        dealt = dealt_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
         return EnvironmentLosses(self.model, self.risk, dealt, self._together)
 
     def examples(self, name: str) -> int:
@@ -200,6 +195,16 @@ class EnvironmentLosses:
             for part, shape in zip(gradients, self.layout.shapes, strict=True)
         ]
         return torch.cat([part.double() for part in parts])
+
+
+def dealt_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
+    """The examples of these environments pooled, and dealt out at random to others of these sizes, by name."""
+    pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *environments)
+    places = torch.randperm(sum(sizes.values()), generator=generator).split(list(sizes.values()))
+    return {
+        name: pytree.tree_map(lambda leaf, own=own: leaf[own.to(leaf.device)], pooled)
+        for name, own in zip(sizes, places, strict=True)
+    }
 
 
 def own_sum(values: Tensor) -> Tensor:
