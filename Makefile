@@ -56,5 +56,5 @@ $(VENV)/installed-server: $(VENV)/installed
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,dev]'
 	@touch $@

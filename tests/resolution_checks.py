@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-WITHOUT, WITH = (f"{ROOT}", "numpy>=2"), (f"{ROOT}[coinrun,dev]",)
+WITHOUT, WITH = (f"{ROOT}", "numpy>=2"), (f"{ROOT}[coinrun,box2d,mujoco,dev]",)
 
 
 def resolved(requirements: tuple[str, ...]) -> dict[str, str]:
