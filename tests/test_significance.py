@@ -207,8 +207,8 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
     advice = averaged.err.splitlines()[-1]
     assert advice.startswith("shortcuts were learned: accuracy on held-out examples 0.")
     assert advice.endswith(
-        "; try --aggregator and-mask --significance 0.01, or more training environments than 8, or --objective vrex "
-        "--aggregator mean"
+        "; try --aggregator and-mask --significance 0.01, or more training environments than 8, or --aggregator t-mask "
+        "--environment-momentum 0.9, or --objective vrex --aggregator mean"
     )
     masked = concord_(*words, "--aggregator", "and-mask", "--significance", "0.01", "--name", "masked", "--json")
     assert "shortcuts were" not in masked.err
@@ -264,6 +264,9 @@ def test_losses_tell_it_where_there_is_no_accuracy() -> None:
 def test_what_to_try_depends_on_the_rule_and_the_number_of_environments() -> None:
     few = Environments(lambda name: DATA[name].data, train="abc", validation="v")
     said = str(said_after(JOB, few, threshold=0.8))
+    t_mask = "--aggregator t-mask --environment-momentum 0.9"
+    assert said.endswith(f"; try more training environments than 3, or {t_mask}, or --objective vrex --aggregator mean")
+    said = str(said_after(JOB, few, aggregator="t-mask", significance=0.9))
     assert said.endswith("; try more training environments than 3, or --objective vrex --aggregator mean")
     said = str(said_after(JOB, few, objective="vrex"))
     assert said.endswith("; try more training environments than 3, or an --objective other than vrex")

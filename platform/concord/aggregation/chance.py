@@ -16,6 +16,9 @@ from decimal import ROUND_CEILING, Context
 from concord.aggregation.agreement import check_threshold, required_agreement
 from concord.errors import ArgumentError
 
+MUCH_BY_CHANCE = 0.01
+"""A mask is to hold chance back: that more than this part of the components pass by chance alone is much."""
+
 
 @functools.lru_cache(maxsize=1024)
 def chance_of(threshold: float, environments: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.aggregation import chance_of
-from concord.aggregation.chance import format_chance
+from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import with_spread
 from concord.space import format_point
@@ -21,7 +21,6 @@ from concord.studies.selection import metric_on
 _DIGITS = 3
 # A difference of less than so many standard errors is one that other seeds may turn around.
 _CLEAR = 2.0
-_MUCH = 0.01  # more than this part of the components by chance alone is much, as in a run's first lines
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class MethodsResult:
         else:
             why = self._difference(best)
         lines = [f"recommended: {method_name(chosen)}; {why}"]
-        if (chance := chance_of(1.0, self.environments)) > _MUCH:
+        if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
                 f"{self.environments} training environments are few votes for a mask: "
                 f"signs that have nothing in common all agree with probability {format_chance(chance)}"

@@ -15,15 +15,15 @@ from concord.aggregation import (
     chance_of,
     threshold_at_chance,
 )
-from concord.aggregation.chance import format_chance, least_environments
+from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance, least_environments
 from concord.environments import Environments
 from concord.redaction import redact
 from concord.runs.folder import RunFolder
 from concord.training.options import TrainConfig
 
-# A mask is to hold chance back: more than the first of the components by chance is much. A threshold below the second
-# asks for less than three quarters of the signs. It is meant to keep much, as 0 is, which averages.
-_MUCH, _MEANT_TO_MASK = 0.01, 0.5
+# A threshold below this asks for less than three quarters of the signs. It is meant to keep much, as 0 is, which
+# averages.
+_MEANT_TO_MASK = 0.5
 
 
 def opening_lines(
@@ -110,12 +110,12 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
         f"by chance a component passes with probability {format_chance(chance)}"
     ]
     masks = config.aggregation.significance is None and rule.threshold >= _MEANT_TO_MASK
-    if masks and chance > _MUCH and not isinstance(rule, XorMask):
-        least = least_environments(_MUCH)
-        stricter = f"at least {least} {what}s at a step bring it below {_MUCH:.0%}"
+    if masks and chance > MUCH_BY_CHANCE and not isinstance(rule, XorMask):
+        least = least_environments(MUCH_BY_CHANCE)
+        stricter = f"at least {least} {what}s at a step bring it below {MUCH_BY_CHANCE:.0%}"
         if voters >= least:
-            strict = agreeing_signs(threshold_at_chance(_MUCH, voters), voters)
-            stricter = f"--significance {_MUCH:g} asks for {strict} of {voters} signs"
+            strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, voters), voters)
+            stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {voters} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     together = config.data.environments_per_step or environments
     enough, mask = least_environments(DEFAULT_SIGNIFICANCE), isinstance(rule, AndMask | GeometricMean)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concord.aggregation import AndMask, GeometricMean, Mean
+from concord.aggregation import DEFAULT_SIGNIFICANCE, AndMask, GeometricMean, Mean, SignMask, chance_of
 from concord.aggregation.chance import least_environments
 from concord.environments import Environments
 from concord.training.evaluation import Mode, worst
@@ -83,15 +83,22 @@ def falls_short(inside: float, outside: float, first: float, mode: Mode) -> bool
 
 
 def _advice(job: Job[Any], config: TrainConfig, environments: int) -> str:
-    """What to try, by the rule and the number of environments: a stricter mask, more environments, an objective."""
+    """What to try, by the rule and the number of environments: a stricter mask, more environments, an objective.
+
+    A test of the gradients' means has something to go by where full agreement of the signs is no rare thing.
+    """
     rule, voters = config.rule(environments), config.voters(environments)
     averaged, objective = isinstance(rule, Mean), config.objective.objective
     before = rule.chance(voters) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
     possible = [each for each in _ADVISED if each < before and least_environments(each) <= voters]
+    votes_are_few = 1 < voters == environments and chance_of(1.0, voters) > DEFAULT_SIGNIFICANCE
     tries = []
-    if possible and objective == "erm" and job.objective is None:
+    plain = objective == "erm" and job.objective is None
+    if possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
+    if votes_are_few and plain and isinstance(rule, Mean | SignMask):
+        tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
         other = f"an --objective other than {objective}"
         tries.append("--objective vrex --aggregator mean" if objective == "erm" else other)
