@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from concord.analysis.gradient_correlation import (
     Correlation,
@@ -53,6 +55,22 @@ def test_the_and_mask_finds_the_mechanism_where_the_average_takes_the_shortcuts(
     assert masked["ood_accuracy"][0] > 0.95
     assert averaged["train_accuracy"][0] > 0.99
     assert averaged["ood_accuracy"][0] < 0.75
+
+
+@pytest.mark.parametrize(("environments", "there_is_one"), [(4, True), (10, True), (32, True), (100, False)])
+def test_a_linear_function_of_the_shortcuts_holds_in_all_of_up_to_as_many_environments_as_they_have_dimensions(
+    environments: int, there_is_one: bool
+) -> None:
+    """So nothing in those environments refutes it: only environments that did not train do."""
+    for seed in (101, 102, 103):
+        spirals = Spirals(environments=environments, examples=1, seed=seed)
+        names = spirals.as_environments().train
+        of_class_1 = [(2 * targets[0] - 1) * inputs[0, 2:] for inputs, targets in map(spirals.load, names)]
+        # w with wᵀs ≥ 1 for the shortcuts s of class 1 in every environment; those of class 0 are -s.
+        asked = np.stack([shortcuts.numpy() for shortcuts in of_class_1])
+        free = [(None, None)] * asked.shape[1]
+        found = linprog(np.zeros(asked.shape[1]), A_ub=-asked, b_ub=-np.ones(environments), bounds=free)
+        assert (found.status == 0) == there_is_one
 
 
 def test_agreement_raises_the_mechanisms_part_of_the_gradient_and_disagreement_lowers_it() -> None:
