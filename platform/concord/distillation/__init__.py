@@ -22,16 +22,19 @@ a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run
 loop.
 """
 
+from concord.distillation.auxiliary import AuxiliaryPrediction
 from concord.distillation.distillation import Distillation, MetaLearning
 from concord.distillation.meta_gradient import MetaGradient, meta_gradient
 from concord.distillation.privileged import Parts, inner_outer, of_labels, privileged_of, with_privileged
 from concord.distillation.student import Student
+from concord.distillation.teacher_options import TeacherOptions
 from concord.distillation.teaching import GatedError, Teaching, divergence, squared_error
 from concord.distillation.unrolled import SGD, Adam, OptimizerState, Rule, as_rule
 
 __all__ = [
     "SGD",
     "Adam",
+    "AuxiliaryPrediction",
     "Distillation",
     "GatedError",
     "MetaGradient",
@@ -40,6 +43,7 @@ __all__ = [
     "Parts",
     "Rule",
     "Student",
+    "TeacherOptions",
     "Teaching",
     "as_rule",
     "divergence",
