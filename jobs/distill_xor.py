@@ -125,7 +125,7 @@ job = Job(
     loss=loss,
     objective=objective,
     measures={"accuracy": Measure(accuracy, "max")},
-    config=XorConfig().with_options(aggregator="mean", resample_split=True, **settings),
+    config=XorConfig().with_options(aggregator="mean", **settings),
     criterion="validation_accuracy",
     reproduces="Learning to distill trajectories: toy task A (Fig. 4.3)",
     comparisons="tables/distill_xor.py",

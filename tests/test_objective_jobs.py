@@ -141,7 +141,7 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-xor", "--auxiliary-weight", "1"], "--auxiliary-weight 1.0: --teacher meta has x* already; give"),
         (["distill-logits", "--entropy-weight", "-1"], "--entropy-weight -1.0: must be a finite number, not below 0"),
         (["distill-logits", "--logit-scale", "nan"], "--logit-scale nan: must be a finite number above 0"),
-        (["distill-logits", "--validation-fraction", "0.99"], "batch_size=32: more than the 10 examples that train"),
+        (["distill-logits", "--validation-fraction", "0.99"], "--batch-size 32: more than the 10 examples that train"),
         (["distill-logits", "--resample-split"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-logits", "--meta-lr", "0"], "--meta-lr 0.0: must be a finite number above 0"),
         (["distill-xor", "--optimizer", "temporal-and-mask"], "its steps cannot be unrolled; give adam or sgd"),
