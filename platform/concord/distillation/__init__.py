@@ -23,6 +23,7 @@ loop.
 """
 
 from concord.distillation.auxiliary import AuxiliaryPrediction
+from concord.distillation.combination import MetaSums
 from concord.distillation.distillation import Distillation, MetaLearning
 from concord.distillation.meta_gradient import MetaGradient, meta_gradient
 from concord.distillation.privileged import Parts, inner_outer, of_labels, privileged_of, with_privileged
@@ -39,6 +40,7 @@ __all__ = [
     "GatedError",
     "MetaGradient",
     "MetaLearning",
+    "MetaSums",
     "OptimizerState",
     "Parts",
     "Rule",
