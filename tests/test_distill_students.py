@@ -15,16 +15,21 @@ from torch.testing import assert_close
 
 from concord.aggregation import GRADIENT, Aggregator, AndMask, Mean, Statistic, Statistics, Update, aggregate
 from concord.distillation import (
+    SGD,
+    Adam,
     Distillation,
     MetaGradient,
     MetaLearning,
     MetaSums,
+    Stacked,
+    StackedStudent,
     Student,
     Teaching,
     as_rule,
     meta_gradient,
     of_labels,
     privileged_of,
+    side_by_side,
     with_privileged,
 )
 from concord.environments import BatchStream, Environments
@@ -214,3 +219,114 @@ def test_one_student_that_is_not_finite_ends_the_run_in_all_processes() -> None:
     sums.add(MetaGradient(wrong.gradients, torch.tensor(float("nan"))))
     with pytest.raises(NonFiniteGradientError):
         sums.combined(lambda own: own, 3)
+
+
+# --- several seeds at once
+
+
+SEEDS = 3
+RULES = {"sgd": SGD(0.1, 0.5), "adam": Adam(0.05, 0.5)}
+
+
+def of_seed(seed: int, normalized: bool = False) -> tuple[nn.Module, nn.Module]:
+    """A student and a teacher, in float64."""
+    torch.manual_seed(seed)
+    hidden = [nn.BatchNorm1d(8)] if normalized else []
+    taught_by = nn.Sequential(nn.Linear(PRIVILEGED, 8), *hidden, nn.Tanh(), nn.Linear(8, UNITS))
+    return model().double(), taught_by.double()
+
+
+def batch_of(seed: int, place: int, count: int = 6) -> tuple[Tensor, Tensor]:
+    drawn = torch.randn(count, 8, generator=torch.Generator().manual_seed(100 * seed + place)).double()
+    return drawn[:, :4], drawn[:, 4:]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("normalized", [False, True], ids=["plain", "batch norm"])
+def test_the_meta_gradients_of_several_seeds_at_once_are_those_of_each_alone(rule: str, normalized: bool) -> None:
+    pairs = [of_seed(seed, normalized) for seed in range(SEEDS)]
+    together = meta_gradient(
+        StackedStudent(Stacked([pair[0] for pair in pairs]), of_risk(), TEACHING),
+        Stacked([pair[1] for pair in pairs]),
+        [side_by_side([batch_of(seed, place) for seed in range(SEEDS)]) for place in range(4)],
+        side_by_side([batch_of(seed, 99, 20) for seed in range(SEEDS)]),
+        RULES[rule],
+        privileged=lambda batch: batch[1][..., 1:],
+    )
+    assert together.loss.shape == (SEEDS,)
+    for seed, (network, taught_by) in enumerate(pairs):
+        batches = [batch_of(seed, place) for place in range(4)]
+        alone = meta_gradient(
+            Student(network, of_risk(), TEACHING), taught_by, batches, batch_of(seed, 99, 20), RULES[rule],
+            privileged=privileged_of,
+        )  # fmt: skip
+        assert_close(together.loss[seed], alone.loss, rtol=1e-12, atol=0)
+        for one, other in zip(together.gradients, alone.gradients, strict=True):
+            assert_close(one[seed], other, rtol=1e-8, atol=1e-13)
+
+
+def learned(student: Student, taught_by: nn.Module, batch_at: Any, outer: Any, privileged: Any) -> Tensor:
+    """The meta-losses of three steps of the teacher, with two steps of the student after each."""
+    adam = torch.optim.Adam(student.model.parameters(), 1e-2)
+    meta, losses = torch.optim.Adam(taught_by.parameters(), 1e-2), []
+    for step in range(6):
+        if step % 2 == 0:
+            rule, state = as_rule(adam, list(student.model.parameters()))
+            coming = [batch_at(step + ahead) for ahead in range(3)]
+            found = meta_gradient(student, taught_by, coming, outer, rule, state, privileged=privileged)
+            losses.append(found.loss)
+            for parameter, gradient in zip(taught_by.parameters(), found.gradients, strict=True):
+                parameter.grad = gradient
+            meta.step()
+        adam.zero_grad()
+        student.loss(batch_at(step), taught_by(privileged(batch_at(step))).detach())[0].sum().backward()
+        adam.step()
+    return torch.stack(losses)
+
+
+def test_seeds_that_learn_together_learn_as_each_alone() -> None:
+    pairs = [of_seed(seed) for seed in range(SEEDS)]
+    students, teachers = (Stacked([pair[at] for pair in pairs]) for at in (0, 1))
+    together = learned(
+        StackedStudent(students, of_risk(), TEACHING),
+        teachers,
+        lambda step: side_by_side([batch_of(seed, step) for seed in range(SEEDS)]),
+        side_by_side([batch_of(seed, 99) for seed in range(SEEDS)]),
+        lambda batch: batch[1][..., 1:],
+    )
+    for seed, (network, taught_by) in enumerate(pairs):
+        alone = learned(
+            Student(network, of_risk(), TEACHING), taught_by, partial(batch_of, seed), batch_of(seed, 99), privileged_of
+        )
+        assert_close(together[:, seed], alone, rtol=1e-9, atol=0)
+        for one, other in zip(students.network(seed).parameters(), network.parameters(), strict=True):
+            assert_close(one, other, rtol=1e-8, atol=1e-12)
+
+
+def test_stacked_networks_are_each_its_own() -> None:
+    networks = [
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)).double() for _ in range(SEEDS)
+    ]
+    stacked, inputs = Stacked(networks), torch.randn(7, SEEDS, 4).double()
+    for training in (True, False):
+        outputs = stacked.train(training)(inputs)
+        for seed, network in enumerate(networks):
+            assert_close(outputs[:, seed], network.train(training)(inputs[:, seed]))
+    for seed, network in enumerate(networks):
+        for name, value in stacked.network(seed).state_dict().items():
+            assert_close(value, network.state_dict()[name])
+    assert len(list(stacked.parameters())) == len(list(networks[0].parameters()))
+
+
+def test_what_cannot_be_stacked_is_refused_in_a_line() -> None:
+    for call, said in [
+        (lambda: Stacked([]), "networks: none; expected at least one, alike but in their numbers"),
+        (lambda: Stacked([nn.Linear(2, 2), nn.Linear(2, 3)]), "networks: some with other parameters than the first"),
+        (lambda: side_by_side([torch.ones(2), torch.ones(3)]), "batches: expected at least one, all of one form"),
+        (
+            lambda: StackedStudent(Stacked([model()]), of_risk(), Teaching(1.0, layers=("9",))),
+            "layers=9: the model has no such layer; there are 0, 1, 2",
+        ),
+    ]:
+        with pytest.raises(InputError, match=said):
+            call()

@@ -27,6 +27,7 @@ from concord.distillation.combination import MetaSums
 from concord.distillation.distillation import Distillation, MetaLearning
 from concord.distillation.meta_gradient import MetaGradient, meta_gradient
 from concord.distillation.privileged import Parts, inner_outer, of_labels, privileged_of, with_privileged
+from concord.distillation.seeds import Stacked, StackedStudent, side_by_side
 from concord.distillation.student import Student
 from concord.distillation.teacher_options import TeacherOptions
 from concord.distillation.teaching import GatedError, Teaching, divergence, squared_error
@@ -44,6 +45,8 @@ __all__ = [
     "OptimizerState",
     "Parts",
     "Rule",
+    "Stacked",
+    "StackedStudent",
     "Student",
     "TeacherOptions",
     "Teaching",
@@ -53,6 +56,7 @@ __all__ = [
     "meta_gradient",
     "of_labels",
     "privileged_of",
+    "side_by_side",
     "squared_error",
     "with_privileged",
 ]
