@@ -101,11 +101,7 @@ class Distillation(Objective):
         self._steps_per_pass: int | None = None
         self._outer: Batch | None = None
         self._meta_losses: list[float] = []
-
-    @property
-    def takes_aggregator(self) -> bool:
-        """Whether an aggregator combines the meta-gradients."""
-        return self.meta is not None and self.meta.aggregator is not None
+        self.takes_aggregator = meta is not None and meta.aggregator is not None
 
     def metrics(self) -> dict[str, float]:
         """``meta_loss``: the mean of those since this was last called, if there was one."""

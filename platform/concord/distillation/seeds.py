@@ -60,10 +60,10 @@ class Stacked(nn.Module):
         each = vmap(lambda own, part: functional_call(self.form, own, (part,)), (0, 1), 1, randomness="different")
         return each(self.by_name(), inputs)
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """Also those of one network, so that what asks for batch norm finds it."""
-        yield from super().modules()
-        yield from self.form.modules()
+        yield from super().modules(remove_duplicate)
+        yield from self.form.modules(remove_duplicate)
 
     def by_name(self, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Parameters and buffers ``(seeds, ...)`` by their names in one network.
