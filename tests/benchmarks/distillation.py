@@ -68,7 +68,7 @@ def _inner_step(examples: int) -> Row:
             student.loss(each, told)[0].backward()
             optimizer.step()
 
-    seconds, reference, ratio = interleaved(unrolled, plain, repeats=20, warmup=3)
+    seconds, reference, ratio = interleaved(unrolled, plain, repeats=6, warmup=1)
     name = f"unrolled step of a student (Adam, n = {UNROLLED}), {examples} examples, MLP of 2 × 256"
     return Row(name, seconds / UNROLLED, "plain step", reference / UNROLLED, ratio, "≤ 4.5")
 
@@ -97,5 +97,5 @@ def _seeds() -> Row:
             student = Student(model, RISK, teaching)
             meta_gradient(student, taught_by, own, judge, rule, privileged=privileged_of)
 
-    seconds, reference, ratio = interleaved(together, one_by_one, repeats=8, warmup=2)
+    seconds, reference, ratio = interleaved(together, one_by_one, repeats=4, warmup=1)
     return Row(f"meta-gradient of task A's size, {SEEDS} seeds at once", seconds, "one by one", reference, ratio, "< 1")

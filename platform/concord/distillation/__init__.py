@@ -19,7 +19,8 @@ a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run
 =================  ====================================================================================
 
 :class:`Distillation` is all of them as an objective of a job; :func:`meta_gradient` is the derivative alone, for any
-loop.
+loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is what a teacher is
+compared with: x* as something to predict.
 """
 
 from concord.distillation.auxiliary import AuxiliaryPrediction
