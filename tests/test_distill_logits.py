@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
 
+from concord.analysis.distillation_figures import curves_figure
 from concord.distillation import AuxiliaryPrediction, of_labels, with_privileged
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.objectives import ERM
-from concord.training import Job, ProcessContext, TrainConfig, load_job, train
+from concord.training import FinishedRun, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.loop import Silent
+from concord.training.outcome import Evaluation
 
 FILE = load_job("distill-logits")
 CLASSES = 4
@@ -173,3 +175,14 @@ def test_a_job_predicts_what_is_privileged(name: str) -> None:
     predicts = small.with_options(auxiliary_weight=1.0)
     predicts.check()
     assert metrics_of(given, predicts)["ood_loss"] != metrics_of(given, small)["ood_loss"]
+
+
+def test_the_figure_has_a_line_a_row_with_the_mean_over_seeds() -> None:
+    def run(seed: int, values: tuple[float, ...]) -> FinishedRun:
+        history = [Evaluation(epoch, epoch, {"ood_kl": value}) for epoch, value in enumerate(values, 1)]
+        return FinishedRun(seed, {}, history)
+
+    runs = {"LDT": [run(1, (0.5, 0.1)), run(2, (0.3, 0.3))], "no teacher": [run(1, (0.4, 1.0))]}
+    axes = curves_figure(runs).axes[0]
+    assert [line.get_label() for line in axes.lines] == list(runs)
+    assert_close(torch.tensor(axes.lines[0].get_xydata()), torch.tensor([[1.0, 0.4], [2.0, 0.2]]).double())
