@@ -5,20 +5,17 @@ and to say h. ``concord train distill-xor`` trains a student with such a teacher
 ``fixed`` and ``oracle`` with one that does not learn: a random one, and one that says h.
 """
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from concord.distillation import Distillation, MetaLearning, Parts, Teaching, inner_outer, of_labels, with_privileged
+from concord.distillation import Distillation, Parts, TeacherOptions, Teaching, inner_outer, of_labels, with_privileged
 from concord.environments import Environments
-from concord.objectives import ERM, Objective
+from concord.objectives import Objective
 from concord.training import Job, Measure, TrainConfig
 
 TAUGHT = 32  # units of the student's first layer
-OF_META = frozenset({"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,24 +23,11 @@ class XorConfig(TrainConfig):
     """The exclusive or of two signs, hidden in so many dimensions."""
 
     # fmt: off
-    teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
-    """One that learns what to say, none, a random one that stays as it is, or one that says the hidden numbers."""
     dimensions: int = 256
     """Dimensions of x."""
     examples: int = 512
     """Training examples; with --teacher meta some of them judge the teacher."""
-    resample_split: bool = True
-    """Draw anew which those are for each step of the teacher: those that the student is not trained on next."""
-    validation_fraction: float = 0.5
-    """Fraction of the examples that judges, where it is always the same."""
-    teaching_weight: float = 1000.0
-    """α, the weight of what is taught beside the labels."""
-    unrolled_steps: int = 64
-    """n, the steps of the student's copy through which the teacher's gradient goes."""
-    student_steps: int = 16
-    """N, the steps of the student between two steps of the teacher."""
-    meta_lr: float = 1e-3
-    """Learning rate of the teacher's Adam; its β₁ is --beta1, as the student's."""
+    teaching: TeacherOptions = field(default_factory=TeacherOptions)
     # fmt: on
 
     def check(self) -> None:
@@ -51,16 +35,9 @@ class XorConfig(TrainConfig):
         super().check()
         for option in ("dimensions", "examples"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        self.require("meta_lr", self.meta_lr > 0, "must be above 0")
-        self.require("unrolled_steps", self.unrolled_steps >= 1, "must be at least 1")
         objective(self)
-        if self.teacher == "meta" and not self.resample_split:
+        if self.teaching.fixed_split:
             training_parts(self)
-
-    def unused(self) -> frozenset[str]:
-        """Also what only a teacher needs, or one that learns."""
-        left_out = OF_META if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
-        return super().unused() | left_out | ({"teaching_weight"} if self.teacher == "none" else set())
 
 
 def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
@@ -78,15 +55,16 @@ def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
 
 def training_parts(config: XorConfig) -> Parts:
     """What trains the student, and what judges the teacher, where that is always the same."""
-    return inner_outer(examples(config, "train"), config.validation_fraction, config.run.seed, config.data.batch_size)
+    fraction = config.teaching.validation_fraction
+    return inner_outer(examples(config, "train"), fraction, config.run.seed, config.data.batch_size)
 
 
 def environments(config: XorConfig) -> Environments:
     """One environment; only with a fixed split some of its examples are not the student's."""
-    split = config.teacher == "meta" and not config.resample_split
 
     def load(name: str) -> tuple[Tensor, Tensor]:
-        inputs, targets = training_parts(config).inner if split and name == "train" else examples(config, name)
+        split = config.teaching.fixed_split and name == "train"
+        inputs, targets = training_parts(config).inner if split else examples(config, name)
         return inputs, targets
 
     return Environments(load, train=["train"], validation=["validation"], test=["test"])
@@ -124,17 +102,23 @@ def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def objective(config: XorConfig) -> Objective:
     """The labels alone, or a teacher beside them."""
-    if config.teacher == "none":
-        return ERM(loss)
-    adam = partial(torch.optim.Adam, lr=config.meta_lr, betas=(config.optimizer.beta1, 0.999))
-    outer = None if config.resample_split else lambda: training_parts(config).outer
-    learning = MetaLearning(outer, config.unrolled_steps, config.student_steps, adam)
-    teaching = Teaching(config.teaching_weight, layers=("0",))
-    made = Oracle if config.teacher == "oracle" else teacher
-    return Distillation(loss, made, teaching, learning if config.teacher == "meta" else None)
+    options = config.teaching
+    if options.teacher == "none":
+        return options.alone(loss, lambda: nn.Linear(128, 4), "2")
+    learning = options.learning(lambda: training_parts(config).outer, config.optimizer.beta1)
+    made = Oracle if options.teacher == "oracle" else teacher
+    return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
 
 
-settings = {"batch_size": 16, "held_out": 0.0, "epochs": 100, "evaluations": 100, "beta1": 0.5, "milestones": ()}
+settings = {
+    "resample_split": True,
+    "batch_size": 16,
+    "held_out": 0.0,
+    "epochs": 100,
+    "evaluations": 100,
+    "beta1": 0.5,
+    "milestones": (),
+}
 job = Job(
     environments=environments,
     model=student,

@@ -138,6 +138,12 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: a part of the 32"),
         (["distill-xor", "--batch-size", "10"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-xor", "--dimensions", "0"], "--dimensions 0: must be at least 1"),
+        (["distill-xor", "--auxiliary-weight", "1"], "--auxiliary-weight 1.0: --teacher meta has x* already; give"),
+        (["distill-logits", "--entropy-weight", "-1"], "--entropy-weight -1.0: must be a finite number, not below 0"),
+        (["distill-logits", "--logit-scale", "nan"], "--logit-scale nan: must be a finite number above 0"),
+        (["distill-logits", "--validation-fraction", "0.99"], "--batch-size 32: more than the 10 examples that train"),
+        (["distill-logits", "--resample-split"], "batch_size: with a split drawn anew it has to divide every"),
+        (["distill-logits", "--meta-lr", "0"], "--meta-lr 0.0: must be a finite number above 0"),
         (["distill-xor", "--optimizer", "temporal-and-mask"], "its steps cannot be unrolled; give adam or sgd"),
     ],
 )  # fmt: skip

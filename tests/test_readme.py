@@ -43,7 +43,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule"])
+@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule", "seeds"])
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:
     run_program(snippet(name), tmp_path)
 

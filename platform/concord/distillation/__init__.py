@@ -19,27 +19,37 @@ a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run
 =================  ====================================================================================
 
 :class:`Distillation` is all of them as an objective of a job; :func:`meta_gradient` is the derivative alone, for any
-loop.
+loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is what a teacher is
+compared with: x* as something to predict.
 """
 
+from concord.distillation.auxiliary import AuxiliaryPrediction
+from concord.distillation.combination import MetaSums
 from concord.distillation.distillation import Distillation, MetaLearning
 from concord.distillation.meta_gradient import MetaGradient, meta_gradient
 from concord.distillation.privileged import Parts, inner_outer, of_labels, privileged_of, with_privileged
+from concord.distillation.seeds import Stacked, StackedStudent, side_by_side
 from concord.distillation.student import Student
+from concord.distillation.teacher_options import TeacherOptions
 from concord.distillation.teaching import GatedError, Teaching, divergence, squared_error
 from concord.distillation.unrolled import SGD, Adam, OptimizerState, Rule, as_rule
 
 __all__ = [
     "SGD",
     "Adam",
+    "AuxiliaryPrediction",
     "Distillation",
     "GatedError",
     "MetaGradient",
     "MetaLearning",
+    "MetaSums",
     "OptimizerState",
     "Parts",
     "Rule",
+    "Stacked",
+    "StackedStudent",
     "Student",
+    "TeacherOptions",
     "Teaching",
     "as_rule",
     "divergence",
@@ -47,6 +57,7 @@ __all__ = [
     "meta_gradient",
     "of_labels",
     "privileged_of",
+    "side_by_side",
     "squared_error",
     "with_privileged",
 ]

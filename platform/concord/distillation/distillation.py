@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.distillation.meta_gradient import bounded, meta_gradient
+from concord.aggregation import Aggregator, Mean
+from concord.distillation.combination import MetaSums
+from concord.distillation.meta_gradient import meta_gradient
 from concord.distillation.privileged import privileged_of
 from concord.distillation.student import Student
 from concord.distillation.teaching import Teaching
 from concord.distillation.unrolled import Rule, as_rule
 from concord.errors import ArgumentError, InputError
 from concord.gradients.layout import trainable
-from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.risk import Batch, Loss, Risk, take
 from concord.objectives.objective import Objective
 
@@ -37,6 +38,9 @@ class MetaLearning:
         optimizer: of the teacher, from its parameters.
         rule: of the copy's steps. None: those of the run's optimizer, from its present state. They know neither
             clipping nor the penalties --l1 and --l2.
+        aggregator: how the meta-gradients of the environments' copies become one, such as ``AndMask(0.8)`` or what
+            ``--aggregator`` says, ``config.rule(environments)``. None: their mean.
+        rescale: divide each of the teacher's parameters' update by the fraction of it that the aggregator kept.
 
     Raises:
         InputError: a number of steps is below 1.
@@ -47,6 +51,8 @@ class MetaLearning:
     student_steps: int = 16
     optimizer: MetaOptimizer = _ADAM
     rule: Rule | None = None
+    aggregator: Aggregator | None = None
+    rescale: bool = False
 
     def __post_init__(self) -> None:
         for name in ("inner_steps", "student_steps"):
@@ -58,9 +64,9 @@ class Distillation(Objective):
     """The mean over environments of label loss and teaching, α Σ_k L_t(h_k, h*_k) with h* = T(x*).
 
     At steps 0, N, 2N, … the teacher takes a step first. From the student's present weights a copy for each environment
-    takes n steps on the environment's batches that come, and the teacher follows the mean of their meta-gradients: so
-    it is the same however environments are placed, and nothing is exchanged within an unrolled copy. See
-    :mod:`concord.distillation`.
+    takes n steps on the environment's batches that come, and the teacher follows the mean of their meta-gradients, or
+    what another aggregator makes of them: so it is the same however environments are placed, and nothing is exchanged
+    within an unrolled copy. See :mod:`concord.distillation`.
 
     Args:
         loss: the loss or the risk by labels.
@@ -94,6 +100,13 @@ class Distillation(Objective):
         self._students: torch.optim.Optimizer | None = None
         self._steps_per_pass: int | None = None
         self._outer: Batch | None = None
+        self._meta_losses: list[float] = []
+        self.takes_aggregator = meta is not None and meta.aggregator is not None
+
+    def metrics(self) -> dict[str, float]:
+        """``meta_loss``: the mean of those since this was last called, if there was one."""
+        losses, self._meta_losses = self._meta_losses, []
+        return {"meta_loss": sum(losses) / len(losses)} if losses else {}
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
         """Make the teacher and its optimizer.
@@ -143,7 +156,7 @@ class Distillation(Objective):
         rule, state = (self.meta.rule, None) if self.meta.rule else as_rule(self._students, parameters)
         coming, judges = self._parts(step, parameters[0].device)
         student = Student(model, self.risk, self.teaching, self.autocast)
-        sums: Tensor | None = None
+        sums = MetaSums(self.meta.aggregator or Mean(), teacher, rescale=self.meta.rescale)
         devices = [parameters[0].device] if parameters[0].is_cuda else []
         with torch.random.fork_rng(devices):  # what the copies draw, the student draws too
             for index in range(len(own)):
@@ -157,19 +170,11 @@ class Distillation(Objective):
                     privileged=self.privileged,
                     step=step,
                 )
-                parts = [*(bounded(each).flatten() for each in found.gradients), found.loss.view(1)]
-                flat = torch.cat([*parts, torch.ones_like(parts[-1])])
-                sums = flat if sums is None else sums + flat
-        assert sums is not None
-        sums = total(sums)
-        mean = sums[:-1] / sums[-1]
-        if not bool(torch.isfinite(mean).all()):
-            raise NonFiniteGradientError(["(outer examples)"], step)
-        self.meta_loss = float(mean[-1])
-        learning = list(trainable(teacher).values())
-        pieces = mean[:-1].split([each.numel() for each in learning])
-        for parameter, piece in zip(learning, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+                sums.add(found)
+        updates, self.meta_loss = sums.combined(total, step)
+        self._meta_losses.append(self.meta_loss)
+        for parameter, update in zip(trainable(teacher).values(), updates, strict=True):
+            parameter.grad = update
         self.optimizer.step()
 
     def terms(

@@ -30,7 +30,8 @@ class MetaGradient:
 
     Attributes:
         gradients: of each of them, in their order.
-        loss: the meta-loss, the label loss of the unrolled student on the outer batch.
+        loss: the meta-loss, the label loss of the unrolled student on the outer batch; of students of several seeds
+            (:class:`~concord.distillation.StackedStudent`) each one's.
     """
 
     gradients: tuple[Tensor, ...]
@@ -68,7 +69,7 @@ def meta_gradient(
     cut = [[leaf.detach().requires_grad_() for leaf in leaves] for leaves, _ in graph]
     targets = [pytree.tree_unflatten(leaves, form) for leaves, (_, form) in zip(cut, graph, strict=True)]
     loss = _unrolled_loss(student, batches, targets, outer, rule, state, step)
-    by_targets = torch.autograd.grad(loss, [leaf for leaves in cut for leaf in leaves], materialize_grads=True)
+    by_targets = torch.autograd.grad(loss.sum(), [leaf for leaves in cut for leaf in leaves], materialize_grads=True)
     gradients = torch.autograd.grad(
         [leaf for leaves, _ in graph for leaf in leaves],
         list(trainable(teacher).values()),
@@ -111,6 +112,6 @@ def _unrolled_loss(
     for index, (batch, target) in enumerate(zip(batches, targets, strict=True)):
         named = dict(zip(names, weights, strict=True)) | buffers
         loss, _ = student.loss(batch, target, step + index, named)
-        gradients = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss.sum(), weights, create_graph=True, materialize_grads=True)
         weights, state = rule.step(weights, gradients, state)
     return student.label_loss(outer, step, dict(zip(names, weights, strict=True)) | buffers)

@@ -54,6 +54,8 @@ class Objective:
         schedule: of this optimizer, stepped with it; None: its learning rate stays.
         alternates: the objective trains its module itself, in :meth:`prepare`, at steps of its own choice; the terms'
             gradient is the model's alone, and the optimizer is stepped there.
+        takes_aggregator: the objective applies the run's aggregator itself, to gradients of its own; then it may be
+            coupled, and --aggregator other than the mean.
         default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
             None: there is no penalty.
     """
@@ -62,6 +64,7 @@ class Objective:
     others: ClassVar[bool] = False
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
+    takes_aggregator: bool = False
     module: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -101,6 +104,13 @@ class Objective:
             own: which environments this process has, counted among all.
             total: gives the sum of a tensor over all processes, each of which has to call it as often.
         """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Further numbers of an epoch's steps, by name, which are reported as ``objective/NAME``.
+
+        Called after each epoch in every process, where they have to be the same.
+        """
+        return {}
 
     def terms(
         self,

@@ -408,6 +408,7 @@ class _Run:
         metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
         for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
             metrics[f"kept_fraction/{name}"] = fraction
+        metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped)
 
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
@@ -542,7 +543,8 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
         said = "the job's objective couples the environments: its gradient is one"
-        config.require("aggregator", config.chosen_aggregator == "mean", f"{said}, give mean")
+        right = config.chosen_aggregator == "mean" or objective.takes_aggregator
+        config.require("aggregator", right, f"{said}, give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{said}, give 1")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{said}, no environment can be left out")
         config.require("per_example", not config.aggregation.per_example, f"{said}, examples cannot be environments")

@@ -1,0 +1,89 @@
+"""Options of what a student has beside its labels, for jobs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from concord.distillation.auxiliary import AuxiliaryPrediction
+from concord.distillation.distillation import MetaLearning
+from concord.distillation.privileged import privileged_of
+from concord.gradients.risk import Batch, Loss, Risk
+from concord.objectives.erm import ERM
+from concord.objectives.objective import Objective
+from concord.options import OptionGroup
+
+OF_META = frozenset({"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherOptions(OptionGroup):
+    """What a student has beside its labels."""
+
+    # fmt: off
+    teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
+    """One that learns what to say, none, a random one that stays as it is, or one that says what nobody knows."""
+    teaching_weight: float = 1000.0
+    """α, the weight of what is taught beside the labels."""
+    auxiliary_weight: float = 0.0
+    """With --teacher none, the weight of predicting x* from the student's last hidden layer, beside the labels."""
+    resample_split: bool = False
+    """Draw anew for each step of the teacher which examples judge it: those that the student is not trained on next."""
+    validation_fraction: float = 0.5
+    """Fraction of the examples that judges the teacher, where it is always the same."""
+    unrolled_steps: int = 64
+    """n, the steps of the student's copy through which the teacher's gradient goes."""
+    student_steps: int = 16
+    """N, the steps of the student between two steps of the teacher."""
+    meta_lr: float = 1e-3
+    """Learning rate of the teacher's Adam; its β₁ is --beta1, as the student's."""
+    # fmt: on
+
+    @property
+    def fixed_split(self) -> bool:
+        """Whether some examples judge a teacher throughout, and never train the student."""
+        return self.teacher == "meta" and not self.resample_split
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        for option in ("unrolled_steps", "student_steps"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require("meta_lr", 0 < self.meta_lr < float("inf"), "must be a finite number above 0")
+        right = 0 <= self.auxiliary_weight < float("inf")
+        self.require("auxiliary_weight", right, "must be a finite number, not below 0")
+        alone = self.teacher == "none" or self.auxiliary_weight == 0
+        self.require("auxiliary_weight", alone, f"--teacher {self.teacher} has x* already; give --teacher none")
+
+    def unused(self) -> frozenset[str]:
+        """What only a teacher needs, or one that learns."""
+        left_out = frozenset({"teaching_weight"} if self.teacher == "none" else {"auxiliary_weight"})
+        if self.teacher != "meta":
+            return left_out | OF_META
+        return left_out | ({"validation_fraction"} if self.resample_split else set())
+
+    def learning(self, outer: Callable[[], Batch], beta1: float) -> MetaLearning | None:
+        """How the teacher learns; None: it does not.
+
+        Args:
+            outer: gives the examples that judge it, where these are always the same.
+            beta1: of its Adam.
+        """
+        if self.teacher != "meta":
+            return None
+        adam = partial(torch.optim.Adam, lr=self.meta_lr, betas=(beta1, 0.999))
+        return MetaLearning(None if self.resample_split else outer, self.unrolled_steps, self.student_steps, adam)
+
+    def alone(
+        self,
+        loss: Loss | Risk,
+        head: Callable[[], nn.Module],
+        layer: str,
+        privileged: Callable[[Batch], Any] = privileged_of,
+    ) -> Objective:
+        """What a student without a teacher minimizes: the labels alone, or with :class:`AuxiliaryPrediction`."""
+        if self.auxiliary_weight == 0:
+            return ERM(loss)
+        return AuxiliaryPrediction(loss, head, self.auxiliary_weight, layer, privileged)
