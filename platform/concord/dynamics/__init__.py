@@ -1,9 +1,10 @@
 """Adaptive skip intervals: a model of dynamics that finds out itself how far each of its predictions reaches.
 
-A model f maps a frame to a frame. What is trained to predict the next frame has to model every detail of how one frame
-becomes the next; much of that is chaotic and does not matter later. Here a prediction is compared with the frame, of the
-next H, that it matches best, and goes on from there, so that f may leave out what it cannot know. Neitz et al., Adaptive
-skip intervals: temporal abstraction for recurrent dynamical models, 2018, and chapter 2 of the first author's thesis.
+A model f maps a frame to a frame. What is trained to predict the next frame has to model every detail of how one
+frame becomes the next; much of that is chaotic and does not matter later. Here a prediction is compared with that of
+the next H frames that it matches best, and goes on from there, so that f may leave out what it cannot know. Neitz et
+al., Adaptive skip intervals: temporal abstraction for recurrent dynamical models, 2018, and chapter 2 of the first
+author's thesis.
 
 Parts that are combined:
 
@@ -14,8 +15,8 @@ a loss              :class:`CrossEntropy` of logits, :class:`SquaredError`, or o
 a model             anything that maps frames to outputs of their shape
 ==================  ===================================================================================
 
-:func:`unroll` is the loop alone, :class:`SkipRisk` its losses as the risk of a job, :func:`rollout` the trained model left
-to itself.
+:func:`unroll` is the loop alone, :class:`SkipRisk` its losses as the risk of a job, :func:`rollout` the trained model
+left to itself.
 """
 
 from concord.dynamics.curriculum import Curriculum, staircase

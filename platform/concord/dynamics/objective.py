@@ -1,4 +1,4 @@
-"""Adaptive skip intervals on the platform's loop: the risk of a batch of sequences, and the mean over all predictions."""
+"""Adaptive skip intervals on the platform's loop: the risk of a batch, and the mean over all predictions."""
 
 import warnings
 from collections.abc import Mapping, Sequence

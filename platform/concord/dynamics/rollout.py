@@ -11,9 +11,7 @@ from concord.errors import ArgumentError, InputError
 
 
 @torch.no_grad()
-def rollout(
-    model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, loss: FrameLoss | None = None
-) -> Tensor:
+def rollout(model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, loss: FrameLoss | None = None) -> Tensor:
     """The frames that a model predicts after the first ones.
 
     Args:

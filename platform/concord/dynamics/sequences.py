@@ -14,7 +14,7 @@ _NUMBERS = 1 << 32
 
 
 def sequences(
-    environment: str, frames: Sequence[Any] | Any, lengths: Any = None, **more: Any
+    environment: str, frames: Sequence[Any] | Any, lengths: Any = None, longest: int | None = None, **more: Any
 ) -> dict[str, Tensor]:
     """The examples of an environment of sequences, a tree of tensors.
 
@@ -24,6 +24,7 @@ def sequences(
             them: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating point
             has to lie there.
         lengths: of the sequences, where ``frames`` is one array of which not all is meant; None: all of it.
+        longest: pad to so many frames, since all environments need the same; None: to the longest sequence.
         more: further arrays with a row for each sequence, such as ``label``.
 
     Returns:
@@ -42,7 +43,10 @@ def sequences(
         raise InputError(f"environment {environment}: {len(given)} lengths of {len(parts)} sequences")
     for number, (part, length) in enumerate(zip(parts, given, strict=True)):
         _check(environment, number, part, length, parts[0])
-    longest = max(given)
+    needed = max(given)
+    if longest is not None and longest < needed:
+        raise InputError(f"environment {environment}: longest={longest}, but it has a sequence of {needed} frames")
+    longest = longest or needed
     padded = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
     for row, part, length in zip(padded, parts, given, strict=True):
         row[:length] = part[:length]
@@ -78,7 +82,7 @@ def parts_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 def _tensor(environment: str, values: Any) -> Tensor:
     array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
-        raise InputError(f"environment {environment}: frames of type {array.dtype}; expected uint8, or numbers in [0, 1]")
+        raise InputError(f"environment {environment}: frames of type {array.dtype}; expected uint8, or float in [0, 1]")
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.float32)))

@@ -16,15 +16,15 @@ Architecture = Literal["plain", "dilated", "strided"]
 class DynamicsNetwork(nn.Module):
     """Seven convolutions that keep the size of the frame, the input once more before the last two.
 
-    n kernels of 5×5 three times, 7×7, 5×5; then, with the input's channels beside them, n of 1×1, and 1×1 to the channels
-    of a frame. ReLU after all but the last; weights uniform as by He et al., biases 0. With 3 channels and n = 48 there
-    are 292,179 parameters, 236,883 if strided.
+    n kernels of 5×5 three times, 7×7, 5×5; then, with the input's channels beside them, n of 1×1, and 1×1 to the
+    channels of a frame. ReLU after all but the last; weights uniform as by He et al., biases 0. With 3 channels and
+    n = 48 there are 292,179 parameters, 236,883 if strided.
 
     Args:
         channels: of a frame.
         kernels: n.
-        architecture: ``plain``; ``dilated``, the fourth with dilation 2; or ``strided``, the second with stride 2, and the
-            fourth the transposed one of that, 5×5.
+        architecture: ``plain``; ``dilated``, the fourth with dilation 2; or ``strided``, the second with stride 2, and
+            the fourth the transposed one of that, 5×5.
 
     Raises:
         InputError: there is no such architecture, or a number is below 1.
