@@ -18,8 +18,14 @@ from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.objectives import Objective
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
+from concord.training.evaluation import Mode
 
-MODES = {"right_skips": "max", "right_rollout": "max", "mean_skip": None, "predictions": None}
+MODES: Mapping[str, Mode | None] = {
+    "right_skips": "max",
+    "right_rollout": "max",
+    "mean_skip": None,
+    "predictions": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
