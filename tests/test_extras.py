@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from concord.cli import main
-from concord.reinforcement.cloning_data import MANIFEST
+from concord.reinforcement.sharded_data import MANIFEST
 
 
 @pytest.fixture
