@@ -22,18 +22,9 @@ from concord.environments.reward_trajectories import (
 )
 from concord.errors import InputError, first_line
 from concord.options import OptionGroup
-from concord.reinforcement.sharded_data import (
-    MANIFEST,
-    PLAN,
-    Info,
-    begin,
-    checksum,
-    make_missing,
-    read_json,
-    unfit,
-    write_whole,
-)
+from concord.runs.sharded_data import Info, begin, make_missing
 from concord.storage import listing, local
+from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
 _FORMAT = 1

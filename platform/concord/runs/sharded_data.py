@@ -5,7 +5,6 @@ a manifest. What a file holds depends on the plan and its own place in it alone.
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 from concord.errors import InputError, RunFailedError
 from concord.runs.session import ray_session
-from concord.storage import append_line, display_path, read_lines
+from concord.storage import append_line, read_lines
+from concord.storage.data_folder import PLAN, checksum, file_checksum, read_json, unfit, write_whole
 from concord.training.options import RunConfig
 
-MANIFEST = "manifest.json"
-PLAN = "plan.json"
 _MADE = "made.jsonl"  # a line for each file, with its checksum, when it is whole
 
 Info = Callable[[str], None]
@@ -138,16 +136,6 @@ def _made(
             ray.cancel(each, force=True)
 
 
-def unfit(folder: Path, why: str) -> InputError:
-    """The refusal of a folder of data."""
-    return InputError(f"--data-dir {display_path(folder)}: {why}")
-
-
-def checksum(content: bytes) -> str:
-    """SHA-256, in hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def _whole(folder: Path) -> set[str]:
     """The files that are there as they were made."""
     made: dict[str, str] = {}
@@ -156,27 +144,4 @@ def _whole(folder: Path) -> set[str]:
             with contextlib.suppress(KeyError, TypeError):
                 made[entry["file"]] = entry["sha256"]
     there = {file for file in made if (folder / file).is_file()}
-    return {file for file in there if checksum((folder / file).read_bytes()) == made[file]}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """At once and as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_bytes(content)
-    new.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file of the folder.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
-    except (OSError, ValueError) as error:
-        raise unfit(path.parent, f"{path.name} cannot be read ({error})") from error
-    return content
+    return {file for file in there if file_checksum(folder / file) == made[file]}
