@@ -90,16 +90,18 @@ def preflight(job: JobFile, config: Any) -> Checked:
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     with _blamed(job, "its objective cannot be made"):
         objective = begun_objective(job.job, config, model, len(environments.train), 1)
-    given = _check_batch(job, objective, model.eval(), first)
+    given = _check_batch(job, config, objective, model.eval(), first)
     if job.job.objective is not None:
         _check_objective(job, objective, model, first, len(environments.train))
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
         whole = rest == 0 and config.data.environments_per_step == 0  # as far as the first environment says
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
-    measures = modes(given, job.job.evaluation)
+    with _blamed(job, "its evaluation cannot be made"):
+        evaluation = job.job.evaluation_of(config)
+    measures = modes(given, evaluation)
     with _blamed(job, "its metrics cannot be told apart"):
-        own = () if job.job.evaluation is None else job.job.evaluation.modes
+        own = () if evaluation is None else evaluation.modes
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
@@ -146,12 +148,14 @@ def _check_objective(
         raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
 
 
-def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+def _check_batch(
+    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, first: Environment
+) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; gives the measures."""
     batch = first.take(slice(2))
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
-        return _check_risk(job, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
+        return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -181,11 +185,12 @@ def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, fir
 
 
 def _check_risk(
-    job: JobFile, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
+    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with _blamed(job, f"model and risk cannot take {shapes}"):
-        risk = evaluate_batch(model, job.job.risk, {}, batch).risk
+        of_batch = job.job.risk_of(config)
+        risk = evaluate_batch(model, of_batch, {}, batch).risk
         if not objective.coupled:
             evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:
@@ -193,7 +198,7 @@ def _check_risk(
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
-            values = evaluate_batch(model, job.job.risk, {name: measure}, batch).values
+            values = evaluate_batch(model, of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
 
