@@ -1,0 +1,380 @@
+"""Funnel board (thesis, §2.3.1): a ball falls past sliders and through funnels onto one of five platforms.
+
+A funnel catches the ball, which bounces in it for a while, and lets it out at one place: what happens in between does
+not matter for where it lands. The physics is Box2D's, an extra (``box2d``): of two surfaces that touch, the larger
+restitution counts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from concord.environments.box2d_extra import require_box2d
+from concord.environments.box_coverage import Floats, covered, paint_box, scanlines, to_bytes
+from concord.environments.pixels import in_unit_interval
+from concord.environments.trajectories import Trajectory
+from concord.errors import ArgumentError
+
+HEIGHT, WIDTH = 126, 75
+_SCALE = 6  # pixels a unit
+_RIGHT, _TOP = 6.25, 10.0  # of the picture
+_EDGE, _END = 6.25, -10.5  # of the board
+
+_STEP, _STEPS, _FRAME = 1 / 30, 750, 3  # seconds; steps at most, and from frame to frame
+_ITERATIONS = (6, 2)
+_GRAVITY = -10.0
+_RADIUS = 0.25
+_START_Y, _START_SPEED = 9.5, (0, -0.001)
+_ROWS, _COLUMNS, _ROW_HEIGHT, _COLUMN_WIDTH = 7, 5, 3.0, 2.5
+_BALL = {"density": 1.0, "friction": 0.5}
+_BALL_RESTITUTION, _PERTURBED_BALL_RESTITUTION = 0.2, 0.05
+_SLIDER_THICKNESS, _SLIDER = 0.2, {"friction": 0.5, "restitution": 0.1}
+_FUNNEL_WIDTH, _FUNNEL_FRICTION, _FUNNEL_PIECES = 1.1 * _COLUMN_WIDTH, 0.5, 15
+_FUNNEL_CHANCE, _FUNNEL_RESTITUTIONS, _PERTURBED_FUNNEL_RESTITUTION = 0.7, (0.02, 0.6), 0.02
+_PLATFORM = {"friction": 1.0, "restitution": 0.0}
+_PLATFORM_WIDTH, _PLATFORM_HEIGHT, _PLATFORM_TOP = 2.1, 0.2, _END - _RADIUS - 0.01
+_COLOURS = ((0, 1, 0), (1, 1, 0), (1, 0, 0), (1, 0, 1), (0, 0, 1))
+_BALL_PIXELS = 4  # that a ball of 3 pixels can touch, across and down
+
+_LOWEST = slice(114, 124)  # rows of the picture below the last funnels' middle and above the platforms
+_BUCKET = WIDTH // _COLUMNS
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A bar.
+
+    Attributes:
+        x, y: its middle.
+        width: its length.
+        angle: against the horizontal, in radians, counterclockwise.
+    """
+
+    x: float
+    y: float
+    width: float
+    angle: float
+
+
+@dataclass(frozen=True)
+class Funnel:
+    """Two curved walls.
+
+    Attributes:
+        x, y: the middle.
+        height, thickness, gap: of the walls, and between them at the bottom.
+        restitution: of the walls.
+    """
+
+    x: float
+    y: float
+    height: float
+    thickness: float
+    gap: float
+    restitution: float
+
+    @property
+    def walls(self) -> tuple[Floats, Floats, Floats]:
+        """The middle lines of the left and the right wall and their heights, ``(pieces + 1,)`` each, from below.
+
+        As a function of the height a wall's middle is a sine of a sine: steep at both ends.
+        """
+        up = np.linspace(-1, 1, _FUNNEL_PIECES + 1)
+        spread = (_FUNNEL_WIDTH - 2 * self.thickness - self.gap) / 2
+        across = (self.thickness + self.gap + spread) / 2 + spread / 2 * up
+        heights = self.y + self.height / np.pi * np.arcsin(2 / np.pi * np.arcsin(up))
+        return self.x - across, self.x + across, heights
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the ball falls through.
+
+    Attributes:
+        ball_x: where it begins.
+        sliders, funnels: the obstacles.
+        platforms: the middles of the platforms, which are below the lowest funnels, from the left.
+    """
+
+    ball_x: float
+    sliders: Sequence[Slider]
+    funnels: Sequence[Funnel]
+    platforms: Sequence[float]
+
+
+def sample_course(rng: np.random.Generator) -> Course:
+    """A course: rows of 5 and 4 columns in turn, from below; the lowest has no sliders, the highest no funnels."""
+    sliders, funnels = [], []
+    for row in range(_ROWS):
+        columns = _COLUMNS - row % 2
+        for column in range(columns):
+            x = (row % 2 / 2 + column - 2) * _COLUMN_WIDTH
+            if row > 0:
+                angle = rng.uniform(np.pi / 24, np.pi / 5)
+                leans_left = rng.random() < 0.5
+                if columns == _COLUMNS and column in (0, _COLUMNS - 1):  # inwards, where the board ends
+                    leans_left = column == _COLUMNS - 1
+                width = rng.uniform(0.6, 0.8) * (_COLUMN_WIDTH - 2 * _RADIUS)
+                sliders.append(Slider(x, (row - 3.5) * _ROW_HEIGHT, width, angle if leans_left else -angle))
+            if row == 0 or (row < _ROWS - 1 and rng.random() < _FUNNEL_CHANCE):
+                funnels.append(
+                    Funnel(
+                        x + rng.uniform(-1, 1) * _COLUMN_WIDTH / 32,
+                        (row - 3) * _ROW_HEIGHT + rng.uniform(-1, 3) * _ROW_HEIGHT / 16,
+                        height=rng.uniform(1.4, 1.52),
+                        thickness=rng.uniform(0.15, 0.3),
+                        gap=rng.uniform(2.09, 2.2) * _RADIUS,
+                        restitution=_FUNNEL_RESTITUTIONS[int(rng.integers(2))],
+                    )
+                )
+    ball_x = (int(rng.integers(4)) - 1) * _COLUMN_WIDTH
+    return Course(ball_x, sliders, funnels, [funnel.x for funnel in funnels[:_COLUMNS]])
+
+
+@dataclass(frozen=True)
+class Fall:
+    """What the ball does.
+
+    Attributes:
+        path: ``(frames, 2)``, its middle (x, y) at each frame.
+        label: the platform, from the left.
+    """
+
+    path: npt.NDArray[np.float64]
+    label: int
+
+
+def simulate(course: Course, perturbed: bool) -> Fall | None:
+    """Let the ball fall; None if it takes too long or leaves the board at the side.
+
+    Args:
+        course: what it falls through.
+        perturbed: ball and funnels hardly bounce.
+    """
+    from Box2D import b2CircleShape, b2FixtureDef, b2PolygonShape, b2World
+
+    world = b2World(gravity=(0, _GRAVITY), doSleep=True)
+    fixtures = []
+    for slider in course.sliders:
+        place = ((slider.x, slider.y), slider.angle)
+        bar = b2PolygonShape(box=(slider.width / 2, _SLIDER_THICKNESS / 2, *place))
+        fixtures.append(b2FixtureDef(shape=bar, **_SLIDER))
+    for funnel in course.funnels:
+        restitution = _PERTURBED_FUNNEL_RESTITUTION if perturbed else funnel.restitution
+        surface = {"friction": _FUNNEL_FRICTION, "restitution": restitution}
+        fixtures += [b2FixtureDef(shape=b2PolygonShape(vertices=each), **surface) for each in _pieces(funnel)]
+    for x in course.platforms:
+        middle = (x, _PLATFORM_TOP - _PLATFORM_HEIGHT / 2)
+        platform = b2PolygonShape(box=(_PLATFORM_WIDTH / 2, _PLATFORM_HEIGHT / 2, middle, 0))
+        fixtures.append(b2FixtureDef(shape=platform, **_PLATFORM))
+    world.CreateStaticBody(fixtures=fixtures)
+    restitution = _PERTURBED_BALL_RESTITUTION if perturbed else _BALL_RESTITUTION
+    ball = b2FixtureDef(shape=b2CircleShape(radius=_RADIUS), restitution=restitution, **_BALL)
+    body = world.CreateDynamicBody(position=(course.ball_x, _START_Y), fixtures=ball, linearVelocity=_START_SPEED)
+    x, y = body.position
+    path, steps = [(x, y)], 0
+    last = crossing = None
+    while last is None or steps < last:
+        if last is None and steps == _STEPS:
+            return None
+        body.awake = True
+        world.Step(_STEP, *_ITERATIONS)
+        before, (x, y) = (x, y), body.position
+        steps += 1
+        if steps % _FRAME == 0:
+            path.append((x, y))
+        if last is None and y <= _END:
+            part = (before[1] - _END) / (before[1] - y)
+            crossing = before[0] + part * (x - before[0])
+            last = steps + -steps % _FRAME
+    if crossing is None or abs(crossing) > _EDGE:
+        return None
+    return Fall(np.array(path), int(np.abs(np.array(course.platforms) - crossing).argmin()))
+
+
+def _pieces(funnel: Funnel) -> Iterator[list[tuple[float, float]]]:
+    """The corners of the pieces of both walls."""
+    left, right, heights = (line.tolist() for line in funnel.walls)
+    half = funnel.thickness / 2
+    for wall in (left, right):
+        for low, high, y, top in zip(wall, wall[1:], heights, heights[1:], strict=False):
+            yield [(low - half, y), (low + half, y), (high + half, top), (high - half, top)]
+
+
+def _columns(x: npt.ArrayLike) -> Floats:
+    return ((np.asarray(x) + _RIGHT) * _SCALE).astype(np.float32)
+
+
+def _rows(y: npt.ArrayLike) -> Floats:
+    return ((_TOP - np.asarray(y)) * _SCALE).astype(np.float32)
+
+
+def draw_course(course: Course) -> tuple[Floats, Floats]:
+    """The obstacles: their colour where they are, ``(height, width, 3)``, and what of the ground they leave to see."""
+    through = np.ones((HEIGHT, WIDTH), np.float32)
+    for slider in course.sliders:
+        along, across = np.array([np.cos(slider.angle), np.sin(slider.angle)]) * slider.width / 2, slider.angle
+        up = np.array([-np.sin(across), np.cos(across)]) * _SLIDER_THICKNESS / 2
+        middle = np.array([slider.x, slider.y])
+        corners = middle + np.array([along + up, along - up, -along - up, -along + up])
+        _cover(through, *_extent(_columns(corners[:, 0]), _rows(corners[:, 1])))
+    for funnel in course.funnels:
+        left, right, heights = funnel.walls
+        y, half = _rows(heights), funnel.thickness / 2 * _SCALE
+        first = int(y[-1])
+        lines = scanlines(first, int(y[0]) - first + 1)
+        inside = (lines >= y[-1]) & (lines <= y[0])
+        for wall in (left, right):
+            middle = np.interp(lines, y[::-1], _columns(wall)[::-1]).astype(np.float32)
+            _cover(through, first, np.where(inside, middle - half, 0), np.where(inside, middle + half, 0))
+    seen = np.zeros((HEIGHT, WIDTH, 4), np.float32)
+    seen[..., 3] = through
+    for x, colour in zip(course.platforms, _COLOURS, strict=True):
+        left, right = _columns([x - _PLATFORM_WIDTH / 2, x + _PLATFORM_WIDTH / 2]).tolist()
+        top, bottom = _rows([_PLATFORM_TOP, _PLATFORM_TOP - _PLATFORM_HEIGHT]).tolist()
+        paint_box(seen, (left, top, right, bottom), (*colour, 0))
+    return seen[..., :3], seen[..., 3]
+
+
+def _extent(x: Floats, y: Floats) -> tuple[int, Floats, Floats]:
+    """The first row of a convex polygon, and where it begins and ends at each scanline."""
+    first = int(y.min())
+    lines = scanlines(first, int(y.max()) - first + 1)
+    x0, y0, x1, y1 = (each[:, None] for each in (x, y, np.roll(x, -1), np.roll(y, -1)))
+    crosses = (lines >= np.minimum(y0, y1)) & (lines < np.maximum(y0, y1))
+    at = x0 + (lines - y0) / np.where(y1 == y0, 1, y1 - y0) * (x1 - x0)
+    none = ~crosses.any(0)
+    left, right = np.where(crosses, at, np.inf).min(0), np.where(crosses, at, -np.inf).max(0)
+    return first, np.where(none, 0, left).astype(np.float32), np.where(none, 0, right).astype(np.float32)
+
+
+def _cover(through: Floats, first: int, left: Floats, right: Floats) -> None:
+    """Cover what is within the extent, in place; what lies outside the picture is left out."""
+    there = right > left
+    begin = max(int(left[there].min()), 0)
+    end = min(int(right[there].max()) + 1, WIDTH)
+    rows = covered(left, right, begin, end - begin)
+    skipped, kept = max(-first, 0), min(first + len(rows), HEIGHT)
+    through[max(first, 0) : kept, begin:end] *= 1 - rows[skipped : kept - first]
+
+
+def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """The frames, ``(frames, 3, 126, 75)``: the course once, the ball and its trace at each place of its path.
+
+    The trace is where the ball was at the frame before: red is less where the gray of the picture rose, green where it
+    fell.
+    """
+    colour, through = draw_course(course)
+    margin = _BALL_PIXELS  # the ball may be seen in part, or not at all
+    widths = ((margin, margin), (margin, margin))
+    canvas = np.pad(colour + through[..., None], (*widths, (0, 0)), mode="edge")
+    through = np.pad(through, widths, mode="edge")
+    background = to_bytes(canvas)
+
+    radius = _RADIUS * _SCALE
+    x, y = _columns(path[:, 0]) + margin, _rows(path[:, 1]) + margin
+    first_x = np.clip(np.floor(x - radius), 0, canvas.shape[1] - _BALL_PIXELS).astype(int)
+    first_y = np.clip(np.floor(y - radius), 0, canvas.shape[0] - _BALL_PIXELS).astype(int)
+    chord = radius**2 - (scanlines(first_y, _BALL_PIXELS) - y[:, None]) ** 2
+    half = np.sqrt(np.maximum(chord, 0))
+    ball = covered(x[:, None] - half, x[:, None] + half, first_x, _BALL_PIXELS)
+    at_y = first_y[:, None, None] + np.arange(_BALL_PIXELS)[:, None]
+    at_x = first_x[:, None, None] + np.arange(_BALL_PIXELS)
+    patches = canvas[at_y, at_x]
+    patches[..., :2] -= (ball * through[at_y, at_x])[..., None]  # white becomes blue
+    drawn = to_bytes(np.clip(patches, 0, 1))
+
+    frames = np.repeat(background.transpose(2, 0, 1)[None], len(path), axis=0)
+    gray = background.astype(np.int16).sum(-1) // 3
+    drawn_gray = drawn.astype(np.int16).sum(-1) // 3
+    before: npt.NDArray[np.int16] | None = None
+    places = list(zip(first_y.tolist(), first_x.tolist(), strict=True))
+    for frame, (row, column) in enumerate(places):
+        here = (slice(row, row + _BALL_PIXELS), slice(column, column + _BALL_PIXELS))
+        frames[frame, :, here[0], here[1]] = drawn[frame].transpose(2, 0, 1)
+        if before is None:
+            before = drawn_gray[frame]
+            continue
+        old_row, old_column = places[frame - 1]
+        top, left = min(row, old_row), min(column, old_column)
+        box = (
+            slice(top, max(row, old_row) + _BALL_PIXELS),
+            slice(left, max(column, old_column) + _BALL_PIXELS),
+        )
+        was, now = gray[box].copy(), gray[box].copy()
+        was[old_row - top : old_row - top + _BALL_PIXELS, old_column - left : old_column - left + _BALL_PIXELS] = before
+        now[row - top : row - top + _BALL_PIXELS, column - left : column - left + _BALL_PIXELS] = drawn_gray[frame]
+        rise = now - was
+        traced = frames[frame, :2, box[0], box[1]]
+        traced[:] = np.clip(traced - np.stack([np.maximum(rise, 0), np.maximum(-rise, 0)]), 0, 255)
+        before = drawn_gray[frame]
+    return np.ascontiguousarray(frames[:, :, margin:-margin, margin:-margin])
+
+
+@dataclass(frozen=True)
+class FunnelBoard:
+    """The task.
+
+    Attributes:
+        perturbed: ball and funnels hardly bounce.
+    """
+
+    perturbed: bool = False
+
+    name = "funnel-board"
+    classes = ("1", "2", "3", "4", "5")
+    frame = (3, HEIGHT, WIDTH)
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that its data are in, unless another is given."""
+        return self.name + ("-perturbed" if self.perturbed else "")
+
+    def trajectory(self, key: Sequence[int]) -> Trajectory:
+        """The trajectory of this key: courses are drawn until the ball lands in time. The label counts from the left.
+
+        Raises:
+            InputError: Box2D is not installed.
+        """
+        require_box2d("making trajectories")
+        attempt = 0
+        while True:
+            course = sample_course(np.random.default_rng([*key, attempt]))
+            fall = simulate(course, self.perturbed)
+            if fall is not None:
+                return Trajectory(draw(course, fall.path), fall.label, rejected=attempt)
+            attempt += 1
+
+    def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """How much of the ball is seen just above each platform, as shares.
+
+        Args:
+            frames: ``(..., length, 3, 126, 75)``, uint8 or in [0, 1].
+            first: not needed here.
+
+        Returns:
+            ``(..., 5)`` float32; a fifth each where no ball is seen there.
+
+        Raises:
+            InputError: the frames are of another size.
+        """
+        if frames.shape[-3:] != self.frame:
+            raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
+        ball = _ball(in_unit_interval(frames[..., _LOWEST, :]))
+        seen = ball.unflatten(-1, (_COLUMNS, _BUCKET)).sum((-4, -3, -1))
+        share: Tensor = (seen + 1e-3 / _COLUMNS) / (seen.sum(-1, keepdim=True) + 1e-3)
+        return share
+
+    def sees_object(self, frames: Tensor) -> Tensor:
+        """Whether the ball is seen in each frame, above the platforms: ``(..., 3, 126, 75)`` to ``(...)`` bool."""
+        return _ball(in_unit_interval(frames[..., : _LOWEST.stop, :])).flatten(-2).amax(-1) > 0.04
+
+
+def _ball(frames: Tensor) -> Tensor:
+    """How blue each pixel is, ``(..., height, width)``; 0 below 0.3."""
+    red, green, blue = frames.unbind(-3)
+    like = (1 - red) * (1 - green) * blue
+    return like * (like >= 0.3)
