@@ -2,8 +2,8 @@
 
 From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. In a
 funnel the ball bounces as nobody can foresee, and leaves at one place. ``concord data funnel-board`` makes the
-trajectories (``--perturbed`` others), ``concord train funnel-board`` trains with adaptive skips, ``--skip fixed`` without.
-Defaults are those of table A.2. A run of full length needs a GPU.
+trajectories (``--perturbed`` others), ``concord train funnel-board`` trains with adaptive skips, and with ``--skip
+fixed`` without. Defaults are those of table A.2. A run of full length needs a GPU.
 """
 
 from torch import nn

@@ -8,12 +8,11 @@ comparisons = {
             "adaptive": {},
             "adaptive, no exploration": {"exploration_steps": 0},
             "adaptive, H = 6": {"horizon": 6},
-            "adaptive, H = 20": {"horizon": 20},
             "fixed, Δt = 1": {"skip": "fixed", "stride": 1},
             "fixed, Δt = 6": {"skip": "fixed", "stride": 6},
         },
         seeds=8,
-        first_seed=1,  # seed 0 chose the settings
+        first_seed=11,  # seeds 0 to 8 chose the settings
         columns={
             "right skips": "ood_right_skips",
             "right rollouts": "ood_right_rollout",

@@ -95,7 +95,7 @@ def environments(config: TrajectoryConfig, task: TrajectoryTask) -> Environments
         name: TrajectoryExamples(name, folder.split("train"), config.examples) for name, folder in folders.items()
     }
     longest = max(each.longest for each in training.values())
-    others = [split for split in ("validation", "test") if folders["standard"].has(split)]  # type: ignore[arg-type]
+    others = [split for split in ("validation", "test") if folders["standard"].has(split)]
 
     def load(name: str) -> Any:
         if name in training:
