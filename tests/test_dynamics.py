@@ -12,10 +12,13 @@ import torch
 from forked import run_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
+from concord.analysis.figures import save
+from concord.analysis.skip_figures import accuracy_figure, aligned_sequences, moving_picture, timelines
 from concord.dynamics import (
     CrossEntropy,
     Curriculum,
@@ -30,6 +33,7 @@ from concord.dynamics import (
     sequences,
     skip_objective,
     staircase,
+    task_measures,
     unroll,
 )
 from concord.dynamics.draws import uniform
@@ -37,7 +41,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
-from concord.training import Job, ProcessContext, load_job, train
+from concord.training import Evaluation, FinishedRun, Job, ProcessContext, load_job, train
 from concord.training.loop import Silent
 
 TOY = load_job("skip-toy").job
@@ -405,6 +409,67 @@ def test_what_reaches_a_pixel_is_wider_with_a_dilated_or_strided_layer() -> None
     assert reach["plain"] == 1 + 4 * 4 + 6
     assert reach["dilated"] == 1 + 4 * 4 + 12
     assert reach["strided"] > reach["plain"]
+
+
+# --- evaluation and figures
+
+
+def test_what_is_read_from_rollouts_is_what_the_model_predicts() -> None:
+    """f moves a bright pixel to the right by two, and data by one a frame: one prediction for every second frame."""
+    frames = torch.zeros(4, 9, 1, 1, 10, dtype=torch.uint8)
+    frames[:, torch.arange(9), 0, 0, torch.arange(9)] = 255
+    batch = {
+        "frames": frames,
+        "length": torch.full((4,), 9),
+        "key": torch.arange(4),
+        "label": torch.tensor([1, 1, 1, 0]),
+    }
+
+    def moved(states: Tensor) -> Tensor:
+        return 40 * nn.functional.pad(states, (2, 0))[..., :-2] - 20
+
+    def read_label(found: Tensor, first: Tensor) -> Tensor:
+        assert first.shape == (4, 1, 1, 10)
+        right = found[..., 5:].sum((1, 2, 3, 4))
+        return torch.stack([found.sum((1, 2, 3, 4)) - right, right], 1)
+
+    measured = task_measures(
+        moved,  # type: ignore[arg-type]
+        lambda: [batch],
+        Skips(5),
+        read_label,
+        lambda found: found.flatten(2).amax(2) > 0.5,
+    )
+    assert measured["mean_skip"] == 2
+    assert measured["predictions"] == 4
+    assert measured["depth"] == 5
+    assert measured["frames_seen"] == 4  # at the fifth it has left
+    assert measured["soft_accuracy"] == pytest.approx(0.5, abs=1e-3)  # 6 and 8 are right of the middle, 2 and 4 are not
+
+
+def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
+    batch = examples([9, 6])
+    found = unroll(network(), batch["frames"], batch["length"], Skips(4))
+    times = found.times[0][found.times[0] > 0].tolist()
+    aligned = aligned_sequences(batch["frames"][0], torch.rand(len(times), *SHAPE), times)
+    assert len(aligned.axes) == 18
+    assert save(aligned, tmp_path / "aligned.png").stat().st_size > 1000
+    (axes,) = timelines(found.times, batch["length"], ["one", "other"]).axes
+    assert [len(each.get_offsets()) for each in axes.collections[1::2]] == (found.counts + 1).tolist()
+    moving = moving_picture(torch.rand(2, 7, *SHAPE), tmp_path / "rollout.gif", scale=3)
+    with Image.open(moving) as picture:
+        assert (getattr(picture, "n_frames", 1), picture.size) == (7, (24, 12))
+    history = [Evaluation(epoch, epoch, {"score": epoch / 4, "model_evaluations": 9.0 * epoch}) for epoch in (1, 2, 4)]
+    runs = {"asi": [FinishedRun(seed, {}, history) for seed in range(3)]}
+    by_epoch, by_evaluations = accuracy_figure(runs, "score").axes
+    assert by_epoch.lines[0].get_xdata().tolist() == [1, 2, 4]
+    assert by_evaluations.lines[0].get_xdata().tolist() == [9, 18, 36]
+    with pytest.raises(InputError, match="metric loss: none of the runs has it"):
+        accuracy_figure(runs, "loss")
+    with pytest.raises(InputError, match="expected 1 of a sequence of 9 frames"):
+        aligned_sequences(batch["frames"][0], torch.rand(1, *SHAPE), [9])
+    with pytest.raises(InputError, match="1 or 3 channels"):
+        moving_picture(torch.rand(3, 2, 4, 4), tmp_path / "none.gif")
 
 
 # --- the toy
