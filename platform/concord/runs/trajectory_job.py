@@ -60,7 +60,7 @@ class TrajectoryConfig(TrainConfig):
     def resolved(self) -> Self:
         """With the milestones that --lr-decay-steps means."""
         found = super().resolved()
-        if not self.lr_decay_steps:
+        if self.lr_decay_steps <= 0:  # what is negative is refused by check
             return found
         steps = self.schedule.epochs * math.ceil(self.examples / self.data.batch_size)
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
