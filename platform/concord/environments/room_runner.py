@@ -380,10 +380,10 @@ class RoomRunner:
         red, green, blue = first.unbind(-3)
         white = first.mean(-3) > 0.9
         rooms = (red * (1 - green) * (1 - blue) > 0.15, (1 - red) * (1 - green) * blue > 0.15)
-        return [self._smooth(self._grown(room, white)) for room in rooms]
+        return [self._smooth(self._grown(room, white)).reshape(room.shape) for room in rooms]
 
     def _grown(self, room: Tensor, white: Tensor) -> Tensor:
-        grown = room.float().reshape(-1, 1, *room.shape[-2:])
+        grown = room.float().reshape(-1, 1, self.size, self.size)
         room, white = grown.bool(), white.reshape(grown.shape)
         for _ in range(self.size // 8):  # half a room
             grown = (nn.functional.max_pool2d(grown, 3, stride=1, padding=1).bool() & white).float()
@@ -392,5 +392,5 @@ class RoomRunner:
     def _smooth(self, room: Tensor) -> Tensor:
         kernel = torch.tensor([1.0, 2.0, 1.0], device=room.device) / 4
         padded = nn.functional.pad(room, (1, 1, 1, 1), mode="replicate")
-        smooth = nn.functional.conv2d(padded, (kernel[:, None] * kernel)[None, None])
-        return smooth[:, 0]
+        smooth: Tensor = nn.functional.conv2d(padded, (kernel[:, None] * kernel)[None, None])
+        return smooth
