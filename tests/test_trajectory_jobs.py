@@ -16,7 +16,7 @@ from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
 
 ROOMS = load_job("room-runner")
-SMALL = {"size": 32, "examples": 4, "epochs": 1, "evaluations": 1, "kernels": 4}
+SMALL = {"size": 32, "trajectories": 4, "epochs": 1, "evaluations": 1, "kernels": 4}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,9 @@ def read(output: Path, options: dict[str, Any]) -> None:
     ("options", "said"),
     [
         ({"size": 64}, "no trajectories"),
-        ({"examples": 9}, "environment standard: it has 5 trajectories, not 9"),
+        ({"trajectories": 9}, "have 5 to train on"),
+        ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),
+        ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
         ({"perturbed_dir": Path("/nowhere")}, "/nowhere"),
         ({"lr_decay_steps": -1}, "--lr-decay-steps -1: must not be negative"),
         ({"held_out": 0.1}, "--held-out 0.1: there are trajectories for validation; give 0"),

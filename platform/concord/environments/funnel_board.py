@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from concord.dynamics.matching import as_float
 from concord.environments.box2d_extra import require_box2d
 from concord.environments.box_coverage import Floats, covered, paint_box, scanlines, to_bytes
-from concord.environments.pixels import in_unit_interval
 from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 
@@ -363,14 +363,14 @@ class FunnelBoard:
         """
         if frames.shape[-3:] != self.frame:
             raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
-        ball = _ball(in_unit_interval(frames[..., _LOWEST, :]))
+        ball = _ball(as_float(frames[..., _LOWEST, :]))
         seen = ball.unflatten(-1, (_COLUMNS, _BUCKET)).sum((-4, -3, -1))
         share: Tensor = (seen + 1e-3 / _COLUMNS) / (seen.sum(-1, keepdim=True) + 1e-3)
         return share
 
     def sees_object(self, frames: Tensor) -> Tensor:
         """Whether the ball is seen in each frame, above the platforms: ``(..., 3, 126, 75)`` to ``(...)`` bool."""
-        return _ball(in_unit_interval(frames[..., : _LOWEST.stop, :])).flatten(-2).amax(-1) > 0.04
+        return _ball(as_float(frames[..., : _LOWEST.stop, :])).flatten(-2).amax(-1) > 0.04
 
 
 def _ball(frames: Tensor) -> Tensor:

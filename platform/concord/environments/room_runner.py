@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from concord.dynamics.matching import as_float
 from concord.environments.box2d_extra import require_box2d
 from concord.environments.box_coverage import Floats, block_means, overlap, paint_box, to_bytes
-from concord.environments.pixels import in_unit_interval
 from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 
@@ -358,8 +358,8 @@ class RoomRunner:
         """
         if frames.shape[-3:] != self.frame:
             raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
-        frames = in_unit_interval(frames)
-        first = frames[..., 0, :, :, :] if first is None else in_unit_interval(first)
+        frames = as_float(frames)
+        first = frames[..., 0, :, :, :] if first is None else as_float(first)
         red, green, blue = frames.unbind(-3)
         # Of the smaller agent, no pixel is quite covered; no gray reaches 0.15.
         agent = (1 - red) * green * (1 - blue) > (0.25 if self.size == SIZES[0] else 0.15)
@@ -369,7 +369,7 @@ class RoomRunner:
 
     def sees_object(self, frames: Tensor) -> Tensor:
         """Whether the agent is seen in each frame: ``(..., 3, size, size)`` to ``(...)`` bool."""
-        red, green, blue = in_unit_interval(frames).unbind(-3)
+        red, green, blue = as_float(frames).unbind(-3)
         like = (1 - red) * (1 - 1.5 * (green - 0.8) ** 2) * (1 - blue)
         # A wall between white pixels is gray, which is as like the smaller agent as it is to itself.
         green_only = (green - torch.maximum(red, blue)) > 0.1
@@ -380,10 +380,10 @@ class RoomRunner:
         red, green, blue = first.unbind(-3)
         white = first.mean(-3) > 0.9
         rooms = (red * (1 - green) * (1 - blue) > 0.15, (1 - red) * (1 - green) * blue > 0.15)
-        return [self._smooth(self._grown(room, white)) for room in rooms]
+        return [self._smooth(self._grown(room, white)).reshape(room.shape) for room in rooms]
 
     def _grown(self, room: Tensor, white: Tensor) -> Tensor:
-        grown = room.float().reshape(-1, 1, *room.shape[-2:])
+        grown = room.float().reshape(-1, 1, self.size, self.size)
         room, white = grown.bool(), white.reshape(grown.shape)
         for _ in range(self.size // 8):  # half a room
             grown = (nn.functional.max_pool2d(grown, 3, stride=1, padding=1).bool() & white).float()
@@ -392,5 +392,5 @@ class RoomRunner:
     def _smooth(self, room: Tensor) -> Tensor:
         kernel = torch.tensor([1.0, 2.0, 1.0], device=room.device) / 4
         padded = nn.functional.pad(room, (1, 1, 1, 1), mode="replicate")
-        smooth = nn.functional.conv2d(padded, (kernel[:, None] * kernel)[None, None])
-        return smooth[:, 0]
+        smooth: Tensor = nn.functional.conv2d(padded, (kernel[:, None] * kernel)[None, None])
+        return smooth

@@ -324,6 +324,10 @@ class TrajectoryFolder:
             )
         return Trajectories(self.folder, self._shards(split), self.frame)
 
+    def unfit(self, why: str) -> InputError:
+        """The refusal of these data."""
+        return unfit(self.folder, why)
+
     def has(self, split: Split) -> bool:
         """Whether there are trajectories for that."""
         return bool(self._shards(split))
