@@ -18,8 +18,14 @@ from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.objectives import Objective
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
+from concord.training.evaluation import Mode
 
-MODES = {"right_skips": "max", "right_rollout": "max", "mean_skip": None, "predictions": None}
+MODES: Mapping[str, Mode | None] = {
+    "right_skips": "max",
+    "right_rollout": "max",
+    "mean_skip": None,
+    "predictions": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +125,13 @@ def objective(config: ToyConfig) -> Objective:
     return skip_objective(config.skips.risk(config.run.seed), config.aggregation.aggregator)
 
 
-settings = {"batch_size": 16, "held_out": 0.0, "epochs": 150, "evaluations": 15, "lr": 3e-3, "vectorize": "one-by-one"}
+settings = {"batch_size": 16, "held_out": 0.0, "epochs": 100, "evaluations": 10, "lr": 1e-2, "vectorize": "one-by-one"}
 job = Job(
     environments=environments,
     model=model,
     objective=objective,
     evaluation=evaluation,
-    config=ToyConfig().with_options(horizon=12, exploration_steps=150, sampling_steps=300, **settings),
+    config=ToyConfig().with_options(horizon=12, exploration_steps=300, sampling_steps=300, **settings),
     criterion="validation_right_skips",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): a toy of our own in which the right skips are known",
     comparisons="tables/skip_toy.py",

@@ -20,6 +20,7 @@ left to itself.
 """
 
 from concord.dynamics.curriculum import Curriculum, staircase
+from concord.dynamics.evaluation import skip_measures, task_measures
 from concord.dynamics.matching import CrossEntropy, FrameLoss, SquaredError, as_float, best_match
 from concord.dynamics.objective import PredictionMean, SkipRisk, skip_objective
 from concord.dynamics.options import SkipOptions
@@ -45,7 +46,9 @@ __all__ = [
     "rollout",
     "rollout_depth",
     "sequences",
+    "skip_measures",
     "skip_objective",
     "staircase",
+    "task_measures",
     "unroll",
 ]

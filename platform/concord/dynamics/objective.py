@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from concord.dynamics.curriculum import Curriculum
 from concord.dynamics.draws import uniform
-from concord.dynamics.matching import FrameLoss
+from concord.dynamics.matching import FrameLoss, as_float
 from concord.dynamics.sequences import number_of, parts_of
 from concord.dynamics.unroll import Skips, Unrolled, unroll
 from concord.gradients.risk import Batch
@@ -58,6 +58,10 @@ class SkipRisk:
             sampling=self.curriculum.sampling(step) if training else 0.0,
             draws=uniform(self.seed, keys, step, frames.shape[1], 3),
         )
+
+    def example(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The first frames, in [0, 1]: what the model takes."""
+        return as_float(parts_of(batch)[0][:, 0])
 
     @staticmethod
     def _warn_of_nonfinite(losses: Tensor, keys: Tensor, step: int) -> None:

@@ -57,7 +57,8 @@ def accuracies(shares: Tensor, labels: Tensor) -> tuple[float, float]:
         labels: the true classes, int64 ``(trajectories,)``.
 
     Returns:
-        The mean share of the true class, as in the thesis, and the fraction of trajectories of which it is the largest.
+        The mean share of the true class, as in the thesis, and the fraction of trajectories of which it is the largest;
+        where several are, one of them is taken to be told by chance.
 
     Raises:
         InputError: shapes do not fit.
@@ -67,7 +68,9 @@ def accuracies(shares: Tensor, labels: Tensor) -> tuple[float, float]:
     normed = shares / shares.sum(1, keepdim=True)
     labels = labels.to(shares.device)
     soft = normed.gather(1, labels[:, None]).mean()
-    return float(soft), float((shares.argmax(1) == labels).double().mean())
+    largest = (shares == shares.amax(1, keepdim=True)).double()
+    hard = largest.gather(1, labels[:, None])[:, 0] / largest.sum(1)
+    return float(soft), float(hard.mean())
 
 
 def collected(parts: Sequence[Tensor], fill: int = -1) -> Tensor:

@@ -41,7 +41,7 @@ class Checked:
 
     Attributes:
         environments: the data.
-        example: a few inputs; None where batches are no pairs of inputs and targets.
+        example: a few inputs; None where batches are no pairs of inputs and targets, and the risk has no ``example``.
         reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
             None where that is not known.
         measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
@@ -106,8 +106,19 @@ def preflight(job: JobFile, config: Any) -> Checked:
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
-    example = first.inputs[:4] if is_pair(first.data) else None
+    example = _example(job, config, first)
     return Checked(environments, example, reported, measures)
+
+
+def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Tensor | None:
+    """A few inputs of the model, where it takes one tensor and the data or the risk say which; else None."""
+    if is_pair(first.data):
+        return first.inputs[:4]
+    of_batch = getattr(job.job.risk_of(config), "example", None)
+    if of_batch is None:
+        return None
+    example: torch.Tensor = of_batch(first.take(slice(4)))
+    return example
 
 
 def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
