@@ -278,7 +278,9 @@ def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.ND
     floor: Floats = _floor(building).repeat(size // CELLS, 0).repeat(size // CELLS, 1)
     door_colour: Floats = np.array(_DOOR, np.float32)
     agent_colour: Floats = np.array(_AGENT, np.float32)
-    background: Floats = floor * block_means(seen, block)[..., None] + door_colour * block_means(door, block)[..., None]
+    background = floor.copy()
+    background *= block_means(seen, block)[..., None]
+    background += door_colour * block_means(door, block)[..., None]
     frames = np.empty((len(path), 3, size, size), np.uint8)
     frames[:] = to_bytes(background).transpose(2, 0, 1)
 
