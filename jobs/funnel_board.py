@@ -18,7 +18,7 @@ from concord.training import Data, EnvironmentEvaluation, Job
 
 def environments(config: TrajectoryConfig) -> Environments:
     """The standard physics, and the other if it is given."""
-    return trajectory_job.environments(config, FunnelBoard())
+    return trajectory_job.environments(config, FunnelBoard(perturbed=config.chosen.perturbed))
 
 
 def model(config: TrajectoryConfig) -> nn.Module:
@@ -28,7 +28,7 @@ def model(config: TrajectoryConfig) -> nn.Module:
 
 def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
     """Labels read from rollouts."""
-    return trajectory_job.evaluation(config, FunnelBoard())
+    return trajectory_job.evaluation(config, FunnelBoard(perturbed=config.chosen.perturbed))
 
 
 found = {"lr": 5e-4, "lr_decay_steps": 15_000, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"}

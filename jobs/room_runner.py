@@ -31,7 +31,7 @@ class RoomRunnerConfig(TrajectoryConfig):
     @property
     def task(self) -> RoomRunner:
         """Room runner in that size."""
-        return RoomRunner(size=self.size)
+        return RoomRunner(size=self.size, perturbed=self.chosen.perturbed)
 
 
 def environments(config: RoomRunnerConfig) -> Environments:

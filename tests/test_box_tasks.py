@@ -37,6 +37,7 @@ from concord.runs.made_trajectories import (
     TrajectoryOptions,
     make_trajectories,
 )
+from concord.runs.trajectory_choice import TrajectoryChoice
 from concord.training import load_job
 
 FEW: dict[str, Any] = {"trajectories": 5, "validation_trajectories": 3, "test_trajectories": 2, "shard_size": 2}
@@ -288,7 +289,8 @@ def test_the_command_makes_the_data_and_says_what_they_are(
     assert not data.has("test")
     with pytest.raises(InputError, match="no trajectories for test; concord data funnel-board makes them"):
         data.split("test")
-    assert data.split("train")[0][0].shape[1:] == data.frame
+    environments = TrajectoryChoice(perturbed=True).environments(data)
+    assert environments["perturbed"].take(slice(None))["frames"].shape[2:] == data.frame
 
 
 # --- how they are read
@@ -399,15 +401,20 @@ def test_a_folder_with_other_data_is_left_alone(copied: Path, box2d: None) -> No
             make_trajectories(given, quiet)
 
 
-def test_a_job_refuses_data_that_are_not_its_own(made: Path) -> None:
-    job = load_job("room-runner").job
-    for options, said in (
-        ({"size": 64}, r"--data-dir .*: frames \(3, 32, 32\) in .*, expected \(3, 64, 64\)"),
-        ({"size": 32, "examples": 6}, "it has 5 trajectories, not 6"),
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 64}, "frames of 32 × 32 pixels, not 64 × 64"),
+        ({"size": 32, "perturbed": True}, "--perturbed True: the data in .* are of the standard physics"),
+        ({"size": 32, "trajectories": 6}, "--trajectories 6: the data in .* have 5 to train on"),
         ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no trajectories; concord data room-runner makes them"),
-    ):
-        with pytest.raises(InputError, match=said):
-            job.environments(job.config.with_options(**{"data_dir": made, **options}))
+    ],
+)
+def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, Any], said: str) -> None:
+    job = load_job("room-runner").job
+    config = job.config.with_options(**{"data_dir": made, **options})
+    with pytest.raises(InputError, match=said):
+        job.environments(config)
 
 
 @pytest.mark.parametrize("task", ["room-runner", "funnel-board"])

@@ -7,8 +7,6 @@ comparisons = {
         {
             "adaptive": {},
             "adaptive, no exploration": {"exploration_steps": 0},
-            "adaptive, H = 6": {"horizon": 6},
-            "fixed, Δt = 1": {"skip": "fixed", "stride": 1},
             "fixed, Δt = 6": {"skip": "fixed", "stride": 6},
         },
         seeds=8,

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
@@ -13,11 +12,10 @@ from torch.utils import _pytree as pytree
 from concord.dynamics import SkipOptions, Skips, skip_objective, staircase
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
-from concord.environments.trajectories import TrajectoryFolder, TrajectoryTask
-from concord.environments.trajectory_examples import TrajectoryExamples
+from concord.environments.trajectories import TrajectoryTask
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
-from concord.runs.made_trajectories import trajectory_folder
+from concord.runs.trajectory_choice import TrajectoryChoice
 from concord.space import Choice, Entry, Space
 from concord.training import EnvironmentEvaluation, Study, TrainConfig
 from concord.training.evaluation import Mode
@@ -45,24 +43,20 @@ class SeenTask(TrajectoryTask, Protocol):
 class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
 
+    chosen: TrajectoryChoice = field(default_factory=lambda: TrajectoryChoice(trajectories=500))
     skips: SkipOptions = field(default_factory=SkipOptions)
     network: DynamicsNetworkOptions = field(default_factory=DynamicsNetworkOptions)
     # fmt: off
-    examples: int = 500
-    """Trajectories of a training environment, the first of those that were made."""
     lr_decay_steps: int = 15_000
     """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
-    perturbed_dir: Path | None = None
-    """Folder of trajectories with other physics (concord data JOB --perturbed), which are a second training
-    environment then."""
     # fmt: on
 
     def resolved(self) -> Self:
         """With the milestones that --lr-decay-steps means."""
         found = super().resolved()
-        if not self.lr_decay_steps:
+        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
             return found
-        steps = self.schedule.epochs * math.ceil(self.examples / self.data.batch_size)
+        steps = self.schedule.epochs * math.ceil(self.chosen.trajectories / self.data.batch_size)
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
 
     def unused(self) -> frozenset[str]:
@@ -72,39 +66,20 @@ class TrajectoryConfig(TrainConfig):
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
         super().check()
-        self.require("examples", self.examples >= 1, "must be at least 1")
         self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
+        known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
+        self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
         self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")
 
 
 def environments(config: TrajectoryConfig, task: TrajectoryTask) -> Environments:
-    """The standard physics, and the other if it is given; what trains is in memory, all else is read as it is needed.
+    """The standard physics, and the other if it is given.
 
     Raises:
         InputError: the data are missing, of another task, or too few.
     """
-    folders = {
-        "standard": TrajectoryFolder(trajectory_folder(config.data.data_dir, config.run.output, task), task.name)
-    }
-    if config.perturbed_dir is not None:
-        folders["perturbed"] = TrajectoryFolder(config.perturbed_dir, task.name)
-    for each in folders.values():
-        said = f"frames {each.frame} in {each.folder}, expected {task.frame}"
-        config.require("data_dir", each.frame == tuple(task.frame), said)
-    training = {
-        name: TrajectoryExamples(name, folder.split("train"), config.examples) for name, folder in folders.items()
-    }
-    longest = max(each.longest for each in training.values())
-    others = [split for split in ("validation", "test") if folders["standard"].has(split)]
-
-    def load(name: str) -> Any:
-        if name in training:
-            return training[name].in_memory(longest)
-        return TrajectoryExamples(name, folders["standard"].split(name))  # type: ignore[arg-type]
-
-    version = "-".join(folder.version for folder in folders.values())
-    validation, test = (["validation"] if "validation" in others else []), (["test"] if "test" in others else [])
-    return Environments(load, training, validation, test, version=version)
+    data = config.chosen.read(task, config.data.data_dir, config.run.output)
+    return config.chosen.environments(data, config.chosen.read_perturbed(task))
 
 
 def objective(config: TrajectoryConfig) -> Objective:
