@@ -405,7 +405,10 @@ def test_a_folder_with_other_data_is_left_alone(copied: Path, box2d: None) -> No
     ("options", "said"),
     [
         ({"size": 64}, "frames of 32 × 32 pixels, not 64 × 64"),
-        ({"size": 32, "perturbed": True}, "--perturbed True: the data in .* are of the standard physics"),
+        (
+            {"size": 32, "perturbed": True, "trajectories": 5},
+            "--perturbed True: the data in .* are of the standard physics",
+        ),
         ({"size": 32, "trajectories": 6}, "--trajectories 6: the data in .* have 5 to train on"),
         ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no trajectories; concord data room-runner makes them"),
     ],
@@ -417,12 +420,20 @@ def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, 
         job.environments(config)
 
 
-@pytest.mark.parametrize("task", ["room-runner", "funnel-board"])
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["data", "room-runner"], "making the data of room-runner"),
+        (["data", "funnel-board"], "making the data of funnel-board"),
+        (["bench", "--only", "box_tasks"], "box_tasks"),
+    ],
+)
 def test_without_box2d_one_line_says_how_to_install_it(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "Box2D", None)
-    assert main(["data", task, "--output", str(tmp_path)]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"concord: making the data of {task} needs Box2D: pip install 'concord[box2d]'"
+    assert said == f"concord: {what} needs Box2D: pip install 'concord[box2d]'"
     assert list(tmp_path.iterdir()) == []

@@ -1,13 +1,17 @@
 """Making a trajectory of the Box2D tasks against its physics alone; and, as a command, what the trajectories are like.
 
-``python tests/benchmarks/box_tasks.py`` prints the statistics of 400 trajectories of each task, perturbed too.
+``python tests/benchmarks/box_tasks.py`` prints the statistics of 400 trajectories of each task, perturbed too; with a
+folder, ``python tests/benchmarks/box_tasks.py docs/figures``, it draws a trajectory of each there.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from concord.analysis.trajectory_figures import animate, strip
 from concord.benchmark import Row, interleaved
 from concord.environments import funnel_board, room_runner
 from concord.environments.box2d_extra import require_box2d
@@ -97,8 +101,18 @@ def _counts() -> str:
     return f"maps: {np.mean(rooms):.1f} rooms, {np.mean(doors):.1f} doors, {np.mean(passed):.1f} on the way"
 
 
+def _draw(folder: Path) -> None:
+    for task, number in ((RoomRunner(), 3), (FunnelBoard(), 4)):
+        frames = task.trajectory((1234, 0, number)).frames
+        strip(frames, 9).save(folder / f"{task.name}-frames.png", optimize=True)
+        animate(frames, folder / f"{task.name}.gif")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if len(sys.argv) > 1:
+        _draw(Path(sys.argv[1]))
+        sys.exit()
     print(statistics(RoomRunner(), RoomRunner(perturbed=True)), flush=True)
     print(_counts(), flush=True)
     print(statistics(FunnelBoard(), FunnelBoard(perturbed=True)))

@@ -36,7 +36,7 @@ def animate(frames: Frames, path: Path, scale: int = 3, milliseconds: int = 80) 
     large = frames.transpose(0, 2, 3, 1).repeat(scale, 1).repeat(scale, 2)
     # One palette for all: else each frame has colours of its own, and flickers.
     sample = Image.fromarray(np.concatenate(list(large[:: max(len(large) // 6, 1)]), 1))
-    palette = sample.quantize(64, dither=Image.Dither.NONE)
+    palette = sample.quantize(64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [Image.fromarray(each).quantize(palette=palette, dither=Image.Dither.NONE) for each in large]
     first, *others = pictures
     durations = [milliseconds] * (len(pictures) - 1) + [1000]

@@ -15,22 +15,16 @@ def overlap(low: npt.ArrayLike, high: npt.ArrayLike, first: npt.ArrayLike, count
     return covered
 
 
-def blend(canvas: Floats, coverage: Floats, colour: npt.ArrayLike) -> None:
-    """Paint a colour over ``(rows, columns, 3)`` where it covers, ``(rows, columns)``, in place."""
-    canvas += coverage[..., None] * (np.asarray(colour, np.float32) - canvas)
+def covered_box(box: tuple[float, float, float, float], height: int, width: int) -> tuple[slice, slice, Floats]:
+    """Where a rectangle (left, top, right, bottom) lies in a picture, in pixels, and how much of each it covers.
 
-
-def paint_box(canvas: Floats, box: tuple[float, float, float, float], colour: npt.ArrayLike) -> None:
-    """Paint a rectangle (left, top, right, bottom), in pixels, in place; what lies outside is left out."""
-    height, width = canvas.shape[:2]
+    It has to reach into the picture; what lies outside is left out.
+    """
     left, top, right, bottom = box
-    rows = max(int(np.floor(top)), 0), min(int(np.ceil(bottom)), height)
-    columns = max(int(np.floor(left)), 0), min(int(np.ceil(right)), width)
-    if rows[0] >= rows[1] or columns[0] >= columns[1]:
-        return
-    down = overlap(top, bottom, rows[0], rows[1] - rows[0])
-    across = overlap(left, right, columns[0], columns[1] - columns[0])
-    blend(canvas[slice(*rows), slice(*columns)], down[:, None] * across, colour)
+    rows = slice(max(int(np.floor(top)), 0), min(int(np.ceil(bottom)), height))
+    columns = slice(max(int(np.floor(left)), 0), min(int(np.ceil(right)), width))
+    down = overlap(top, bottom, rows.start, rows.stop - rows.start)
+    return rows, columns, down[:, None] * overlap(left, right, columns.start, columns.stop - columns.start)
 
 
 def scanlines(first: npt.ArrayLike, count: int) -> Floats:
@@ -58,16 +52,16 @@ def covered(left: Floats, right: Floats, first: npt.ArrayLike, count: int) -> Fl
 
 
 def block_means(pixels: Floats, block: int) -> Floats:
-    """The means over blocks of ``block`` × ``block`` pixels, of ``(..., rows, columns, channels)``."""
-    *leading, rows, columns, channels = pixels.shape
-    lines = pixels.reshape(*leading, rows // block, block, columns * channels)
+    """The means over blocks of ``block`` × ``block`` pixels, of ``(..., rows, columns)``."""
+    *leading, rows, columns = pixels.shape
+    lines = pixels.reshape(*leading, rows // block, block, columns)
     down = lines[..., 0, :].copy()  # adding is faster than a reduction over a short axis
     for line in range(1, block):
         down += lines[..., line, :]
-    cells = down.reshape(*leading, rows // block, columns // block, block, channels)
-    across = cells[..., 0, :].copy()
+    cells = down.reshape(*leading, rows // block, columns // block, block)
+    across = cells[..., 0].copy()
     for cell in range(1, block):
-        across += cells[..., cell, :]
+        across += cells[..., cell]
     means: Floats = across / block**2
     return means
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from concord.dynamics.matching import as_float
 from concord.environments.box2d_extra import require_box2d
-from concord.environments.box_coverage import Floats, covered, paint_box, scanlines, to_bytes
+from concord.environments.box_coverage import Floats, covered, covered_box, scanlines, to_bytes
 from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 
@@ -33,10 +33,14 @@ _BALL = {"density": 1.0, "friction": 0.5}
 _BALL_RESTITUTION, _PERTURBED_BALL_RESTITUTION = 0.2, 0.05
 _SLIDER_THICKNESS, _SLIDER = 0.2, {"friction": 0.5, "restitution": 0.1}
 _FUNNEL_WIDTH, _FUNNEL_FRICTION, _FUNNEL_PIECES = 1.1 * _COLUMN_WIDTH, 0.5, 15
+_ACROSS = np.linspace(-1, 1, _FUNNEL_PIECES + 1)  # a wall's corners, and their heights in units of its height
+_UP = np.arcsin(2 / np.pi * np.arcsin(_ACROSS)) / np.pi
 _FUNNEL_CHANCE, _FUNNEL_RESTITUTIONS, _PERTURBED_FUNNEL_RESTITUTION = 0.7, (0.02, 0.6), 0.02
 _PLATFORM = {"friction": 1.0, "restitution": 0.0}
 _PLATFORM_WIDTH, _PLATFORM_HEIGHT, _PLATFORM_TOP = 2.1, 0.2, _END - _RADIUS - 0.01
 _COLOURS = ((0, 1, 0), (1, 1, 0), (1, 0, 0), (1, 0, 1), (0, 0, 1))
+_MARGIN = 12  # pixels beyond the picture, so that nothing has to be cut while it is drawn
+_NEXT = np.array([1, 2, 3, 0])
 _BALL_PIXELS = 4  # that a ball of 3 pixels can touch, across and down
 
 _LOWEST = slice(114, 124)  # rows of the picture below the last funnels' middle and above the platforms
@@ -82,11 +86,15 @@ class Funnel:
 
         As a function of the height a wall's middle is a sine of a sine: steep at both ends.
         """
-        up = np.linspace(-1, 1, _FUNNEL_PIECES + 1)
+        middle, half = self.spread
+        across = middle + half * _ACROSS
+        return self.x - across, self.x + across, self.y + self.height * _UP
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """How far from the funnel's middle a wall's middle is, and how much less or more at its ends."""
         spread = (_FUNNEL_WIDTH - 2 * self.thickness - self.gap) / 2
-        across = (self.thickness + self.gap + spread) / 2 + spread / 2 * up
-        heights = self.y + self.height / np.pi * np.arcsin(2 / np.pi * np.arcsin(up))
-        return self.x - across, self.x + across, heights
+        return (self.thickness + self.gap + spread) / 2, spread / 2
 
 
 @dataclass(frozen=True)
@@ -213,52 +221,66 @@ def _rows(y: npt.ArrayLike) -> Floats:
 
 
 def draw_course(course: Course) -> tuple[Floats, Floats]:
-    """The obstacles: their colour where they are, ``(height, width, 3)``, and what of the ground they leave to see."""
-    through = np.ones((HEIGHT, WIDTH), np.float32)
-    for slider in course.sliders:
-        along, across = np.array([np.cos(slider.angle), np.sin(slider.angle)]) * slider.width / 2, slider.angle
-        up = np.array([-np.sin(across), np.cos(across)]) * _SLIDER_THICKNESS / 2
-        middle = np.array([slider.x, slider.y])
-        corners = middle + np.array([along + up, along - up, -along - up, -along + up])
-        _cover(through, *_extent(_columns(corners[:, 0]), _rows(corners[:, 1])))
-    for funnel in course.funnels:
-        left, right, heights = funnel.walls
-        y, half = _rows(heights), funnel.thickness / 2 * _SCALE
-        first = int(y[-1])
-        lines = scanlines(first, int(y[0]) - first + 1)
-        inside = (lines >= y[-1]) & (lines <= y[0])
-        for wall in (left, right):
-            middle = np.interp(lines, y[::-1], _columns(wall)[::-1]).astype(np.float32)
-            _cover(through, first, np.where(inside, middle - half, 0), np.where(inside, middle + half, 0))
-    seen = np.zeros((HEIGHT, WIDTH, 4), np.float32)
-    seen[..., 3] = through
+    """The obstacles: their colour where they are, ``(height, width, 3)``, and what of the ground they leave to see.
+
+    Both have :data:`_MARGIN` more pixels on each side.
+    """
+    through = np.ones((HEIGHT + 2 * _MARGIN, WIDTH + 2 * _MARGIN), np.float32)
+    for first, left, right, rows, columns in (_slider_lines(course.sliders), _wall_lines(course.funnels)):
+        there = right > left
+        begin = np.where(there, left, np.inf).min(-1).astype(int)
+        coverage = covered(left, right, begin, columns)
+        corners = zip((first + _MARGIN).tolist(), (begin + _MARGIN).tolist(), strict=True)
+        for (row, column), each in zip(corners, 1 - coverage, strict=True):
+            through[row : row + rows, column : column + columns] *= each
+    seen = np.zeros((*through.shape, 3), np.float32)
     for x, colour in zip(course.platforms, _COLOURS, strict=True):
-        left, right = _columns([x - _PLATFORM_WIDTH / 2, x + _PLATFORM_WIDTH / 2]).tolist()
-        top, bottom = _rows([_PLATFORM_TOP, _PLATFORM_TOP - _PLATFORM_HEIGHT]).tolist()
-        paint_box(seen, (left, top, right, bottom), (*colour, 0))
-    return seen[..., :3], seen[..., 3]
+        left, right = (_columns([x - _PLATFORM_WIDTH / 2, x + _PLATFORM_WIDTH / 2]) + _MARGIN).tolist()
+        top, bottom = (_rows([_PLATFORM_TOP, _PLATFORM_TOP - _PLATFORM_HEIGHT]) + _MARGIN).tolist()
+        down, across, coverage = covered_box((left, top, right, bottom), *through.shape)
+        seen[down, across] += coverage[..., None] * np.array(colour, np.float32)
+        through[down, across] *= 1 - coverage
+    return seen, through
 
 
-def _extent(x: Floats, y: Floats) -> tuple[int, Floats, Floats]:
-    """The first row of a convex polygon, and where it begins and ends at each scanline."""
-    first = int(y.min())
-    lines = scanlines(first, int(y.max()) - first + 1)
-    x0, y0, x1, y1 = (each[:, None] for each in (x, y, np.roll(x, -1), np.roll(y, -1)))
+_Lines = tuple[npt.NDArray[np.int64], Floats, Floats, int, int]  # first row, left, right; rows and columns at most
+
+
+def _slider_lines(sliders: Sequence[Slider]) -> _Lines:
+    """Where each slider begins and ends at each scanline: its corners' edges are crossed twice."""
+    x, y, width, angle = (
+        np.array([getattr(each, name) for each in sliders])[:, None] for name in ("x", "y", "width", "angle")
+    )
+    along, up = width / 2 * np.array([1, 1, -1, -1]), _SLIDER_THICKNESS / 2 * np.array([1, -1, -1, 1])
+    at_x = _columns(x + along * np.cos(angle) - up * np.sin(angle))
+    at_y = _rows(y + along * np.sin(angle) + up * np.cos(angle))
+    first = np.floor(at_y.min(1)).astype(int)
+    rows, columns = 8, 12  # of the longest and steepest
+    lines = scanlines(first, rows)[:, None]
+    x0, y0, x1, y1 = (each[..., None] for each in (at_x, at_y, at_x[:, _NEXT], at_y[:, _NEXT]))
     crosses = (lines >= np.minimum(y0, y1)) & (lines < np.maximum(y0, y1))
-    at = x0 + (lines - y0) / np.where(y1 == y0, 1, y1 - y0) * (x1 - x0)
-    none = ~crosses.any(0)
-    left, right = np.where(crosses, at, np.inf).min(0), np.where(crosses, at, -np.inf).max(0)
-    return first, np.where(none, 0, left).astype(np.float32), np.where(none, 0, right).astype(np.float32)
+    crossing = x0 + (lines - y0) / np.where(y1 == y0, 1, y1 - y0) * (x1 - x0)
+    some = crosses.any(1)
+    left = np.where(some, np.where(crosses, crossing, np.inf).min(1), 0)
+    right = np.where(some, np.where(crosses, crossing, -np.inf).max(1), 0)
+    return first, left, right, rows, columns
 
 
-def _cover(through: Floats, first: int, left: Floats, right: Floats) -> None:
-    """Cover what is within the extent, in place; what lies outside the picture is left out."""
-    there = right > left
-    begin = max(int(left[there].min()), 0)
-    end = min(int(right[there].max()) + 1, WIDTH)
-    rows = covered(left, right, begin, end - begin)
-    skipped, kept = max(-first, 0), min(first + len(rows), HEIGHT)
-    through[max(first, 0) : kept, begin:end] *= 1 - rows[skipped : kept - first]
+def _wall_lines(funnels: Sequence[Funnel]) -> _Lines:
+    """The same of the left walls of all funnels, and then of the right ones."""
+    x, y, height, thickness = (
+        np.array([getattr(each, name) for each in funnels])[:, None] for name in ("x", "y", "height", "thickness")
+    )
+    middle, half = np.array([each.spread for each in funnels]).T[..., None]
+    first = np.floor(_rows(y + height / 2)[:, 0]).astype(int)
+    rows, columns = 11, 9
+    up = (_TOP - scanlines(first, rows) / _SCALE - y) / height
+    across = middle + half * np.interp(up, _UP, _ACROSS)
+    inside = np.abs(up) <= 0.5
+    thick = np.where(inside, thickness / 2 * _SCALE, 0)
+    walls = np.concatenate([_columns(x - across), _columns(x + across)])
+    thick = np.concatenate([thick, thick]).astype(np.float32)
+    return np.concatenate([first, first]), walls - thick, walls + thick, rows, columns
 
 
 def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
@@ -267,15 +289,12 @@ def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]
     The trace is where the ball was at the frame before: red is less where the gray of the picture rose, green where it
     fell.
     """
-    colour, through = draw_course(course)
-    margin = _BALL_PIXELS  # the ball may be seen in part, or not at all
-    widths = ((margin, margin), (margin, margin))
-    canvas = np.pad(colour + through[..., None], (*widths, (0, 0)), mode="edge")
-    through = np.pad(through, widths, mode="edge")
+    seen, through = draw_course(course)
+    canvas = seen + through[..., None]  # the ground is white
     background = to_bytes(canvas)
 
     radius = _RADIUS * _SCALE
-    x, y = _columns(path[:, 0]) + margin, _rows(path[:, 1]) + margin
+    x, y = _columns(path[:, 0]) + _MARGIN, _rows(path[:, 1]) + _MARGIN
     first_x = np.clip(np.floor(x - radius), 0, canvas.shape[1] - _BALL_PIXELS).astype(int)
     first_y = np.clip(np.floor(y - radius), 0, canvas.shape[0] - _BALL_PIXELS).astype(int)
     chord = radius**2 - (scanlines(first_y, _BALL_PIXELS) - y[:, None]) ** 2
@@ -287,31 +306,36 @@ def draw(course: Course, path: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]
     patches[..., :2] -= (ball * through[at_y, at_x])[..., None]  # white becomes blue
     drawn = to_bytes(np.clip(patches, 0, 1))
 
-    frames = np.repeat(background.transpose(2, 0, 1)[None], len(path), axis=0)
+    frames = np.empty((len(path), 3, HEIGHT, WIDTH), np.uint8)
+    frames[:] = background[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN].transpose(2, 0, 1)
     gray = background.astype(np.int16).sum(-1) // 3
     drawn_gray = drawn.astype(np.int16).sum(-1) // 3
-    before: npt.NDArray[np.int16] | None = None
     places = list(zip(first_y.tolist(), first_x.tolist(), strict=True))
-    for frame, (row, column) in enumerate(places):
-        here = (slice(row, row + _BALL_PIXELS), slice(column, column + _BALL_PIXELS))
-        frames[frame, :, here[0], here[1]] = drawn[frame].transpose(2, 0, 1)
-        if before is None:
-            before = drawn_gray[frame]
-            continue
-        old_row, old_column = places[frame - 1]
+    for number, (row, column) in enumerate(places):
+        old_row, old_column = places[max(number - 1, 0)]
         top, left = min(row, old_row), min(column, old_column)
-        box = (
-            slice(top, max(row, old_row) + _BALL_PIXELS),
-            slice(left, max(column, old_column) + _BALL_PIXELS),
-        )
-        was, now = gray[box].copy(), gray[box].copy()
-        was[old_row - top : old_row - top + _BALL_PIXELS, old_column - left : old_column - left + _BALL_PIXELS] = before
-        now[row - top : row - top + _BALL_PIXELS, column - left : column - left + _BALL_PIXELS] = drawn_gray[frame]
-        rise = now - was
-        traced = frames[frame, :2, box[0], box[1]]
-        traced[:] = np.clip(traced - np.stack([np.maximum(rise, 0), np.maximum(-rise, 0)]), 0, 255)
-        before = drawn_gray[frame]
-    return np.ascontiguousarray(frames[:, :, margin:-margin, margin:-margin])
+        # Both places of the ball in a box: its gray before, its gray and colours now.
+        box = (slice(top, max(row, old_row) + _BALL_PIXELS), slice(left, max(column, old_column) + _BALL_PIXELS))
+        here, there = _ball_box(row - top, column - left), _ball_box(old_row - top, old_column - left)
+        now, before, pixels = gray[box].copy(), gray[box].copy(), background[box].astype(np.int16)
+        now[here], before[there] = drawn_gray[number], drawn_gray[max(number - 1, 0)]
+        pixels[here] = drawn[number]
+        rise = now - before
+        pixels[..., 0] -= np.maximum(rise, 0)
+        pixels[..., 1] -= np.maximum(-rise, 0)
+        _put(frames[number], top - _MARGIN, left - _MARGIN, np.maximum(pixels, 0))
+    return frames
+
+
+def _ball_box(row: int, column: int) -> tuple[slice, slice]:
+    return slice(row, row + _BALL_PIXELS), slice(column, column + _BALL_PIXELS)
+
+
+def _put(frame: npt.NDArray[np.uint8], top: int, left: int, pixels: npt.NDArray[np.int16]) -> None:
+    """Put ``(rows, columns, 3)`` into ``(3, height, width)``; what lies outside is left out."""
+    inside = pixels[max(-top, 0) : HEIGHT - top, max(-left, 0) : WIDTH - left]
+    top, left = max(top, 0), max(left, 0)
+    frame[:, top : top + len(inside), left : left + inside.shape[1]] = inside.transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from concord.dynamics.matching import as_float
 from concord.environments.box2d_extra import require_box2d
-from concord.environments.box_coverage import Floats, block_means, overlap, paint_box, to_bytes
+from concord.environments.box_coverage import Floats, block_means, covered_box, overlap, to_bytes
 from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 
@@ -31,7 +31,7 @@ _WALL = 0.2
 _FRICTION, _RESTITUTION = 0.4, 0.3
 _FORCES, _DRAG = (10.0, 3.5), 5.0
 _ROOMS = ((3, 2), (2, 3))  # heights and widths
-_WHITE, _BLACK, _GROUND, _DOOR, _AGENT = (1, 1, 1), (0, 0, 0), (0.15, 0.15, 0.15), (0.9, 0.95, 1), (0, 0.8, 0)
+_WHITE, _GROUND, _DOOR, _AGENT = (1, 1, 1), (0.15, 0.15, 0.15), (0.9, 0.95, 1), (0, 0.8, 0)
 # What a wall leaves of the two pixels on each side of its middle: it is 3.2 pixels thick.
 _BESIDE_WALL = np.array([2 - _WALL / 2 * _DRAWN, 0, 0, 2 - _WALL / 2 * _DRAWN], np.float32)
 _RED, _BLUE = (1, 0.5, 0.5), (0.5, 0.5, 1)
@@ -231,36 +231,38 @@ def _wall_boxes(building: Building) -> Iterator[tuple[float, float, float, float
         yield y + 0.5, x, 0.5, _WALL / 2
 
 
-def draw_building(building: Building) -> Floats:
-    """The map without the agent, in [0, 1], ``(256, 256, 3)``."""
-    side = CELLS * _DRAWN
-    canvas = np.empty((side, side, 3), np.float32)
-    canvas[:] = _GROUND
-    upwards = canvas[::-1]  # as y counts
-
-    def pixels(room: Room) -> tuple[slice, slice]:
-        rows, columns = room.cells()
-        return slice(rows.start * _DRAWN, rows.stop * _DRAWN), slice(columns.start * _DRAWN, columns.stop * _DRAWN)
-
-    for room in building.rooms:
-        upwards[pixels(room)] = _WHITE
+def _floor(building: Building) -> Floats:
+    """The colour of each cell, ``(cells, cells, 3)``, the highest row first."""
+    colours = np.empty((CELLS, CELLS, 3), np.float32)
+    colours[:] = np.where((building.at >= 0)[..., None], _WHITE, _GROUND)
     for room, blue in ((building.final, building.label == 1), (building.decoy, building.label == 0)):
-        upwards[pixels(room)] = _BLUE if blue else _RED
+        colours[room.cells()] = _BLUE if blue else _RED
+    return colours[::-1]
+
+
+def _walls_and_doors(building: Building) -> tuple[Floats, Floats]:
+    """What walls and doors leave to see of the floor, and how much is door, ``(256, 256)`` both."""
+    side = CELLS * _DRAWN
+    seen, door = np.ones((side, side), np.float32), np.zeros((side, side), np.float32)
+    upwards = seen[::-1]  # as y counts
     for room in building.rooms:
-        rows, columns = pixels(room)
+        rows, columns = (slice(each.start * _DRAWN, each.stop * _DRAWN) for each in room.cells())
         for edge in (rows.start, rows.stop):
             wall = slice(max(edge - 2, 0), edge + 2)
-            upwards[wall, columns] *= _BESIDE_WALL[wall.start - edge + 2 :][: side - wall.start, None, None]
+            upwards[wall, columns] *= _BESIDE_WALL[wall.start - edge + 2 :][: side - wall.start, None]
         for edge in (columns.start, columns.stop):
             wall = slice(max(edge - 2, 0), edge + 2)
-            upwards[rows, wall] *= _BESIDE_WALL[wall.start - edge + 2 :][: side - wall.start, None]
+            upwards[rows, wall] *= _BESIDE_WALL[wall.start - edge + 2 :][: side - wall.start]
     for room in building.rooms:
         if room.door is not None:
             y, x, dy, dx = room.door
-            low_y, low_x = y + 0.25 - 0.4 * (dy < 0), x + 0.25 - 0.4 * (dx < 0)
-            top, left = (CELLS - low_y - 0.5 - 0.4 * abs(dy)) * _DRAWN, low_x * _DRAWN
-            paint_box(canvas, (left, top, left + (0.5 + 0.4 * abs(dx)) * _DRAWN, (CELLS - low_y) * _DRAWN), _DOOR)
-    return canvas
+            low, left = y + 0.25 - 0.4 * (dy < 0), x + 0.25 - 0.4 * (dx < 0)
+            high, right = low + 0.5 + 0.4 * abs(dy), left + 0.5 + 0.4 * abs(dx)
+            box = (left * _DRAWN, (CELLS - high) * _DRAWN, right * _DRAWN, (CELLS - low) * _DRAWN)
+            rows, columns, coverage = covered_box(box, side, side)
+            door[rows, columns] = coverage
+            seen[rows, columns] *= 1 - coverage
+    return seen, door
 
 
 def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
@@ -271,26 +273,35 @@ def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.ND
         path: ``(frames, 2)``, as :func:`simulate` gives it.
         size: 64, the mean of 4 × 4 pixels as they are drawn, or 32, of 8 × 8.
     """
-    canvas = draw_building(building)
     block = CELLS * _DRAWN // size
-    background = to_bytes(block_means(canvas, block)).transpose(2, 0, 1)
-    frames = np.repeat(np.ascontiguousarray(background)[None], len(path), axis=0)
+    seen, door = _walls_and_doors(building)
+    floor: Floats = _floor(building).repeat(size // CELLS, 0).repeat(size // CELLS, 1)
+    door_colour: Floats = np.array(_DOOR, np.float32)
+    agent_colour: Floats = np.array(_AGENT, np.float32)
+    background = floor.copy()
+    background *= block_means(seen, block)[..., None]
+    background += door_colour * block_means(door, block)[..., None]
+    frames = np.empty((len(path), 3, size, size), np.uint8)
+    frames[:] = to_bytes(background).transpose(2, 0, 1)
 
     half = _HALF_SIDE * _DRAWN_LARGER * _DRAWN
     centre = (path + 0.5) * _DRAWN
-    down, across = CELLS * _DRAWN - centre[:, 0], centre[:, 1]
     count = int(2 * half / block) + 2  # blocks that the agent can touch
     windows = []
-    for middle in (down, across):
+    for middle in (CELLS * _DRAWN - centre[:, 0], centre[:, 1]):
         first = np.clip(((middle - half) // block).astype(int), 0, size - count)
         pixels = first[:, None] * block + np.arange(count * block)
         windows.append((first, pixels, overlap(middle - half, middle + half, first * block, count * block)))
     (rows, y, covers_y), (columns, x, covers_x) = windows
-    patch = canvas[y[:, :, None], x[:, None, :]]
-    patch += (covers_y[:, :, None] * covers_x[:, None, :])[..., None] * (np.array(_AGENT, np.float32) - patch)
-    agent = to_bytes(block_means(patch, block)).transpose(0, 3, 1, 2)
-    for frame, row, column, drawn in zip(frames, rows, columns, agent, strict=True):
-        frame[:, row : row + count, column : column + count] = drawn
+    agent = covers_y[:, :, None] * covers_x[:, None, :]
+    at = (y[:, :, None], x[:, None, :])
+    of_floor, of_door = (block_means(each[at] * (1 - agent), block)[..., None] for each in (seen, door))
+    blocks = np.arange(count)
+    below = floor[(rows[:, None] + blocks)[:, :, None], (columns[:, None] + blocks)[:, None, :]]
+    patches: Floats = below * of_floor + door_colour * of_door + agent_colour * block_means(agent, block)[..., None]
+    drawn = to_bytes(patches).transpose(0, 3, 1, 2)
+    for frame, row, column, patch in zip(frames, rows.tolist(), columns.tolist(), drawn, strict=True):
+        frame[:, row : row + count, column : column + count] = patch
     return frames
 
 

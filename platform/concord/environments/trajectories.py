@@ -131,7 +131,7 @@ def changes(trajectory: Trajectory) -> Changes:
     differ = pixels[1:, 0] != pixels[:-1, 0]
     for channel in range(1, pixels.shape[1]):
         differ |= pixels[1:, channel] != pixels[:-1, channel]
-    frame, places = np.nonzero(differ)
+    frame, places = np.divmod(np.flatnonzero(differ), pixels.shape[2])
     return Changes(
         first=frames[0].copy(),
         counts=np.bincount(frame, minlength=len(differ)).astype(np.uint32),
