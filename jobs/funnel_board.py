@@ -1,4 +1,4 @@
-"""Funnel board (adaptive skip intervals, §2.3 of the thesis): on which of five platforms does the ball land?
+"""Funnel board (adaptive skip intervals, §2.3 of the thesis): on which of five platforms a ball lands.
 
 From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. In a
 funnel the ball bounces as nobody can foresee, and leaves at one place. ``concord data funnel-board`` makes the

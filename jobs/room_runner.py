@@ -1,4 +1,4 @@
-"""Room runner (adaptive skip intervals, §2.3 of the thesis): does the agent end up in the red or in the blue room?
+"""Room runner (adaptive skip intervals, §2.3 of the thesis): whether an agent ends up in the red room or in the blue.
 
 From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. How long
 the agent takes through a room is up to chance, so what predicts every frame has to be vague. ``concord data
