@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import concord.environments.reward_trajectories as trajectories
 from concord import distillation
-from concord.distillation import Distillation, GatedError, MetaLearning, Teaching, of_labels
+from concord.distillation import Distillation, GatedError, MetaLearning, Teaching, inner_outer, of_labels
 from concord.distillation.trajectory_teacher import TrajectoryTeacher
 from concord.environments import Environments
 from concord.objectives import ERM, Objective
@@ -26,10 +26,9 @@ from concord.training import Data, Job, Measure, TrainConfig
 
 LAYERS, UNITS, BINS = 5, 128, 32
 TAUGHT = tuple(f"{2 * layer}" for layer in range(LAYERS))  # the linear layers: their outputs are pre-activations
-GATED = GatedError(scale=10.0, offset=1.0)  # constants that the thesis does not give legibly
-OF_META = frozenset(
-    {"resample_split", "validation_fraction", "unrolled_steps", "unrolled_lr", "student_steps", "meta_lr", "meta_beta1"}
-)
+OF_ANY = {"teaching_weight", "permute_time", "noise_frames"}
+OF_ADAM = {"meta_lr", "meta_beta1"}
+OF_META = {"resample_split", "validation_fraction", "unrolled_steps", "unrolled_lr", "student_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +78,10 @@ class ReturnConfig(TrainConfig):
 
     def unused(self) -> frozenset[str]:
         """Also what only a teacher needs, or one that learns."""
-        left_out = OF_META if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
-        alone = {"teaching_weight", "permute_time", "noise_frames"} if self.teacher == "none" else set()
-        return super().unused() | left_out | alone
+        left_out = (
+            OF_META | OF_ADAM if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
+        )
+        return super().unused() | left_out | (OF_ANY if self.teacher == "none" else set())
 
 
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,7 @@ def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
 
 def training_parts(config: ReturnConfig) -> distillation.Parts:
     """What trains the student, and what judges the teacher, where that is always the same."""
-    data, seed = examples(config, "train"), config.run.seed
-    return distillation.inner_outer(data, config.validation_fraction, seed, config.data.batch_size)
+    return inner_outer(examples(config, "train"), config.validation_fraction, config.run.seed, config.data.batch_size)
 
 
 def environments(config: ReturnConfig) -> Environments:
@@ -118,17 +117,9 @@ def student(config: ReturnConfig) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-@of_labels
-def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits ``(examples, bins)``."""
-    return nn.functional.cross_entropy(outputs, labels.long())
-
-
-@of_labels
-def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """(expected value of the bin - value of the true bin)², values in (0, 1); saying always the same gives .083."""
-    values = torch.from_numpy(trajectories.bin_values(BINS)).to(outputs)
-    return (outputs.softmax(1) @ values - values[labels.long()]).square()
+# Of logits (examples, bins), and what the table reports: always saying the same gives .083.
+loss = of_labels(lambda outputs, labels: nn.functional.cross_entropy(outputs, labels.long()))
+squared_error = of_labels(trajectories.squared_error_of_bins)
 
 
 def objective(config: ReturnConfig) -> Objective:
@@ -139,22 +130,25 @@ def objective(config: ReturnConfig) -> Objective:
     outer = None if config.resample_split else lambda: training_parts(config).outer
     rule = distillation.SGD(config.unrolled_lr, momentum=0.75, weight_decay=1e-8)
     learning = MetaLearning(outer, config.unrolled_steps, config.student_steps, adam, rule)
-    numbers = trajectories.SIZES[config.simulator][0] + 1
-    # In bfloat16 the teacher, which is nearly all of the work, costs half as much.
-    made = partial(TrajectoryTeacher, trajectories.HORIZON, numbers, [UNITS] * LAYERS, autocast=torch.bfloat16)
-    teaching = Teaching(config.teaching_weight / LAYERS, GATED, TAUGHT)  # the mean over all units
+    shape = trajectories.HORIZON, trajectories.SIZES[config.simulator][0] + 1, [UNITS] * LAYERS
+    made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # it is most of the work, and costs half so
+    teaching = Teaching(
+        config.teaching_weight / LAYERS, GatedError(scale=10.0, offset=2.0), TAUGHT
+    )  # the mean over all units
     return Distillation(loss, made, teaching, learning if config.teacher == "meta" else None)
 
 
-settings = {"batch_size": 24, "held_out": 0.0, "epochs": 100, "evaluations": 50, "lr": 1e-3, "milestones": ()}
 job = Job(
     environments=environments,
     model=student,
     loss=loss,
     objective=objective,
     measures={"squared_error": Measure(squared_error, "min")},
-    config=ReturnConfig().with_options(aggregator="mean", data_dir=None, **settings),
+    config=ReturnConfig().with_options(
+        aggregator="mean", data_dir=None, batch_size=24, held_out=0.0, epochs=40, evaluations=40, milestones=()
+    ),
     criterion="validation_squared_error",
     reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7)",
+    comparisons="tables/distill_mujoco.py",
     data=Data(trajectory_data.TrajectoryOptions, trajectory_data.make_trajectory_data),
 )

@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from concord.errors import ArgumentError, InputError
 
@@ -200,6 +202,17 @@ class ReturnBins:
 def bin_values(bins: int) -> npt.NDArray[np.float64]:
     """The middle of each bin, in (0, 1)."""
     return (np.arange(bins) + 0.5) / bins
+
+
+def squared_error_of_bins(outputs: Tensor, labels: Tensor) -> Tensor:
+    """(expected value of the bin - value of the true bin)², ``(examples,)``, in [0, 1).
+
+    Args:
+        outputs: logits ``(examples, bins)``.
+        labels: ``(examples,)``.
+    """
+    values = torch.from_numpy(bin_values(outputs.shape[1])).to(outputs)
+    return (outputs.softmax(1) @ values - values[labels.long()]).square()
 
 
 @dataclass(frozen=True)
