@@ -138,6 +138,11 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-xor", "--student-steps", "32"], "--student-steps 32: with a split drawn anew: a part of the 32"),
         (["distill-xor", "--batch-size", "10"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-xor", "--dimensions", "0"], "--dimensions 0: must be at least 1"),
+        (["skip-toy", "--horizon", "0"], "--horizon 0: must be at least 1"),
+        (["skip-toy", "--stride", "2"], "--stride 2: --skip adaptive finds its own; give --skip fixed"),
+        (["skip-toy", "--exploration-steps", "-1"], "--exploration-steps -1: must not be negative"),
+        (["skip-toy", "--skip", "fixed", "--stride", "90"], "frames; it needs 91 with --stride 90"),
+        (["room-runner"], "no trajectories; concord data room-runner makes them"),
         (["distill-xor", "--optimizer", "temporal-and-mask"], "its steps cannot be unrolled; give adam or sgd"),
     ],
 )  # fmt: skip

@@ -339,6 +339,7 @@ def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_job.py").write_text(snippet("job"))
     (tmp_path / "later_job.py").write_text(snippet("privileged"))
+    (tmp_path / "clips_job.py").write_text(snippet("sequences"))
     (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
     (tmp_path / "settings.yaml").write_text("lr: 0.01\n")
     for words in found:

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 from concord.analysis.compared_runs import ComparedRuns
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
+from concord.analysis.trajectory_figures import animate
 from concord.errors import InputError
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
@@ -83,9 +83,9 @@ def moving_picture(frames: Tensor, path: Path, milliseconds: int = 120, scale: i
         frames = frames.permute(1, 2, 3, 0, 4).flatten(3)
     if frames.ndim != 4 or frames.shape[1] not in (1, 3) or len(frames) == 0:
         raise InputError(f"frames {tuple(frames.shape)}: expected (length, 1 or 3 channels, height, width)")
-    pictures = [Image.fromarray(_picture(each).repeat(scale, 0).repeat(scale, 1)) for each in frames]
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=milliseconds, loop=0)
+    coloured = as_bytes(frames).expand(-1, 3, -1, -1).cpu().numpy()
+    animate(coloured, path, scale, milliseconds)
     return path
 
 
@@ -128,10 +128,12 @@ def _show(axes: Axes, picture: Tensor) -> None:
     axes.imshow(shown, interpolation="nearest", cmap="gray", vmin=0, vmax=255)
 
 
+def as_bytes(frames: Tensor) -> Tensor:
+    """Numbers in [0, 1] as bytes; bytes as they are."""
+    return (frames.detach().clamp(0, 1) * 255).round().byte() if frames.is_floating_point() else frames
+
+
 def _picture(frame: Tensor) -> Picture:
     """``(channels, height, width)`` as bytes, ``(height, width, 3)``, or ``(height, width)`` of one channel."""
-    values = frame.detach().cpu()
-    if values.is_floating_point():
-        values = (values.clamp(0, 1) * 255).round().byte()
-    picture: Picture = values.permute(1, 2, 0).numpy()
+    picture: Picture = as_bytes(frame).cpu().permute(1, 2, 0).numpy()
     return picture[..., 0] if picture.shape[2] == 1 else picture
