@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from concord.errors import ArgumentError, InputError
 
@@ -18,6 +20,9 @@ Simulator = Literal["Swimmer", "Walker2d", "Hopper", "HalfCheetah"]
 Split = Literal["train", "test", "validation"]
 
 HORIZON = 16
+SIZES = {"Swimmer": (8, 2), "Walker2d": (17, 6), "Hopper": (11, 3), "HalfCheetah": (17, 6)}
+"""Dimensions of an observation and of an action."""
+
 _WARM_UP = (10, 31)  # random steps before s
 
 
@@ -65,7 +70,8 @@ class Trajectories:
     @property
     def returns(self) -> npt.NDArray[np.float64]:
         """The sum of rewards, ``(examples,)``."""
-        return self.rewards.sum(1)
+        total: npt.NDArray[np.float64] = self.rewards.sum(1)
+        return total
 
     @staticmethod
     def joined(parts: Sequence["Trajectories"]) -> "Trajectories":
@@ -198,6 +204,17 @@ def bin_values(bins: int) -> npt.NDArray[np.float64]:
     return (np.arange(bins) + 0.5) / bins
 
 
+def squared_error_of_bins(outputs: Tensor, labels: Tensor) -> Tensor:
+    """(expected value of the bin - value of the true bin)², ``(examples,)``, in [0, 1).
+
+    Args:
+        outputs: logits ``(examples, bins)``.
+        labels: ``(examples,)``.
+    """
+    values = torch.from_numpy(bin_values(outputs.shape[1])).to(outputs)
+    return (outputs.softmax(1) @ values - values[labels.long()]).square()
+
+
 @dataclass(frozen=True)
 class Standardization:
     """Means and standard deviations of training data ``(dimensions,)``; what never varies is only shifted."""
@@ -215,3 +232,54 @@ class Standardization:
     def __call__(self, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """The data, standardized."""
         return ((data - self.mean) / self.deviation).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ReturnExamples:
+    """What networks see of trajectories.
+
+    Attributes:
+        inputs: s and the actions, ``(examples, observations + 16 · actions)`` float32.
+        labels: the bin of the return, ``(examples,)`` int64.
+        frames: states and rewards, ``(examples, 16, observations + 1)`` float32; privileged.
+    """
+
+    inputs: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    frames: npt.NDArray[np.float32]
+
+
+def standardized(train: Trajectories, wanted: Trajectories, bins: int = 32) -> ReturnExamples:
+    """Examples, standardized and binned by what the training data show; states in between as s is."""
+
+    def flat(actions: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+        return actions.reshape(len(actions), -1)
+
+    state, action = Standardization.of(train.state), Standardization.of(flat(train.actions))
+    reward = Standardization.of(train.rewards[..., None])
+    return ReturnExamples(
+        np.concatenate([state(wanted.state), action(flat(wanted.actions))], 1),
+        ReturnBins(train.returns, bins).labels(wanted.returns),
+        np.concatenate([state(wanted.states), reward(wanted.rewards[..., None])], 2),
+    )
+
+
+def disturbed(
+    frames: npt.NDArray[np.float32], seed: int, permute: bool = False, noise: int = 0
+) -> npt.NDArray[np.float32]:
+    """Frames ``(examples, frames, numbers)`` that say less, as in the thesis's ablations.
+
+    Args:
+        frames: what a teacher would see.
+        seed: of what is drawn.
+        permute: shuffle the frames of each example, each in an order of its own.
+        noise: replace so many of the last frames by N(0, 1).
+    """
+    drawn = np.random.default_rng([seed, 1])
+    changed = frames.copy()
+    if noise:
+        changed[:, -noise:] = drawn.standard_normal(changed[:, -noise:].shape)
+    if permute:
+        order = drawn.permuted(np.tile(np.arange(frames.shape[1]), (len(frames), 1)), axis=1)
+        changed = np.take_along_axis(changed, order[..., None], 1)
+    return changed

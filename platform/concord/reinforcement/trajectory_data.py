@@ -20,10 +20,10 @@ from concord.environments.reward_trajectories import (
     require_mujoco,
     simulate,
 )
-from concord.errors import InputError, first_line
+from concord.errors import ArgumentError, InputError, first_line
 from concord.options import OptionGroup
 from concord.runs.sharded_data import Info, begin, make_missing
-from concord.storage import listing, local
+from concord.storage import display_path, listing, local
 from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
@@ -195,6 +195,19 @@ class TrajectoryData:
         if checksum(path.read_bytes()) != shard["sha256"]:
             raise unfit(self.folder, f"{shard['file']} is corrupt; remove it, and concord data makes it anew")
         return _read(path)
+
+
+def data_of(data_dir: Path | None, output: Path, simulator: str) -> TrajectoryData:
+    """The data of a simulator, see :func:`trajectory_folder`.
+
+    Raises:
+        InputError: there are none, or they are of another simulator.
+    """
+    data = TrajectoryData(trajectory_folder(data_dir, output, simulator))
+    found = data.manifest["simulator"]
+    if found != simulator:
+        raise ArgumentError("simulator", simulator, f"the data in {display_path(data.folder)} are of {found}")
+    return data
 
 
 def _complete(manifest: dict[str, Any]) -> bool:
