@@ -1,5 +1,6 @@
 """Jobs on simulated trajectories: read as they are needed, trained and masked, labels read from rollouts."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from concord.environments.trajectory_examples import TrajectoryExamples
 from concord.errors import InputError
 from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
 from concord.runs.preflight import preflight
+from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
 
@@ -75,6 +77,21 @@ def test_the_rate_falls_by_steps() -> None:
     by_hand = config.with_options(lr_decay_steps=0, milestones=(0.25,))
     assert by_hand.resolved().schedule.milestones == (0.25,)
     assert "milestones" in config.unused()
+
+
+@pytest.mark.parametrize("name", ["room-runner", "funnel-board"])
+def test_the_studies_have_the_spaces_of_the_thesis(name: str) -> None:
+    job = load_job(name).job
+    sizes = {}
+    for method, study in job.studies.items():
+        choices = {option: entry.values for option, entry in study.space.entries.items() if isinstance(entry, Choice)}
+        sizes[method] = math.prod(map(len, choices.values()))
+        fixed = {option: entry for option, entry in study.space.entries.items() if not isinstance(entry, Choice)}
+        for point in ({o: v[0] for o, v in choices.items()}, {o: v[-1] for o, v in choices.items()}):
+            job.config.with_options(**fixed, **point).check()
+    common = 3 * 3 * 2 * 3
+    fixed_strides = {f"fixed-{stride}": common for stride in (1, 2, 3)}
+    assert sizes == {"asi": common * 4 * 3, "asi-no-exploration": common * 4, **fixed_strides}
 
 
 def read(output: Path, options: dict[str, Any]) -> None:
