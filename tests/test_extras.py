@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from concord.cli import main
-from concord.reinforcement.cloning_data import MANIFEST
+from concord.storage.data_folder import MANIFEST
 
 
 @pytest.fixture

@@ -144,6 +144,11 @@ def test_every_configuration_of_every_table_is_right(job: str) -> None:
         (["distill-logits", "--validation-fraction", "0.99"], "--batch-size 32: more than the 10 examples that train"),
         (["distill-logits", "--resample-split"], "batch_size: with a split drawn anew it has to divide every"),
         (["distill-logits", "--meta-lr", "0"], "--meta-lr 0.0: must be a finite number above 0"),
+        (["skip-toy", "--horizon", "0"], "--horizon 0: must be at least 1"),
+        (["skip-toy", "--stride", "2"], "--stride 2: --skip adaptive finds its own; give --skip fixed"),
+        (["skip-toy", "--exploration-steps", "-1"], "--exploration-steps -1: must not be negative"),
+        (["skip-toy", "--skip", "fixed", "--stride", "90"], "frames; it needs 91 with --stride 90"),
+        (["room-runner"], "no trajectories; concord data room-runner makes them"),
         (["distill-xor", "--optimizer", "temporal-and-mask"], "its steps cannot be unrolled; give adam or sgd"),
     ],
 )  # fmt: skip

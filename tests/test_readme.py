@@ -100,6 +100,34 @@ def test_the_job_on_privileged_information_registers_a_student_that_predicts_fro
     assert np.isfinite(predictions).all()
 
 
+def test_the_job_on_sequences_trains_alone_and_masked_and_its_model_predicts_frames(
+    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    text = snippet("sequences")
+    assert len(text.splitlines()) < 30
+    (tmp_path / "clips_job.py").write_text(text)
+    random = np.random.default_rng(0)
+    for name in ("north", "south", "east"):
+        lengths = random.integers(4, 9, 6)
+        np.savez(f"{name}.npz", frames=random.integers(0, 256, (6, 8, 1, 8, 8), np.uint8), lengths=lengths)
+    job = load_job("clips_job.py")
+    options = {"data_dir": tmp_path, "output": tmp_path / "runs", "epochs": 2, "evaluations": 1}
+    for name, aggregator in (("mean", "auto"), ("masked", "and-mask")):
+        config = job.job.config.with_options(**options, name=name, aggregator=aggregator, threshold=0.6)
+        report = run(job, config, lambda _: None)
+        assert report.model is not None
+        with monkeypatch.context() as environment:  # where MLflow notes what it is told, for later tests too
+            environment.setenv("MLFLOW_TRACKING_URI", "")
+            mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs/mlflow.db")
+            predictions = mlflow.pyfunc.load_model(report.model).predict(np.zeros((3, 1, 8, 8), np.float32))
+        assert predictions.shape == (3, 1, 8, 8)
+        assert report.metrics["model_evaluations"] > 0
+        assert np.isfinite(report.metrics["ood_loss"])
+
+
 def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
     from concord.runs.preflight import preflight
     from concord.training import ProcessContext, train
@@ -311,6 +339,7 @@ def test_the_commands_of_a_page_are_right(page: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_job.py").write_text(snippet("job"))
     (tmp_path / "later_job.py").write_text(snippet("privileged"))
+    (tmp_path / "clips_job.py").write_text(snippet("sequences"))
     (tmp_path / "my_rule.py").write_text(snippet("own-rule"))
     (tmp_path / "settings.yaml").write_text("lr: 0.01\n")
     for words in found:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
@@ -86,10 +87,19 @@ def bounded(gradient: Tensor) -> Tensor:
 
 
 def _targets(teacher: nn.Module, privileged: Sequence[Any]) -> list[Any]:
-    """What the teacher says of each batch: by one forward pass for all, unless it normalizes over the batch."""
+    """What the teacher says of each batch, by one forward pass for all.
+
+    A teacher that normalizes over the batch does so over each one alone, as in the student's own steps. Where it keeps
+    running statistics, too, the batches come one after another.
+    """
     sizes = [len(pytree.tree_leaves(each)[0]) for each in privileged]
-    if any(isinstance(each, _BatchNorm) and each.training for each in teacher.modules()):
-        return [teacher(each) for each in privileged]
+    normalizing = [each for each in teacher.modules() if isinstance(each, _BatchNorm) and each.training]
+    if normalizing:
+        if len(set(sizes)) > 1 or any(each.track_running_stats for each in normalizing):
+            return [teacher(each) for each in privileged]
+        stacked = pytree.tree_map(lambda *leaves: torch.stack(leaves), *privileged)
+        leaves, form = pytree.tree_flatten(vmap(teacher, randomness="different")(stacked))
+        return [pytree.tree_unflatten(parts, form) for parts in zip(*leaves, strict=True)]
     said = teacher(pytree.tree_map(lambda *leaves: torch.cat(leaves), *privileged))
     leaves, form = pytree.tree_flatten(said)
     return [pytree.tree_unflatten(parts, form) for parts in zip(*(leaf.split(sizes) for leaf in leaves), strict=True)]

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment
-from concord.environments.tree import is_pair, named_leaves
+from concord.environments.source import InMemory
+from concord.environments.tree import Tree, is_pair, named_leaves
 
 # Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
 _DIGESTED_BYTES = 4 * 1024**2
+# So many examples, or up to twice as many, are read of what is not in memory.
+_READ = 16
 PURPOSES = ("train", "held-out", "validation", "ood", "observed")
 
 
@@ -46,9 +49,10 @@ class DataSummary:
 def summarize(environment: Environment, purpose: str) -> DataSummary:
     """Summarize an environment's data; they are neither copied as a whole nor changed."""
     digest = hashlib.sha256()
-    leaves = named_leaves(environment.data)
+    data = _looked_at(environment)
+    leaves = named_leaves(data)
     for name, values in leaves.items():
-        named = "" if is_pair(environment.data) else f"{name} "
+        named = "" if is_pair(data) else f"{name} "
         digest.update(f"{named}{tuple(values.shape)} {values.dtype} ".encode())
         digest.update(_sample(values))
     return DataSummary(
@@ -58,6 +62,14 @@ def summarize(environment: Environment, purpose: str) -> DataSummary:
         tuple(Leaf(name, (*part.shape[1:],), str(part.dtype).removeprefix("torch.")) for name, part in leaves.items()),
         digest.hexdigest()[:16],
     )
+
+
+def _looked_at(environment: Environment) -> Tree:
+    """The examples; of those that are not in memory some, evenly spaced."""
+    if isinstance(environment.source, InMemory):
+        return environment.data
+    count = len(environment)
+    return environment.take(torch.arange(0, count, max(1, count // _READ)))
 
 
 def _sample(values: Tensor) -> bytes:

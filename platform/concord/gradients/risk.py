@@ -6,6 +6,11 @@ the model, the batch and the step, and gives the mean over the batch, or a sum a
     def risk(model, batch, step):
         return model(**batch).loss
 
+A risk whose weight is the number of times that it evaluates the model may say so, ``counts_evaluations = True``; then
+a run reports that number, ``model_evaluations``.
+A risk of batches of another form may say what tensor the model takes of a batch, ``risk.example(batch)``: then the
+trained model can be registered.
+
 Where a function of outputs and targets is given in its place, a loss, batches are pairs ``(inputs, targets)``.
 """
 

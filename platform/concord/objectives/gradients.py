@@ -86,7 +86,7 @@ class ObjectiveGradients:
             more: ``gradients(inputs, targets, step)`` is short for ``gradients((inputs, targets), step)``.
 
         Returns:
-            The step; ``losses`` are the means of each environment's terms.
+            The step; ``losses`` are the means of each environment's terms, unless the objective says others.
 
         Raises:
             NonFiniteGradientError: with ``nonfinite="raise"``, in every process.
@@ -122,7 +122,7 @@ class ObjectiveGradients:
             self._refuse(known, at)
         leave_gradients(self._parameters, self._layout, flat)
         kept = torch.ones(self._kept, device=flat.device)
-        return EnvironmentStep(terms.detach().mean(1), kept, (), weights, len(everyones))
+        return EnvironmentStep(self.objective.losses(terms.detach()), kept, (), weights, len(everyones))
 
     def _total(self, own: Tensor) -> Tensor:
         """The sum over all processes; it takes the place of this one's."""

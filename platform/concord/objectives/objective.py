@@ -138,6 +138,10 @@ class Objective:
         """One number of all environments' terms."""
         return terms.mean()
 
+    def losses(self, terms: Tensor) -> Tensor:
+        """What a run reports as the losses of environments, ``(environments,)``, of terms ``(environments, terms)``."""
+        return terms.mean(1)
+
     def __call__(self, model: nn.Module, batch: Batch, *more: Any, step: int | None = None) -> Tensor:
         """The objective of these batches, a scalar.
 

@@ -5,12 +5,10 @@ file depends on the seed, its levels and the expert alone, so an interrupted gen
 the same command makes the same data again.
 """
 
-import contextlib
-import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
-from concord.errors import InputError, RunFailedError, first_line
+from concord.errors import InputError, first_line
 from concord.options import OptionGroup
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
@@ -38,14 +36,11 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.session import ray_session
-from concord.storage import append_line, display_path, listing, local, read_lines
-from concord.training.options import RunConfig
+from concord.runs.sharded_data import Info, begin, make_missing
+from concord.storage import listing, local
+from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
-MANIFEST = "manifest.json"
-_PLAN = "plan.json"
-_MADE = "made.jsonl"  # a line for each file, with its checksum, when it is whole
 _FORMAT = 1
 _TOGETHER = 16  # environments of a level that are stepped together
 _SHARD = 125  # levels of one state each in a file
@@ -53,7 +48,6 @@ _ROOM = 1_000_000  # levels to draw those of such a file from
 _FIRST_EPISODES = 32
 
 Split = Literal["train", "validation", "test"]
-Info = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +148,8 @@ def _shards(options: CloningOptions) -> list[_Shard]:
     room = options.first_test_level
     unseen: tuple[tuple[Split, int], ...] = (("test", options.test_states), ("validation", options.validation_states))
     for split, states in unseen:
-        for number, begin in enumerate(range(0, states, _SHARD)):
-            some = min(_SHARD, states - begin)
+        for number, start in enumerate(range(0, states, _SHARD)):
+            some = min(_SHARD, states - start)
             shards.append(_Shard(f"{split}/part-{number:04d}.parquet", split, room, _ROOM, some))
             room += _ROOM
     return shards
@@ -178,24 +172,23 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
         "expert": {"version": expert.version, **expert.provenance},
         **{option: getattr(options, option) for option in _DECIDING},
     }
-    _begin(folder, plan)
+    there = begin(folder, plan, "cloning data", special={"expert"})
+    _check_expert(there, expert, folder)
     shards = _shards(options)
-    made = {shard.file: shard for shard in shards}
-    whole = _whole(folder)
-    missing = [shard for shard in shards if shard.file not in whole]
-    if missing:
-        info(f"{len(missing)} of {len(shards)} files to make in {folder}")
-        with ray_session(RunConfig().with_options(address=options.address), tracked_by_workers=False):
-            for done, (shard, content) in enumerate(_made(path, missing, options), 1):
-                _write(folder / shard.file, content)
-                append_line(folder / _MADE, {"file": shard.file, "sha256": _checksum(content)})
-                if done % 8 == 0 or done == len(missing):
-                    info(f"{done}/{len(missing)} files")
-    described = [_described(folder, made[shard.file]) for shard in shards]
+    made = make_missing(
+        folder,
+        shards,
+        _make_shard,
+        lambda ray: (ray.put(path.read_bytes()), options.game, options.difficulty, options.seed),
+        options.tasks,
+        options.address,
+        info,
+    )
+    described = [_described(folder, shard) for shard in shards]
     unseen = [options.first_test_level, options.unseen_levels]
     manifest = plan | {"unseen_levels": unseen, "shards": described}
     _check_disjoint(manifest["shards"], folder)
-    _write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     counts = {split: sum(s["states"] for s in manifest["shards"] if s["split"] == split) for split in get_args(Split)}
     return {
         "folder": str(folder),
@@ -203,66 +196,25 @@ def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
         "expert_return": expert.provenance.get("unseen_return"),
         "training_levels": options.levels,
         **{f"{split}_states": count for split, count in counts.items()},
-        "files_made": len(missing),
+        "files_made": made,
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def _begin(folder: Path, plan: dict[str, Any]) -> None:
-    """Write down what the folder is for, or see that it is for the same."""
-    if (folder / _PLAN).exists():
-        there = _read_json(folder / _PLAN)
-        if there.get("format") != _FORMAT or not isinstance(there.get("expert"), dict):
-            raise _unfit(folder, f"{_PLAN} is of another version of Concord; give another folder")
-        for key in plan:
-            if key != "expert" and there.get(key) != plan[key]:
-                raise InputError(
-                    f"--{key.replace('_', '-')} {plan[key]}: the data in {folder} are made with {there.get(key)}; "
-                    "give another --data-dir"
-                )
-        if there["expert"].get("version") != plan["expert"]["version"]:
-            raise InputError(
-                f"--expert: version {plan['expert']['version']}; the data in {folder} are of version "
-                f"{there['expert'].get('version')}; give another --data-dir"
-            )
+def _check_expert(plan: dict[str, Any] | None, expert: Expert, folder: Path) -> None:
+    """Refuse to add to data of another expert."""
+    if plan is None:
         return
-    if folder.exists() and any(folder.iterdir()):
-        raise _unfit(folder, "not empty, and not made for cloning data; give another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / _PLAN, json.dumps(plan, indent=1).encode())
-    except OSError as error:
-        raise _unfit(folder, f"not a folder to write to ({error.strerror})") from error
+    if not isinstance(plan["expert"], dict):
+        raise unfit(folder, f"{PLAN} is of another version of Concord; give another folder")
+    if plan["expert"].get("version") != expert.version:
+        raise InputError(
+            f"--expert: version {expert.version}; the data in {folder} are of version "
+            f"{plan['expert'].get('version')}; give another --data-dir"
+        )
 
 
-def _made(expert: Path, shards: Sequence[_Shard], options: CloningOptions) -> Iterable[tuple[_Shard, bytes]]:
-    """The contents of the files as they come, in any order."""
-    import ray
-
-    make: Any = ray.remote(num_cpus=1, max_retries=3)(_make_shard)
-    weights = ray.put(expert.read_bytes())
-    limit = options.tasks or int(ray.cluster_resources().get("CPU", 1))
-    waiting = list(shards)
-    running: dict[Any, _Shard] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                shard = waiting.pop(0)
-                task = make.remote(weights, shard, options.game, options.difficulty, options.seed)
-                running[task] = shard
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            shard = running.pop(ready)
-            try:
-                yield shard, ray.get(ready)
-            except ray.exceptions.RayError as error:
-                lines = str(getattr(error, "cause", None) or error).strip().splitlines()
-                raise RunFailedError(f"{shard.file} could not be made: {lines[-1] if lines else error}") from error
-    finally:
-        for task in running:
-            ray.cancel(task, force=True)
-
-
-def _make_shard(weights: bytes, shard: _Shard, game: str, difficulty: Difficulty, seed: int) -> bytes:
+def _make_shard(shard: _Shard, weights: bytes, game: str, difficulty: Difficulty, seed: int) -> bytes:
     """One file's content; to be called where the games can run."""
     import tempfile
 
@@ -428,25 +380,6 @@ def _read(path: Path) -> States:
         raise InputError(said) from error
 
 
-def _unfit(folder: Path, why: str) -> InputError:
-    return InputError(f"--data-dir {display_path(folder)}: {why}")
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _whole(folder: Path) -> set[str]:
-    """The files that are there as they were made."""
-    made: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for entry, _ in read_lines(folder / _MADE):
-            with contextlib.suppress(KeyError, TypeError):
-                made[entry["file"]] = entry["sha256"]
-    there = {file for file in made if (folder / file).is_file()}
-    return {file for file in there if _checksum((folder / file).read_bytes()) == made[file]}
-
-
 def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
     states = _read(folder / shard.file)
     right = (
@@ -455,13 +388,13 @@ def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
         and np.allclose(states.policy.sum(1), 1, rtol=0, atol=1e-5)
     )
     if not right:
-        raise _unfit(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
+        raise unfit(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
     return {
         "file": shard.file,
         "split": shard.split,
         "states": len(states.levels),
         "levels": sorted(set(states.levels.tolist())),
-        "sha256": _checksum((folder / shard.file).read_bytes()),
+        "sha256": checksum((folder / shard.file).read_bytes()),
     }
 
 
@@ -471,26 +404,8 @@ def _check_disjoint(shards: Sequence[dict[str, Any]], folder: Path) -> None:
     for shard in shards:
         for level in shard["levels"]:
             if level in seen:
-                raise _unfit(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
+                raise unfit(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
             seen[level] = shard["file"]
-
-
-def _write(path: Path, content: bytes) -> None:
-    """At once and as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_bytes(content)
-    new.replace(path)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
-    except (OSError, ValueError) as error:
-        raise _unfit(path.parent, f"{path.name} cannot be read ({error})") from error
-    return content
 
 
 def _missing(manifest: dict[str, Any]) -> str | None:
@@ -526,20 +441,20 @@ class CloningData:
         self.folder = folder
         names = set(listing(folder, recursive=True) or ())
         if MANIFEST not in names:
-            unfinished = ", only the beginning of some" if _PLAN in names else ""
-            raise _unfit(folder, f"no cloning data{unfinished}; concord data coinrun-clone makes them")
-        self.manifest = _read_json(local(folder / MANIFEST))
+            unfinished = ", only the beginning of some" if PLAN in names else ""
+            raise unfit(folder, f"no cloning data{unfinished}; concord data coinrun-clone makes them")
+        self.manifest = read_json(local(folder / MANIFEST))
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
-            raise _unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
+            raise unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
         if missing := _missing(self.manifest):
-            raise _unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
+            raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
         self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
         _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
             if file not in names:
-                raise _unfit(folder, f"{file} is missing; concord data coinrun-clone makes it")
-        self.version = _checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
+                raise unfit(folder, f"{file} is missing; concord data coinrun-clone makes it")
+        self.version = checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
     def level(self, level: int) -> tuple[Tensor, Tensor]:
@@ -562,6 +477,6 @@ class CloningData:
 
     def _checked(self, file: str) -> States:
         path = local(self.folder / file)
-        if _checksum(path.read_bytes()) != self._shards[file]["sha256"]:
-            raise _unfit(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
+        if checksum(path.read_bytes()) != self._shards[file]["sha256"]:
+            raise unfit(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
         return _read(path)

@@ -61,7 +61,7 @@ def environment_losses(trained: TrainedModel, asked: DataAsked, device: torch.de
         raise InputError(f"job {job.name}: has one training environment; consistency compares two at least")
     chosen = [_part(pair, asked.split) for pair in environments.split(names, config.data.held_out, config.run.seed)]
     batches = {each.name: each.take(_places(each, asked)) for each in chosen}
-    losses = trained.model.to(device), job.job.batch_risk
+    losses = trained.model.to(device), job.job.risk_of(config)
     if not asked.environments:
         return EnvironmentLosses(*losses, batches)
     count = sum(len(pytree.tree_leaves(batch)[0]) for batch in batches.values())

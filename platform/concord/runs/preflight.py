@@ -41,7 +41,7 @@ class Checked:
 
     Attributes:
         environments: the data.
-        example: a few inputs; None where batches are no pairs of inputs and targets.
+        example: a few inputs; None where batches are no pairs of inputs and targets, and the risk has no ``example``.
         reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
             None where that is not known.
         measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
@@ -90,22 +90,35 @@ def preflight(job: JobFile, config: Any) -> Checked:
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
     with _blamed(job, "its objective cannot be made"):
         objective = begun_objective(job.job, config, model, len(environments.train), 1)
-    given = _check_batch(job, objective, model.eval(), first)
+    given = _check_batch(job, config, objective, model.eval(), first)
     if job.job.objective is not None:
         _check_objective(job, objective, model, first, len(environments.train))
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
         whole = rest == 0 and config.data.environments_per_step == 0  # as far as the first environment says
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
-    measures = modes(given, job.job.evaluation)
+    with _blamed(job, "its evaluation cannot be made"):
+        evaluation = job.job.evaluation_of(config)
+    measures = modes(given, evaluation)
     with _blamed(job, "its metrics cannot be told apart"):
-        own = () if job.job.evaluation is None else job.job.evaluation.modes
+        own = () if evaluation is None else evaluation.modes
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
     _check_required(job, config, reported)
-    example = first.inputs[:4] if is_pair(first.data) else None
+    example = _example(job, config, first)
     return Checked(environments, example, reported, measures)
+
+
+def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Tensor | None:
+    """A few inputs of the model, where it takes one tensor and the data or the risk say which; else None."""
+    if is_pair(first.data):
+        return first.inputs[:4]
+    of_batch = getattr(job.job.risk_of(config), "example", None)
+    if of_batch is None:
+        return None
+    example: torch.Tensor = of_batch(first.take(slice(4)))
+    return example
 
 
 def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
@@ -146,12 +159,14 @@ def _check_objective(
         raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
 
 
-def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment) -> dict[str, Measure]:
+def _check_batch(
+    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, first: Environment
+) -> dict[str, Measure]:
     """Try model, loss or risk, and measures on two examples; gives the measures."""
     batch = first.take(slice(2))
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
-        return _check_risk(job, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
+        return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _blamed(job, f"model and loss cannot take {shapes}"):
@@ -181,11 +196,12 @@ def _check_batch(job: JobFile, objective: Objective, model: torch.nn.Module, fir
 
 
 def _check_risk(
-    job: JobFile, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
+    job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
     with _blamed(job, f"model and risk cannot take {shapes}"):
-        risk = evaluate_batch(model, job.job.risk, {}, batch).risk
+        of_batch = job.job.risk_of(config)
+        risk = evaluate_batch(model, of_batch, {}, batch).risk
         if not objective.coupled:
             evaluate_batch(model, objective.risk, {}, batch)
     if not risk.requires_grad:
@@ -193,7 +209,7 @@ def _check_risk(
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
         with _blamed(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
-            values = evaluate_batch(model, job.job.risk, {name: measure}, batch).values
+            values = evaluate_batch(model, of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
 

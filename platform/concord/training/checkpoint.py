@@ -32,6 +32,7 @@ class Progress:
         seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
         history: the evaluations so far.
+        model_evaluations: so far, in training, where the risk counts them.
         ended: the run ended before its last epoch, as its options want.
         written: when it was written down, in seconds since 1970.
         vectorize: by process, how it computes its environments' gradients, if that was chosen by timing: a run that
@@ -41,6 +42,7 @@ class Progress:
     epoch: int = 0
     seconds: float = 0.0
     skipped: int = 0
+    model_evaluations: float = 0.0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0

@@ -43,6 +43,7 @@ class Job(Generic[Config]):
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
             weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
+            With an ``objective`` and neither loss nor risk it is the objective's, so that it may depend on the options.
         objective: from the configuration, what is minimized in place of what ``--objective`` names, see
             :class:`~concord.objectives.Objective`; it may have parameters, an optimizer and a schedule of its own.
         config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
@@ -51,7 +52,8 @@ class Job(Generic[Config]):
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
             does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
             ``accuracy`` where there is a loss and the targets are classes.
-        evaluation: the job's own evaluation of whole environments, at the same moments as the measures.
+        evaluation: the job's own evaluation of whole environments, at the same moments as the measures; or what makes
+            it, from the configuration.
         criterion: the metric by which one version of the model is better than another.
         mode: whether the criterion is to be large or small, where it is no measure that says so itself.
         required: the least values of metrics with which a version can be the champion at all, from the configuration:
@@ -88,13 +90,16 @@ class Job(Generic[Config]):
     comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
     risk: Risk | None = field(default=None, kw_only=True)
     objective: Callable[[Config], Objective] | None = field(default=None, kw_only=True)
-    evaluation: EnvironmentEvaluation | None = field(default=None, kw_only=True)
+    evaluation: EnvironmentEvaluation | Callable[[Config], EnvironmentEvaluation] | None = field(
+        default=None, kw_only=True
+    )
 
     def __post_init__(self) -> None:
         _make_defaults(self)
         if isinstance(self.config, TrainConfig):
             object.__setattr__(self, "config", _with_objective(self.config, self.objective))
-        if (self.loss is None) == (self.risk is None):
+        own = self.objective is not None and self.loss is None
+        if (self.loss is None) == (self.risk is None) and not own:
             raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
         if callable(self.risk) and as_risk(self.risk) is not self.risk:
             raise InputError("Job: risk: takes other arguments; expected a function of (model, batch, step)")
@@ -106,6 +111,26 @@ class Job(Generic[Config]):
             return self.risk
         assert self.loss is not None
         return Supervised(self.loss)
+
+    def risk_of(self, config: Config) -> Risk:
+        """The same, also where the risk is that of the job's own objective."""
+        if self.risk is None and self.loss is None:
+            assert self.objective is not None
+            return self.objective(config).risk
+        return self.batch_risk
+
+    def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
+        """The job's own evaluation, of this configuration.
+
+        Raises:
+            InputError: what is to make one gives something else.
+        """
+        if self.evaluation is None or isinstance(self.evaluation, EnvironmentEvaluation):
+            return self.evaluation
+        made = self.evaluation(config)
+        if not isinstance(made, EnvironmentEvaluation):
+            raise InputError(f"job {self.name}: evaluation gave {type(made).__name__}, expected EnvironmentEvaluation")
+        return made
 
 
 @dataclass(frozen=True)
@@ -306,6 +331,14 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
     return replace(file, job=replace(file.job, config=config), rule=rule)
 
 
+def _parts_of(job: Job[Any] | CustomJob[Any]) -> tuple[str, ...]:
+    """The parts without which there is no job."""
+    if isinstance(job, CustomJob):
+        return ("run",)
+    of_batch = "risk" if job.risk else "loss" if job.loss else "objective"
+    return ("environments", "model", of_batch)
+
+
 def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
 
@@ -316,7 +349,7 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     def maps_to(kind: Callable[[Any], bool], value: Any) -> bool:
         return isinstance(value, Mapping) and all(map(kind, value.values()))
 
-    for part in ("run",) if isinstance(job, CustomJob) else ("environments", "model", "risk" if job.risk else "loss"):
+    for part in _parts_of(job):
         value = getattr(job, part)
         right = callable(value) and not (part == "model" and isinstance(value, nn.Module))
         require(right, f"{part} is of type {type(value).__name__}; expected a function, see Job")
@@ -338,8 +371,9 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
         return
     right = job.measures is None or maps_to(callable, job.measures)
     require(right, f"measures map names to Measure(function, mode=…), found {job.measures!r}")
-    said = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}})"
-    require(isinstance(job.evaluation, EnvironmentEvaluation | None), said)
+    said = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}}), or what makes one"
+    own = job.evaluation
+    require(own is None or callable(own), said)
     said = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
     require(job.objective is None or callable(job.objective), said)
     require(job.mode in ("max", "min", None), f"mode is {job.mode!r}; expected max or min")

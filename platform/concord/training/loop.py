@@ -38,7 +38,7 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.metric_names import without_clashes
+from concord.training.metric_names import MODEL_EVALUATIONS, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -232,8 +232,11 @@ def training(
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
         progress.skipped += steps.skipped
+        progress.model_evaluations += steps.weight
         progress.seconds = time.perf_counter() - started
         metrics = steps.metrics | {"epoch": float(progress.epoch), "skipped_environments": float(progress.skipped)}
+        if run.counts_evaluations:
+            metrics[MODEL_EVALUATIONS] = progress.model_evaluations
         if config.parallel.min_workers is not None:  # then their number may change
             metrics["workers"] = float(place.world_size)
         step = progress.epoch * run.steps_per_epoch
@@ -274,6 +277,7 @@ class _EpochSteps:
     metrics: dict[str, float]
     each: list[dict[str, float]]
     skipped: int
+    weight: float
 
 
 class _Run:
@@ -303,6 +307,7 @@ class _Run:
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
         self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
+        self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in self._modules:
             module.to(place.device)
             if place.world_size > 1:
@@ -409,7 +414,19 @@ class _Run:
         for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
             metrics[f"kept_fraction/{name}"] = fraction
         metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
-        return _EpochSteps(metrics, each, skipped)
+        return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
+
+    @property
+    def counts_evaluations(self) -> bool:
+        """Whether what batches weigh is the number of the model's evaluations."""
+        return bool(getattr(self.objective.risk, "counts_evaluations", False))
+
+    def _weight(self, results: Sequence[EnvironmentStep]) -> float:
+        """What all batches of these steps weigh, in all processes."""
+        weight = torch.stack([result.weights for result in results]).double().sum()
+        if self.place.world_size > 1:
+            dist.all_reduce(weight)
+        return float(weight)
 
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
         """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
@@ -436,7 +453,7 @@ class _Run:
     def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
         self.average_buffers()
-        own = self.job.evaluation
+        own = self.evaluation
         numbers: list[dict[str, float]] = []
         if own is not None:
             numbers = _on_all_ranks(
@@ -444,7 +461,7 @@ class _Run:
             )
         metrics = evaluate(
             self.model,
-            self.job.batch_risk,
+            self.risk,
             self.measures,
             self.parts,
             self.place.device,
@@ -471,7 +488,7 @@ class _Run:
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         count = len(self.environments.train)
-        found = consistency_metrics(self.model, self.job.batch_risk, own, count, self.place.world_size)
+        found = consistency_metrics(self.model, self.risk, own, count, self.place.world_size)
         return found | {"consistency/seconds": time.perf_counter() - started}
 
     def write(

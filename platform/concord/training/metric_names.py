@@ -8,10 +8,14 @@ from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
+MODEL_EVALUATIONS = "model_evaluations"
+"""So far, in training, over all workers, of a risk that counts them, see :mod:`concord.gradients.risk`."""
+
 # What training reports of itself, whatever it trains.
 _OF_TRAINING = (
     *("step/loss", "step/worst_loss", "step/kept_fraction", "step/lr"),
     *("epoch", "steps_per_second", "kept_fraction", "skipped_environments", "workers"),
+    MODEL_EVALUATIONS,
     *("held_out_spread", "spread_reached", "kept_epoch"),
     *(RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS),
 )

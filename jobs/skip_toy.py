@@ -1,0 +1,138 @@
+"""Adaptive skip intervals where the right skips are known: noise for 2 to 10 frames, and then a frame that is certain.
+
+A sequence goes through a ring of random binary pictures, the exits. Between two of them lie 1 to 9 frames of noise, so
+the next frame cannot be predicted, but the next exit can, with a prediction each. ``concord train skip-toy`` finds it
+with a horizon of at least 10; ``--skip fixed`` has to predict noise. Environments differ in how bright the noise is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from concord.dynamics import SkipOptions, Skips, as_float, rollout, sequences, skip_objective, unroll
+from concord.environments import Environment, Environments
+from concord.environments.collection import generator_for
+from concord.models import MLP
+from concord.objectives import Objective
+from concord.training import EnvironmentEvaluation, Job, TrainConfig
+from concord.training.evaluation import Mode
+
+MODES: Mapping[str, Mode | None] = {
+    "right_skips": "max",
+    "right_rollout": "max",
+    "mean_skip": None,
+    "predictions": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig(TrainConfig):
+    """A ring of exits with noise between them."""
+
+    # fmt: off
+    skips: SkipOptions = field(default_factory=SkipOptions)
+    exits: int = 6
+    """Exits of the ring."""
+    side: int = 6
+    """Pixels of a frame, in each direction."""
+    passed: int = 8
+    """Exits of a sequence after the first one."""
+    examples: int = 64
+    """Sequences of each environment."""
+    brightness: tuple[float, ...] = (0.4, 0.6)
+    """Of the noise in the training environments, the probability of a bright pixel; validation and test have 0.5."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        super().check()
+        for option in ("side", "passed", "examples"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require("exits", self.exits >= 2, "must be at least 2")
+        right = len(set(self.brightness)) == len(self.brightness) and all(0 <= each <= 1 for each in self.brightness)
+        self.require("brightness", right and len(self.brightness) > 0, "different probabilities, in [0, 1]")
+
+
+def ring(config: ToyConfig) -> Tensor:
+    """The exits, ``(exits, 1, side, side)`` uint8."""
+    generator = generator_for(config.run.seed, "exits")
+    return 255 * torch.randint(0, 2, (config.exits, 1, config.side, config.side), generator=generator).byte()
+
+
+def environments(config: ToyConfig) -> Environments:
+    """Sequences with the same exits; ``exit`` says which one a frame is, -1 for noise."""
+    names = {f"noise-{brightness:g}": brightness for brightness in config.brightness}
+    exits, longest = ring(config), 10 * config.passed + 1
+
+    def load(name: str) -> Mapping[str, Tensor]:
+        generator = generator_for(config.run.seed, name)
+        found, marks = [], []
+        for _ in range(config.examples):
+            dwell = torch.randint(2, 11, (config.passed,), generator=generator)
+            mark = torch.full((int(dwell.sum()) + 1,), -1)
+            first = int(torch.randint(config.exits, (), generator=generator))
+            places = torch.cat([torch.zeros(1, dtype=torch.int64), dwell.cumsum(0)])
+            mark[places] = (first + torch.arange(len(places))) % config.exits
+            noise = torch.rand(len(mark), *exits.shape[1:], generator=generator) < names.get(name, 0.5)
+            frames = 255 * noise.byte()
+            frames[places] = exits[mark[places]]
+            found.append(frames)
+            marks.append(nn.functional.pad(mark, (0, longest - len(mark)), value=-1))
+        return sequences(name, found, longest=longest, exit=torch.stack(marks))
+
+    return Environments(load, names, ["validation"], ["test"])
+
+
+def model(config: ToyConfig) -> nn.Module:
+    """One hidden layer."""
+    pixels = config.side**2
+    return nn.Sequential(nn.Flatten(), MLP(pixels, pixels, 128, 1), nn.Unflatten(1, (1, config.side, config.side)))
+
+
+def measured(skips: Skips, exits: Tensor, network: nn.Module, environment: Environment) -> dict[str, float]:
+    """The fraction of predictions that skip from an exit to the next, and of those right in rollouts from each exit."""
+    device = next(network.parameters()).device
+    batch = {name: leaf.to(device) for name, leaf in environment.take(slice(None)).items()}
+    times = unroll(network, batch["frames"], batch["length"], skips).times
+    starts, ends = times[:, :-1], times[:, 1:]
+    made = ends > 0
+    marks = batch["exit"].cpu()
+    right = (marks.gather(1, starts.clamp(min=0)) >= 0) & (marks.gather(1, ends.clamp(min=0)) >= 0) & made
+    # An exit lies between the two of a skip if more of them are behind its end.
+    passed = (marks >= 0).cumsum(1)
+    right &= passed.gather(1, ends.clamp(min=0)) - passed.gather(1, starts.clamp(min=0)) == 1
+    exits = exits.to(device)
+    rolled = rollout(network, exits, len(exits))
+    following = torch.stack([exits.roll(-depth, 0) for depth in range(1, len(exits) + 1)], 1)
+    return {
+        "right_skips": float(right.sum() / made.sum()),
+        "right_rollout": float(((rolled > 0.5) == (as_float(following) > 0.5)).flatten(2).all(2).double().mean()),
+        "mean_skip": float((ends - starts)[made].double().mean()),
+        "predictions": float(made.sum(1).double().mean()),
+    }
+
+
+def evaluation(config: ToyConfig) -> EnvironmentEvaluation:
+    """Matching by the model as it is, and its rollouts."""
+    return EnvironmentEvaluation(partial(measured, config.skips.skips, ring(config)), MODES)
+
+
+def objective(config: ToyConfig) -> Objective:
+    """The mean over all predictions, or the environments' means for an aggregator."""
+    return skip_objective(config.skips.risk(config.run.seed), config.aggregation.aggregator)
+
+
+settings = {"batch_size": 16, "held_out": 0.0, "epochs": 100, "evaluations": 10, "lr": 1e-2, "vectorize": "one-by-one"}
+job = Job(
+    environments=environments,
+    model=model,
+    objective=objective,
+    evaluation=evaluation,
+    config=ToyConfig().with_options(horizon=12, exploration_steps=300, sampling_steps=300, **settings),
+    criterion="validation_right_skips",
+    reproduces="Adaptive skip intervals (chapter 2 of the thesis): a toy of our own in which the right skips are known",
+    comparisons="tables/skip_toy.py",
+)

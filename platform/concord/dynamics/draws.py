@@ -1,0 +1,42 @@
+"""Random numbers that depend on a seed, a trajectory and a step alone.
+
+Where a trajectory stands in its batch, how far the batch is padded, which process holds it and whether the run was
+resumed change nothing: each number is a hash of its counters (splitmix64, Steele et al. 2014).
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+
+def uniform(seed: int, keys: Tensor, step: int, predictions: int, each: int) -> Tensor:
+    """Numbers in [0, 1).
+
+    Args:
+        seed: of the run.
+        keys: of the trajectories, int64 ``(trajectories,)``.
+        step: of the optimizer.
+        predictions: how many of each trajectory numbers are wanted for.
+        each: how many for each prediction.
+
+    Returns:
+        float64 ``(trajectories, predictions, each)``, on the CPU; of fewer predictions it is the beginning of this.
+    """
+    with np.errstate(over="ignore"):
+        start = _mixed(np.array([seed], np.int64).view(np.uint64))
+        state = _mixed(start ^ _mixed(keys.cpu().numpy().astype(np.int64).view(np.uint64)))
+        state = _mixed(state + np.uint64(step) * _GOLDEN)
+        counters = np.arange(predictions * each, dtype=np.uint64) * _GOLDEN
+        words = _mixed(state[:, None] + counters)
+    return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).view(-1, predictions, each)
+
+
+def _mixed(words: _Words) -> _Words:
+    words = words + _GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    mixed: _Words = words ^ (words >> np.uint64(31))
+    return mixed

@@ -1,0 +1,107 @@
+"""Which frame of a window a prediction matches best: the search of adaptive skip intervals, and the losses it is by.
+
+A loss of frames says three things of what a model gives (``outputs``): which frame it is when it is fed back, what it
+costs against one target, with a gradient, and what it costs against every frame of a window, without one::
+
+    loss = CrossEntropy()
+    loss.frames(outputs)            # (trajectories, ...)
+    loss(outputs, targets)          # (trajectories,), to be differentiated
+    loss.costs(outputs, window)     # (trajectories, window), for an argmin
+
+Whatever has these three can take their place in :func:`~concord.dynamics.unroll`.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+
+class FrameLoss(Protocol):
+    """What outputs of a model, ``(trajectories, ...)``, cost as predictions of frames of the same shape."""
+
+    def frames(self, outputs: Tensor) -> Tensor:
+        """The frames that outputs stand for, differentiable; they are fed back."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each trajectory, ``(trajectories,)``, differentiable in the outputs."""
+
+    def costs(self, outputs: Tensor, window: Tensor) -> Tensor:
+        """``(trajectories, window)``: the losses against ``window`` ``(trajectories, window, ...)``.
+
+        They may be off by a constant for each trajectory, which an argmin does not see.
+        """
+
+
+def as_float(frames: Tensor) -> Tensor:
+    """Bytes (0 to 255) as float32 of 0 to 1; floating point as it is."""
+    return frames if frames.is_floating_point() else frames.to(torch.float32) / 255
+
+
+class CrossEntropy:
+    """Binary cross-entropy of logits s, the mean over pixels: ℓ(x) = mean softplus(s) - ⟨x, s⟩/P.
+
+    Thesis, appendix A.0.1 and A.0.2; being computed of logits it is finite where the sigmoid is saturated, without
+    a small number inside the logarithm. It is linear in its target, so a gray frame is never matched exactly.
+    """
+
+    def frames(self, outputs: Tensor) -> Tensor:
+        """The probabilities, float32."""
+        return outputs.float().sigmoid()
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Nats a pixel; targets are in [0, 1]."""
+        logits = outputs.float()
+        return (softplus(logits) - targets * logits).flatten(1).mean(1)
+
+    def costs(self, outputs: Tensor, window: Tensor) -> Tensor:
+        """Nats a pixel, less the cost of the window's first frame.
+
+        One product of window and logits. Frames that follow each other are nearly alike, so it takes their differences
+        from the first one: these are exact in float32, and small sums keep near-ties apart.
+        """
+        logits = outputs.detach().float().flatten(1)
+        differences = window.flatten(2).to(torch.float32)
+        differences -= differences[:, :1].clone()
+        scale = logits.shape[1] * (1 if window.is_floating_point() else 255)
+        with torch.autocast(logits.device.type, enabled=False):
+            return torch.bmm(differences, logits[:, :, None])[:, :, 0] / -scale
+
+
+class SquaredError:
+    """The mean of squared differences, for states of any range; outputs are the frames themselves."""
+
+    def frames(self, outputs: Tensor) -> Tensor:
+        """The outputs."""
+        return outputs
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the numbers of a frame."""
+        return (outputs - targets).square().flatten(1).mean(1)
+
+    def costs(self, outputs: Tensor, window: Tensor) -> Tensor:
+        """The mean over the numbers of a frame."""
+        return (as_float(window) - outputs.detach()[:, None]).square().flatten(2).mean(2)
+
+
+@torch.no_grad()
+def best_match(loss: FrameLoss, outputs: Tensor, frames: Tensor, rows: Tensor, first: Tensor, width: Tensor) -> Tensor:
+    """How many frames after ``first`` the frame lies that each output matches best; of equals the nearest.
+
+    Args:
+        loss: the costs are by.
+        outputs: of the model, ``(trajectories, ...)``.
+        frames: of more trajectories, ``(all, length, ...)``; bytes or floating point.
+        rows: which of them the outputs are of, ``(trajectories,)`` int64, where ``frames`` are.
+        first: where the window of each begins, int64 ``(trajectories,)``, on the CPU.
+        width: how many frames the window of each has, at least 1; int64 ``(trajectories,)``, on the CPU.
+
+    Returns:
+        int64 ``(trajectories,)``, on the CPU, from 0 to ``width`` - 1.
+    """
+    ahead = torch.arange(int(width.max()))
+    beyond = ahead >= width[:, None]
+    places = first[:, None] + ahead.minimum(width[:, None] - 1)  # never a frame of the padding
+    costs = loss.costs(outputs, frames[rows[:, None], places.to(frames.device)])
+    return costs.masked_fill(beyond.to(costs.device), torch.inf).argmin(1).cpu()

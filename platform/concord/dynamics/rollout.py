@@ -1,0 +1,79 @@
+"""The model left to itself: from one frame on it gets nothing but what it predicted (thesis, §2.3.1)."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from concord.dynamics.matching import CrossEntropy, FrameLoss, as_float
+from concord.errors import ArgumentError, InputError
+
+
+@torch.no_grad()
+def rollout(model: Callable[[Tensor], Tensor], first: Tensor, depth: int, *, loss: FrameLoss | None = None) -> Tensor:
+    """The frames that a model predicts after the first ones.
+
+    Args:
+        model: maps frames to outputs of the same shape.
+        first: where to begin, ``(trajectories, ...)``, bytes or floating point.
+        depth: D, how many predictions to make.
+        loss: what makes frames of outputs; None: :class:`CrossEntropy`.
+
+    Returns:
+        floating point ``(trajectories, depth, ...)``, without the first frames.
+
+    Raises:
+        InputError: the depth is below 1.
+    """
+    if depth < 1:
+        raise ArgumentError("depth", depth, "must be at least 1")
+    loss = loss or CrossEntropy()
+    state, found = as_float(first), []
+    for _ in range(depth):
+        state = loss.frames(model(state))
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def rollout_depth(predictions: Tensor, batch: int = 2) -> int:
+    """How many predictions a rollout is given: 1 more than the 99th percentile of what matching needed.
+
+    As in the authors' code the percentile is of means over batches, by linear interpolation.
+
+    Args:
+        predictions: of the trajectories, ``(trajectories,)``.
+        batch: trajectories of a batch.
+    """
+    means = torch.stack([part.double().mean() for part in predictions.split(batch)])
+    return 1 + math.ceil(float(means.quantile(0.99)) - 1e-9)
+
+
+def accuracies(shares: Tensor, labels: Tensor) -> tuple[float, float]:
+    """How well classes are read from what was predicted.
+
+    Args:
+        shares: what each class is given, ``(trajectories, classes)``, not negative, of any sum above 0: ψ.
+        labels: the true classes, int64 ``(trajectories,)``.
+
+    Returns:
+        The mean share of the true class, as in the thesis, and the fraction of trajectories of which it is the largest;
+        where several are, one of them is taken to be told by chance.
+
+    Raises:
+        InputError: shapes do not fit.
+    """
+    if shares.ndim != 2 or labels.shape != shares.shape[:1]:
+        raise InputError(f"shares {tuple(shares.shape)} and labels {tuple(labels.shape)}: do not fit each other")
+    normed = shares / shares.sum(1, keepdim=True)
+    labels = labels.to(shares.device)
+    soft = normed.gather(1, labels[:, None]).mean()
+    largest = (shares == shares.amax(1, keepdim=True)).double()
+    hard = largest.gather(1, labels[:, None])[:, 0] / largest.sum(1)
+    return float(soft), float(hard.mean())
+
+
+def collected(parts: Sequence[Tensor], fill: int = -1) -> Tensor:
+    """One table of tables with as many rows but different widths, the narrow ones filled up."""
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=fill) for part in parts])

@@ -1,0 +1,99 @@
+"""Sequences of frames as the examples of an environment: padded to one length, each with a key of its own."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concord.errors import InputError
+
+_NUMBERS = 1 << 32
+
+
+def sequences(
+    environment: str, frames: Sequence[Any] | Any, lengths: Any = None, longest: int | None = None, **more: Any
+) -> dict[str, Tensor]:
+    """The examples of an environment of sequences, a tree of tensors.
+
+    Args:
+        environment: its name, which the keys depend on.
+        frames: of each sequence ``(length, channels, height, width)``, or any other form of a frame, alike in all of
+            them: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating point
+            has to lie there.
+        lengths: of the sequences, where ``frames`` is one array of which not all is meant; None: all of it.
+        longest: pad to so many frames, since all environments need the same; None: to the longest sequence.
+        more: further arrays with a row for each sequence, such as ``label``.
+
+    Returns:
+        ``frames`` ``(sequences, longest, ...)`` uint8 or float32, ``length`` and ``key`` ``(sequences,)`` int64, and
+        whatever else was given.
+
+    Raises:
+        InputError: there is no sequence, one has fewer than 2 frames, frames differ in shape or type, or values lie
+            outside of [0, 1].
+    """
+    parts = [_tensor(environment, each) for each in frames]
+    if not parts:
+        raise InputError(f"environment {environment}: it is empty; each environment needs at least one sequence")
+    given = [len(part) for part in parts] if lengths is None else [int(each) for each in lengths]
+    if len(given) != len(parts):
+        raise InputError(f"environment {environment}: {len(given)} lengths of {len(parts)} sequences")
+    for number, (part, length) in enumerate(zip(parts, given, strict=True)):
+        _check(environment, number, part, length, parts[0])
+    needed = max(given)
+    if longest is not None and longest < needed:
+        raise InputError(f"environment {environment}: longest={longest}, but it has a sequence of {needed} frames")
+    longest = longest or needed
+    padded = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+    for row, part, length in zip(padded, parts, given, strict=True):
+        row[:length] = part[:length]
+    own = {"frames": padded, "length": torch.tensor(given), "key": keys(environment, len(parts))}
+    return own | {name: torch.as_tensor(np.asarray(values)) for name, values in more.items()}
+
+
+def keys(environment: str, count: int) -> Tensor:
+    """What tells sequences apart wherever they are, int64 ``(count,)``; random draws for them depend on it."""
+    return (zlib.crc32(environment.encode()) >> 1) * _NUMBERS + torch.arange(count)
+
+
+def number_of(key: int) -> int:
+    """Which sequence of its environment this is, counted from 0."""
+    return key % _NUMBERS
+
+
+def parts_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames, lengths and keys of a batch.
+
+    Raises:
+        InputError: one of them is missing, or frames of floating point do not lie in [0, 1].
+    """
+    missing = [name for name in ("frames", "length", "key") if not isinstance(batch, Mapping) or name not in batch]
+    if missing:
+        raise InputError(f"batch: has no {', '.join(missing)}; make the examples with concord.dynamics.sequences")
+    frames = batch["frames"]
+    if frames.is_floating_point() and not bool(((frames >= 0) & (frames <= 1)).all()):
+        raise InputError("batch: frames hold values outside of [0, 1]")
+    return frames, batch["length"], batch["key"]
+
+
+def _tensor(environment: str, values: Any) -> Tensor:
+    array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype != np.uint8 and array.dtype.kind not in "bf":
+        raise InputError(f"environment {environment}: frames of type {array.dtype}; expected uint8, or float in [0, 1]")
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.ascontiguousarray(array.astype(np.float32)))
+
+
+def _check(environment: str, number: int, part: Tensor, length: int, first: Tensor) -> None:
+    said = f"environment {environment}, sequence {number}"
+    if part.ndim < 2 or not 2 <= length <= len(part):
+        raise InputError(f"{said}: {length} frames of an array {tuple(part.shape)}; it needs at least 2")
+    if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
+        found, expected = ((tuple(each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in (part, first))
+        raise InputError(f"{said}: a frame is {found[0]} {found[1]}, but {expected[0]} {expected[1]} in sequence 0")
+    if part.is_floating_point() and not bool(((part[:length] >= 0) & (part[:length] <= 1)).all()):
+        raise InputError(f"{said}: its frames hold values outside of [0, 1]")

@@ -1,0 +1,72 @@
+"""How much of each pixel a shape covers, and pictures painted with that: smooth edges without a graphics library."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+SCANLINES = 8  # within a pixel's height, where a shape's extent is not exact in closed form
+
+
+def overlap(low: npt.ArrayLike, high: npt.ArrayLike, first: npt.ArrayLike, count: int) -> Floats:
+    """How much of each of ``count`` pixels from ``first`` on the interval [low, high] covers: ``(..., count)``."""
+    low, high, first = (np.asarray(each, np.float32)[..., None] for each in (low, high, first))
+    left = first + np.arange(count, dtype=np.float32)
+    covered: Floats = np.clip(np.minimum(high, left + 1) - np.maximum(low, left), 0, 1)
+    return covered
+
+
+def covered_box(box: tuple[float, float, float, float], height: int, width: int) -> tuple[slice, slice, Floats]:
+    """Where a rectangle (left, top, right, bottom) lies in a picture, in pixels, and how much of each it covers.
+
+    It has to reach into the picture; what lies outside is left out.
+    """
+    left, top, right, bottom = box
+    rows = slice(max(int(np.floor(top)), 0), min(int(np.ceil(bottom)), height))
+    columns = slice(max(int(np.floor(left)), 0), min(int(np.ceil(right)), width))
+    down = overlap(top, bottom, rows.start, rows.stop - rows.start)
+    return rows, columns, down[:, None] * overlap(left, right, columns.start, columns.stop - columns.start)
+
+
+def scanlines(first: npt.ArrayLike, count: int) -> Floats:
+    """The heights at which ``count`` rows of pixels from ``first`` on are looked at: ``(..., count * SCANLINES)``."""
+    offsets = (np.arange(count * SCANLINES, dtype=np.float32) + 0.5) / SCANLINES
+    heights: Floats = np.asarray(first, np.float32)[..., None] + offsets
+    return heights
+
+
+def covered(left: Floats, right: Floats, first: npt.ArrayLike, count: int) -> Floats:
+    """Coverage of a shape whose extent at each scanline is [left, right]; none where right is not larger.
+
+    Args:
+        left, right: ``(..., rows * SCANLINES)``.
+        first: column of the first pixel, ``(...)``.
+        count: of columns.
+
+    Returns:
+        ``(..., rows, count)``.
+    """
+    lines = overlap(left, right, np.asarray(first)[..., None], count)
+    rows = lines.reshape(*left.shape[:-1], left.shape[-1] // SCANLINES, SCANLINES, count)
+    mean: Floats = rows.mean(-2)
+    return mean
+
+
+def block_means(pixels: Floats, block: int) -> Floats:
+    """The means over blocks of ``block`` × ``block`` pixels, of ``(..., rows, columns)``."""
+    *leading, rows, columns = pixels.shape
+    lines = pixels.reshape(*leading, rows // block, block, columns)
+    down = lines[..., 0, :].copy()  # adding is faster than a reduction over a short axis
+    for line in range(1, block):
+        down += lines[..., line, :]
+    cells = down.reshape(*leading, rows // block, columns // block, block)
+    across = cells[..., 0].copy()
+    for cell in range(1, block):
+        across += cells[..., cell]
+    means: Floats = across / block**2
+    return means
+
+
+def to_bytes(pixels: Floats) -> npt.NDArray[np.uint8]:
+    """[0, 1] as the nearest of 0 … 255."""
+    nearest: npt.NDArray[np.uint8] = np.rint(pixels * 255).astype(np.uint8)
+    return nearest

@@ -1,0 +1,89 @@
+"""Options of which trajectories of a task are learned from, and the environments that they are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.environments import Environments
+from concord.environments.trajectories import Split, TrajectoryFolder, TrajectoryTask
+from concord.environments.trajectory_examples import TrajectoryExamples
+from concord.options import OptionGroup
+from concord.runs.made_trajectories import trajectory_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryChoice(OptionGroup):
+    """The trajectories that are learned from."""
+
+    # fmt: off
+    trajectories: int = 0
+    """Train on the first so many; 0 takes all there are."""
+    perturbed: bool = False
+    """Those of the perturbed physics."""
+    perturbed_dir: Path | None = None
+    """Folder of trajectories of the perturbed physics, which are a second training environment beside the standard."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse what makes no data."""
+        self.require("trajectories", self.trajectories >= 0, "must not be negative")
+        both = self.perturbed and self.perturbed_dir is not None
+        self.require("perturbed_dir", not both, "with --perturbed there is no other physics; leave one of them out")
+
+    def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> TrajectoryFolder:
+        """The data of a task.
+
+        Raises:
+            InputError: there are none, or too few, or they are of something else.
+        """
+        data = self._checked(TrajectoryFolder(trajectory_folder(data_dir, output, task), task.name), task)
+        perturbed = bool(data.settings.get("perturbed"))
+        physics = "perturbed" if perturbed else "the standard"
+        self.require("perturbed", perturbed == self.perturbed, f"the data in {data.folder} are of {physics} physics")
+        return data
+
+    def read_perturbed(self, task: TrajectoryTask) -> TrajectoryFolder | None:
+        """The data of the second training environment; None if there is none.
+
+        Raises:
+            InputError: they are not there, or too few, or of something else.
+        """
+        if self.perturbed_dir is None:
+            return None
+        data = self._checked(TrajectoryFolder(self.perturbed_dir, task.name), task)
+        self.require("perturbed_dir", bool(data.settings.get("perturbed")), "its data are of the standard physics")
+        return data
+
+    def environments(self, data: TrajectoryFolder, perturbed: TrajectoryFolder | None = None) -> Environments:
+        """An environment of each physics to train on, one to choose by and one for the test, as sequences with labels.
+
+        What trains is in memory, padded to the longest; the others are read as they are needed.
+        """
+        folders = {"perturbed" if self.perturbed else "standard": data}
+        if perturbed is not None:
+            folders["perturbed"] = perturbed
+        training = {
+            name: TrajectoryExamples(name, folder.split("train"), self.trajectories or None)
+            for name, folder in folders.items()
+        }
+        longest = max(each.longest for each in training.values())
+        others: dict[str, Split] = {"validation": "validation", "test": "test"}
+        others = {name: split for name, split in others.items() if data.has(split)}
+
+        def load(name: str) -> Any:
+            if name in training:
+                return training[name].in_memory(longest)
+            return TrajectoryExamples(name, data.split(others[name]))
+
+        validation, test = ([name] if name in others else [] for name in ("validation", "test"))
+        version = "-".join(folder.version for folder in folders.values())
+        return Environments(load, training, validation, test, version=version)
+
+    def _checked(self, data: TrajectoryFolder, task: TrajectoryTask) -> TrajectoryFolder:
+        if data.frame != task.frame:
+            raise data.unfit(
+                f"frames of {data.frame[1]} × {data.frame[2]} pixels, not {task.frame[1]} × {task.frame[2]}"
+            )
+        there = len(data.split("train"))
+        self.require("trajectories", self.trajectories <= there, f"the data in {data.folder} have {there} to train on")
+        return data

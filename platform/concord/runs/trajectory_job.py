@@ -1,0 +1,129 @@
+"""What the jobs on trajectories of a simulator share: options, data, evaluation, and the spaces that are searched."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.dynamics import SkipOptions, Skips, skip_objective, staircase
+from concord.dynamics.evaluation import task_measures
+from concord.environments import Environment, Environments
+from concord.environments.trajectories import TrajectoryTask
+from concord.models.dynamics_network import DynamicsNetworkOptions
+from concord.objectives import Objective
+from concord.runs.trajectory_choice import TrajectoryChoice
+from concord.space import Choice, Entry, Space
+from concord.training import EnvironmentEvaluation, Study, TrainConfig
+from concord.training.evaluation import Mode
+
+MODES: Mapping[str, Mode | None] = {
+    "soft_accuracy": "max",
+    "hard_accuracy": "max",
+    "mean_skip": None,
+    "predictions": None,
+    "depth": None,
+    "frames_seen": None,
+}
+_EVALUATED = 8  # trajectories at a time
+
+
+class SeenTask(TrajectoryTask, Protocol):
+    """A task of which one can tell whether what moves is seen."""
+
+    def sees_object(self, frames: Tensor) -> Tensor:
+        """Whether it is, in each frame."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryConfig(TrainConfig):
+    """A model of dynamics, trained on trajectories that ``concord data`` has made."""
+
+    chosen: TrajectoryChoice = field(default_factory=lambda: TrajectoryChoice(trajectories=500))
+    skips: SkipOptions = field(default_factory=SkipOptions)
+    network: DynamicsNetworkOptions = field(default_factory=DynamicsNetworkOptions)
+    # fmt: off
+    lr_decay_steps: int = 15_000
+    """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
+    # fmt: on
+
+    def resolved(self) -> Self:
+        """With the milestones that --lr-decay-steps means."""
+        found = super().resolved()
+        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
+            return found
+        steps = self.schedule.epochs * math.ceil(self.chosen.trajectories / self.data.batch_size)
+        return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
+
+    def unused(self) -> frozenset[str]:
+        """Also the milestones where the rate falls by steps."""
+        return super().unused() | ({"milestones"} if self.lr_decay_steps else set())
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        super().check()
+        self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
+        known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
+        self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
+        self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")
+
+
+def environments(config: TrajectoryConfig, task: TrajectoryTask) -> Environments:
+    """The standard physics, and the other if it is given.
+
+    Raises:
+        InputError: the data are missing, of another task, or too few.
+    """
+    data = config.chosen.read(task, config.data.data_dir, config.run.output)
+    return config.chosen.environments(data, config.chosen.read_perturbed(task))
+
+
+def objective(config: TrajectoryConfig) -> Objective:
+    """The mean over all predictions, or the environments' means for an aggregator."""
+    return skip_objective(config.skips.risk(config.run.seed), config.aggregation.aggregator)
+
+
+def evaluation(config: TrajectoryConfig, task: SeenTask) -> EnvironmentEvaluation:
+    """Labels read from rollouts."""
+    return EnvironmentEvaluation(partial(_measured, config.skips.skips, task), MODES)
+
+
+def _measured(skips: Skips, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
+    device = next(model.parameters()).device
+
+    def batches() -> Iterator[Mapping[str, Tensor]]:
+        for start in range(0, len(environment), _EVALUATED):
+            part = environment.take(slice(start, start + _EVALUATED))
+            yield pytree.tree_map(lambda leaf: leaf.to(device), part)
+
+    return task_measures(model, batches, skips, task.read_label, task.sees_object)
+
+
+def settings(**found: Any) -> dict[str, Any]:
+    """The options of all runs of the thesis, and those that a search found."""
+    common: dict[str, Any] = {
+        "batch_size": 2, "held_out": 0.0, "decay": 0.2, "epochs": 150, "evaluations": 30, "vectorize": "one-by-one",
+    }  # fmt: skip
+    return common | found
+
+
+_SEARCHED: dict[str, Entry] = {
+    "lr": Choice(1e-3, 7.5e-4, 5e-4),
+    "lr_decay_steps": Choice(7500, 10_000, 15_000),
+    "kernels": Choice(32, 48),
+    "architecture": Choice("plain", "dilated", "strided"),
+}
+_HORIZONS: dict[str, Entry] = {"skip": "adaptive", "horizon": Choice(15, 18, 21, 25)}
+_METHODS: dict[str, dict[str, Entry]] = {
+    "asi": {**_HORIZONS, "exploration_steps": Choice(7500, 10_000, 15_000)},
+    "asi-no-exploration": {**_HORIZONS, "exploration_steps": 0},
+    **{f"fixed-{stride}": {"skip": "fixed", "stride": stride} for stride in (1, 2, 3)},
+}
+STUDIES: Mapping[str, Study] = {
+    name: Study(Space(_SEARCHED | method), selection="validation") for name, method in _METHODS.items()
+}
+"""The spaces of the thesis (appendix A.0.3)."""

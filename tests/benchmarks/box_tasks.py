@@ -1,0 +1,118 @@
+"""Making a trajectory of the Box2D tasks against its physics alone; and, as a command, what the trajectories are like.
+
+``python tests/benchmarks/box_tasks.py`` prints the statistics of 400 trajectories of each task, perturbed too; with a
+folder, ``python tests/benchmarks/box_tasks.py docs/figures``, it draws a trajectory of each there.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from concord.analysis.trajectory_figures import animate, strip
+from concord.benchmark import Row, interleaved
+from concord.environments import funnel_board, room_runner
+from concord.environments.box2d_extra import require_box2d
+from concord.environments.funnel_board import FunnelBoard
+from concord.environments.room_runner import RoomRunner
+from concord.environments.trajectories import TrajectoryTask, changes
+
+TRAJECTORIES, TRIED = 5, 400
+
+
+def rows() -> Iterator[Row]:
+    """Seconds for some trajectories drawn and packed, and for what is simulated of them, rejected ones included."""
+    require_box2d("box_tasks")
+    tasks: Sequence[tuple[TrajectoryTask, Callable[[Sequence[int]], object]]] = (
+        (RoomRunner(), _walk),
+        (FunnelBoard(), _fall),
+    )
+    for task, physics in tasks:
+        keys = [(0, 0, number) for number in range(TRAJECTORIES)]
+
+        def whole(task: TrajectoryTask = task, keys: Sequence[Sequence[int]] = keys) -> None:
+            for key in keys:
+                changes(task.trajectory(key))
+
+        def alone(physics: Callable[..., object] = physics, keys: Sequence[Sequence[int]] = keys) -> None:
+            for key in keys:
+                attempt = 0
+                while physics([*key, attempt]) is None:
+                    attempt += 1
+
+        mine, reference, ratio = interleaved(whole, alone, repeats=9, warmup=1)
+        name = f"{TRAJECTORIES} trajectories of {task.name}"
+        yield Row(name, mine, "their physics alone", reference, ratio, "≤ 2")
+
+
+def _walk(key: Sequence[int]) -> object:
+    rng = np.random.default_rng(key)
+    return room_runner.simulate(room_runner.sample_building(rng), rng, False)
+
+
+def _fall(key: Sequence[int]) -> object:
+    return funnel_board.simulate(funnel_board.sample_course(np.random.default_rng(key)), False)
+
+
+def statistics(task: TrajectoryTask, perturbed: TrajectoryTask) -> str:
+    """Lengths, rejected courses, labels, what ψ reads, and how many labels the other physics leaves as they are."""
+    lengths, labels, shares, right, rejected = [], [], [], 0, 0
+    same = both = 0
+    other_lengths = []
+    for number in range(TRIED):
+        made = task.trajectory((1234, 0, number))
+        share = task.read_label(torch.from_numpy(made.frames))
+        lengths.append(len(made.frames))
+        labels.append(made.label)
+        shares.append(float(share[made.label]))
+        right += int(share.argmax()) == made.label
+        rejected += made.rejected
+        other = perturbed.trajectory((1234, 0, number))
+        if other.rejected == made.rejected:  # then it is the same course
+            both += 1
+            same += made.label == other.label
+            other_lengths.append((len(made.frames), len(other.frames)))
+    low, high = np.percentile(lengths, [5, 95])
+    before, after = np.mean(other_lengths, 0)
+    return (
+        f"{task.name}: {np.mean(lengths):.1f} ± {np.std(lengths) / TRIED**0.5:.1f} frames (5 % to 95 %: {low:.0f} to "
+        f"{high:.0f}, largest {max(lengths)}); {rejected} of {rejected + TRIED} courses rejected "
+        f"({rejected / (rejected + TRIED):.1%}); labels {np.bincount(labels).tolist()}; "
+        f"read rightly {right} of {TRIED}, mean share {np.mean(shares):.4f}; perturbed, same course: "
+        f"{same} of {both} labels the same ({same / both:.1%}), frames {before:.1f} to {after:.1f}"
+    )
+
+
+def _counts() -> str:
+    rooms, doors, passed = [], [], []
+    for number in range(TRIED):
+        rng = np.random.default_rng((1234, 0, number, 0))
+        building = room_runner.sample_building(rng)
+        if room_runner.simulate(building, rng, False) is None:
+            continue
+        rooms.append(len(building.rooms))
+        doors.append(sum(room.door is not None for room in building.rooms))
+        room, count = building.rooms[0], 0
+        while room.child is not None:
+            room, count = room.child, count + 1
+        passed.append(count)
+    return f"maps: {np.mean(rooms):.1f} rooms, {np.mean(doors):.1f} doors, {np.mean(passed):.1f} on the way"
+
+
+def _draw(folder: Path) -> None:
+    for task, number in ((RoomRunner(), 3), (FunnelBoard(), 4)):
+        frames = task.trajectory((1234, 0, number)).frames
+        strip(frames, 9).save(folder / f"{task.name}-frames.png", optimize=True)
+        animate(frames, folder / f"{task.name}.gif")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) > 1:
+        _draw(Path(sys.argv[1]))
+        sys.exit()
+    print(statistics(RoomRunner(), RoomRunner(perturbed=True)), flush=True)
+    print(_counts(), flush=True)
+    print(statistics(FunnelBoard(), FunnelBoard(perturbed=True)))

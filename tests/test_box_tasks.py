@@ -1,0 +1,439 @@
+"""Room runner and funnel board: the same trajectories however they are made and kept, and what is read in them."""
+
+import json
+import shutil
+import sys
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch.utils.data import DataLoader
+
+from concord.cli import main
+from concord.environments.funnel_board import FunnelBoard, sample_course
+from concord.environments.room_runner import RoomRunner, sample_building
+from concord.environments.trajectories import (
+    Changes,
+    Trajectories,
+    Trajectory,
+    TrajectoryFolder,
+    TrajectoryTask,
+    changes,
+    described_shard,
+    restored,
+    shard_of,
+)
+from concord.errors import InputError
+from concord.runs.made_trajectories import (
+    FunnelBoardOptions,
+    RoomRunnerOptions,
+    TrajectoryOptions,
+    make_trajectories,
+)
+from concord.runs.trajectory_choice import TrajectoryChoice
+from concord.training import load_job
+
+FEW: dict[str, Any] = {"trajectories": 5, "validation_trajectories": 3, "test_trajectories": 2, "shard_size": 2}
+TASKS: Sequence[TrajectoryTask] = (RoomRunner(), RoomRunner(size=32), FunnelBoard())
+PERTURBED = (RoomRunner(perturbed=True), FunnelBoard(perturbed=True))
+
+
+def name(task: TrajectoryTask) -> str:
+    return task.folder
+
+
+def quiet(_: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def box2d() -> None:
+    pytest.importorskip("Box2D")
+
+
+@pytest.fixture(scope="module")
+def made(box2d: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("box") / "data"
+    said = make_trajectories(RoomRunnerOptions(data_dir=folder, size=32, **FEW), quiet)
+    assert said["files_made"] == 3 + 2 + 1
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "data"))
+
+
+def frames_of(folder: Path, task: str = "room-runner") -> dict[str, list[bytes]]:
+    data = TrajectoryFolder(folder, task)
+    return {
+        split: [part[0].numpy().tobytes() for part in data.split(split)] for split in ("train", "validation", "test")
+    }
+
+
+# --- what happens
+
+
+@pytest.mark.parametrize("task", [*TASKS, *PERTURBED], ids=name)
+def test_the_label_can_be_read_in_the_frames_of_every_trajectory(box2d: None, task: TrajectoryTask) -> None:
+    for number in range(15):
+        made = task.trajectory((7, 0, number))
+        frames = torch.from_numpy(made.frames)
+        assert made.frames.dtype == np.uint8
+        assert frames.shape[1:] == task.frame
+        share = task.read_label(frames)
+        assert share.shape == (len(task.classes),)
+        assert share.sum() == pytest.approx(1, abs=1e-6)
+        assert int(share.argmax()) == made.label
+        assert share[made.label] > 0.75
+
+
+@pytest.mark.parametrize("task", TASKS, ids=name)
+def test_nothing_predicted_is_no_class_and_trajectories_are_read_side_by_side(
+    box2d: None, task: TrajectoryTask
+) -> None:
+    frames = [torch.from_numpy(task.trajectory((3, 0, number)).frames) for number in range(3)]
+    shortest = min(map(len, frames))
+    batch = torch.stack([each[-shortest:] for each in frames])
+    first = torch.stack([each[0] for each in frames])
+    alone = torch.stack([task.read_label(each[-shortest:], each[0]) for each in frames])
+    torch.testing.assert_close(task.read_label(batch, first), alone)
+    torch.testing.assert_close(task.read_label(batch.float() / 255, first.float() / 255), alone)
+    nothing = task.read_label(torch.ones(4, *task.frame), first[0])
+    torch.testing.assert_close(nothing, torch.full((len(task.classes),), 1 / len(task.classes)))
+    assert task.sees_object(batch).all()
+    assert not task.sees_object(torch.ones(2, *task.frame)).any()
+    with pytest.raises(InputError, match="must end with"):
+        task.read_label(torch.ones(2, 3, 48, 48))
+
+
+def test_the_smaller_frames_are_the_means_of_the_larger(box2d: None) -> None:
+    large, small = RoomRunner().trajectory((5, 0, 1)), RoomRunner(size=32).trajectory((5, 0, 1))
+    assert large.label == small.label
+    means = large.frames.reshape(-1, 3, 32, 2, 32, 2).astype(float).mean((3, 5))
+    assert np.abs(means - small.frames).max() <= 1  # each of them is rounded
+
+
+@pytest.mark.parametrize("task", [RoomRunner, FunnelBoard])
+def test_perturbed_physics_begins_with_the_same_picture(box2d: None, task: Any) -> None:
+    pairs = [(task().trajectory((2, 0, n)), task(perturbed=True).trajectory((2, 0, n))) for n in range(6)]
+    same = [pair for pair in pairs if pair[0].rejected == pair[1].rejected]
+    assert len(same) >= 4
+    for standard, perturbed in same:
+        assert np.array_equal(standard.frames[0], perturbed.frames[0])
+    assert any(not np.array_equal(a.frames[:20], b.frames[:20]) for a, b in same)
+
+
+def test_a_frame_shows_where_the_ball_was_before(box2d: None) -> None:
+    frames = FunnelBoard().trajectory((2, 0, 0)).frames.astype(int)
+    blue = (frames[:, 0] < 60) & (frames[:, 1] < 60) & (frames[:, 2] > 200)
+    trace = (frames[:, 0] < 150) & (frames[:, 1] > 200) & (frames[:, 2] > 200)
+    assert not trace[0].any()
+    moved = ~(blue[1:] & blue[:-1]).reshape(len(blue) - 1, -1).any(1)
+    assert moved.any()
+    for frame in np.flatnonzero(moved) + 1:
+        assert trace[frame][blue[frame - 1]].any()
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1))
+def test_a_map_has_one_way_from_the_first_room_to_the_final_one_and_none_to_the_decoy(seed: int) -> None:
+    building = sample_building(np.random.default_rng(seed))
+    cells = sum(room.height * room.width for room in building.rooms)
+    assert (building.at >= 0).sum() == cells == 6 * len(building.rooms)
+    room, seen = building.rooms[0], []
+    while room.door is not None:
+        seen.append(room)
+        y, x, dy, dx = room.door
+        assert building.rooms[building.at[y, x]] is room
+        room = building.rooms[building.at[y + dy, x + dx]]
+    assert room is building.final
+    assert building.decoy not in (*seen, room)
+    assert building.decoy.door is None
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1))
+def test_a_course_has_a_funnel_above_each_platform_and_sliders_lean_inwards(seed: int) -> None:
+    course = sample_course(np.random.default_rng(seed))
+    assert len(course.platforms) == 5
+    assert np.all(np.abs(np.diff(course.platforms) - 2.5) <= 2.5 / 16)
+    assert course.ball_x in (-2.5, 0, 2.5, 5)
+    assert len(course.sliders) == 3 * 4 + 3 * 5
+    for slider in course.sliders:
+        assert np.pi / 24 <= abs(slider.angle) <= np.pi / 5
+        if abs(slider.x) == 5:
+            assert slider.angle * slider.x > 0
+
+
+# --- how it is kept
+
+
+trajectories = st.integers(2, 6).flatmap(
+    lambda length: st.integers(1, 3).flatmap(
+        lambda channels: arrays(np.uint8, (length, channels, 4, 5), elements=st.sampled_from([0, 1, 255]))
+    )
+)
+
+
+@given(trajectories)
+def test_what_is_kept_is_what_was_given(frames: Any) -> None:
+    kept = changes(Trajectory(frames, label=1))
+    assert np.array_equal(restored(kept), frames)
+    assert kept.counts.sum() == len(kept.places) <= 20 * (len(frames) - 1)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(2, 5), st.integers(0, 4), st.booleans()), min_size=1, max_size=5))
+def test_a_shard_gives_each_of_its_trajectories_alone(
+    tmp_path_factory: Any, parts: list[tuple[int, int, bool]]
+) -> None:
+    rng = np.random.default_rng(0)
+    given = []
+    for length, label, moves in parts:
+        frames = rng.integers(0, 256, (length, 3, 4, 4), dtype=np.uint8)
+        given.append(Trajectory(frames if moves else np.repeat(frames[:1], length, 0), label))
+    path = tmp_path_factory.mktemp("shard") / "part.safetensors"
+    path.write_bytes(shard_of([changes(each) for each in given]))
+    said = described_shard(path)
+    dataset = Trajectories(path.parent, [{"file": path.name, **said}], (3, 4, 4))
+    assert dataset.lengths.tolist() == [len(each.frames) for each in given]
+    for number in np.random.default_rng(1).permutation(len(given)).tolist():
+        frames, label = dataset[number]
+        assert label.dtype == torch.int64
+        assert np.array_equal(frames.numpy(), given[number].frames)
+        assert int(label) == given[number].label
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (np.zeros((1, 3, 4, 4), np.uint8), "at least 2 frames; this one has 1"),
+        (np.zeros((3, 3, 4, 4)), r"must be uint8 .*; these are float64"),
+        (np.zeros((3, 4, 4), np.uint8), r"must be uint8 \(length, channels, height, width\)"),
+    ],
+)
+def test_frames_of_another_form_are_refused(frames: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        changes(Trajectory(frames, 0))
+
+
+def test_an_empty_shard_and_one_of_different_frames_are_refused() -> None:
+    with pytest.raises(InputError, match="a shard needs at least one trajectory; this one is empty"):
+        shard_of([])
+    parts: list[Changes] = [changes(Trajectory(np.zeros((2, 3, side, 4), np.uint8), 0)) for side in (4, 5)]
+    with pytest.raises(InputError, match="the frames of a shard have one shape"):
+        shard_of(parts)
+
+
+# --- how they are made
+
+
+def test_trajectories_are_the_same_in_other_shards_and_with_other_numbers_of_tasks(made: Path, tmp_path: Path) -> None:
+    other = {**FEW, "shard_size": 4, "tasks": 1}
+    make_trajectories(RoomRunnerOptions(data_dir=tmp_path / "other", size=32, **other), quiet)
+    assert frames_of(tmp_path / "other") == frames_of(made)
+    mine, theirs = TrajectoryFolder(made, "room-runner"), TrajectoryFolder(tmp_path / "other", "room-runner")
+    assert mine.version == theirs.version
+    task = RoomRunner(size=32)
+    frames, label = mine.split("validation")[2]
+    alone = task.trajectory((0, 1, 2))
+    assert np.array_equal(frames.numpy(), alone.frames)
+    assert int(label) == alone.label
+
+
+def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*.safetensors")}
+    lost, torn = copied / "train" / "part-0001.safetensors", copied / "test" / "part-0000.safetensors"
+    lost.unlink()
+    torn.write_bytes(before[torn][:1000])
+    (copied / "manifest.json").unlink()
+    with pytest.raises(InputError, match="only the beginning of some; concord data room-runner makes them"):
+        TrajectoryFolder(copied, "room-runner")
+    kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn)}
+    options = RoomRunnerOptions(data_dir=copied, size=32, **FEW)
+    assert make_trajectories(options, quiet)["files_made"] == 2
+    assert make_trajectories(options, quiet)["files_made"] == 0
+    assert {path: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_no_trajectory_serves_two_purposes(made: Path, copied: Path) -> None:
+    parts = frames_of(made)
+    everything = [frames for split in parts.values() for frames in split]
+    assert len(everything) == len(set(everything)) == 5 + 3 + 2
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["shards"][-1]["digests"][0] = manifest["shards"][0]["digests"][0]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"one trajectory is in train/part-0000\.safetensors and in test/part-0000"):
+        TrajectoryFolder(copied, "room-runner")
+
+
+def test_the_command_makes_the_data_and_says_what_they_are(
+    box2d: None, ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--trajectories", "1", "--validation-trajectories", "1", "--test-trajectories", "0"]
+    assert main(["data", "funnel-board", *few, "--perturbed", "--output", str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["job"] == "funnel-board"
+    assert Path(said["folder"]) == tmp_path / "data" / "funnel-board-perturbed"
+    data = TrajectoryFolder(Path(said["folder"]), "funnel-board")
+    assert data.frame == (3, 126, 75)
+    assert sum(said["labels"].values()) == 2
+    assert not data.has("test")
+    with pytest.raises(InputError, match="no trajectories for test; concord data funnel-board makes them"):
+        data.split("test")
+    environments = TrajectoryChoice(perturbed=True).environments(data)
+    assert environments["perturbed"].take(slice(None))["frames"].shape[2:] == data.frame
+
+
+# --- how they are read
+
+
+def test_reading_takes_the_memory_of_one_trajectory_not_of_the_data(tmp_path: Path) -> None:
+    frames = np.zeros((40, 3, 64, 64), np.uint8)
+    shards = []
+    for shard in range(4):
+        parts = []
+        for number in range(8):
+            frames[1:, :, shard, number] = number + 1
+            parts.append(changes(Trajectory(frames.copy(), 0)))
+        path = tmp_path / f"part-{shard}.safetensors"
+        path.write_bytes(shard_of(parts))
+        shards.append({"file": path.name, **described_shard(path)})
+    dataset = Trajectories(tmp_path, shards, (3, 64, 64))
+    tracemalloc.start()
+    for number in range(len(dataset)):
+        dataset[number]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    one = frames.nbytes
+    assert one < peak < 2.5 * one < len(dataset) * one / 10  # the one before is still there
+
+
+def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None:
+    dataset = TrajectoryFolder(made, "room-runner").split("train")
+    here = [frames.numpy().tobytes() for frames, _ in dataset]
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert [frames.numpy().tobytes() for frames, _ in loader] == here
+    assert len(dataset) == 5
+    assert np.array_equal(dataset[-1][0].numpy(), dataset[4][0].numpy())
+    with pytest.raises(IndexError, match="there are 5 trajectories, and no number 5"):
+        dataset[5]
+
+
+def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    shard = copied / "train" / "part-0000.safetensors"
+    whole = shard.read_bytes()
+
+    def refused(task: str = "room-runner") -> str:
+        with pytest.raises(InputError) as error:
+            TrajectoryFolder(copied, task).split("train")[0]
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "trajectories of room-runner, not of funnel-board; concord data funnel-board makes" in refused(
+        "funnel-board"
+    )
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "train/part-0000.safetensors is corrupt" in refused()
+    torn = copied / "torn.safetensors"
+    torn.write_bytes(whole[:500])
+    with pytest.raises(InputError, match="is damaged"):
+        described_shard(torn)
+    shard.unlink()
+    assert "train/part-0000.safetensors is missing; concord data room-runner makes it" in refused()
+    shard.write_bytes(whole)
+    for changed, said in (
+        ({"format": 2}, "has format 2; this Concord reads 1"),
+        ({"shards": []}, "a file for train is missing"),
+        ({"shards": [{"file": "x"}]}, "split of a file is missing"),
+        ({"shards": [{**manifest["shards"][0], "labels": [0]}]}, "a number of a trajectory is missing"),
+        ({"frame": [3, 64, 64]}, r"where the manifest says"),
+        ({"settings": None}, "settings is missing"),
+    ):
+        (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
+        assert said in refused()
+    (copied / "manifest.json").write_text("{")
+    assert "manifest.json cannot be read" in refused()
+    (copied / "manifest.json").unlink()
+    shutil.rmtree(copied)
+    assert "no trajectories; concord data room-runner makes them" in refused()
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trajectories": 0}, "--trajectories 0: must be at least 1"),
+        ({"test_trajectories": -1}, "--test-trajectories -1: must not be negative"),
+        ({"shard_size": 0}, "--shard-size 0: must be at least 1"),
+        ({"size": 48}, "--size 48: must be one of 64, 32"),
+        ({"seed": -1}, "--seed -1: must be from 0 to 4294967295"),
+        ({"seed": 2**32}, "--seed 4294967296: must be from 0 to 4294967295"),
+        ({"tasks": 0}, "--tasks 0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        make_trajectories(RoomRunnerOptions(**{**FEW, "data_dir": tmp_path / "data", **options}), quiet)
+    assert str(error.value) == said
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_with_other_data_is_left_alone(copied: Path, box2d: None) -> None:
+    for options, said in (
+        (RoomRunnerOptions(data_dir=copied, **FEW), r"--size 64: the data in .* are made with 32; give another"),
+        (RoomRunnerOptions(data_dir=copied, size=32, seed=1, **FEW), r"--seed 1: the data in .* are made with 0"),
+        (FunnelBoardOptions(data_dir=copied, **FEW), "holds data of room-runner, not of funnel-board; give another"),
+    ):
+        given: TrajectoryOptions = options
+        with pytest.raises(InputError, match=said):
+            make_trajectories(given, quiet)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 64}, "frames of 32 × 32 pixels, not 64 × 64"),
+        (
+            {"size": 32, "perturbed": True, "trajectories": 5},
+            "--perturbed True: the data in .* are of the standard physics",
+        ),
+        ({"size": 32, "trajectories": 6}, "--trajectories 6: the data in .* have 5 to train on"),
+        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no trajectories; concord data room-runner makes them"),
+    ],
+)
+def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, Any], said: str) -> None:
+    job = load_job("room-runner").job
+    config = job.config.with_options(**{"data_dir": made, **options})
+    with pytest.raises(InputError, match=said):
+        job.environments(config)
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["data", "room-runner"], "making the data of room-runner"),
+        (["data", "funnel-board"], "making the data of funnel-board"),
+        (["bench", "--only", "box_tasks"], "box_tasks"),
+    ],
+)
+def test_without_box2d_one_line_says_how_to_install_it(
+    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"concord: {what} needs Box2D: pip install 'concord[box2d]'"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,120 @@
+"""Jobs on simulated trajectories: read as they are needed, trained and masked, labels read from rollouts."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from concord.environments.room_runner import RoomRunner
+from concord.environments.trajectories import TrajectoryFolder
+from concord.environments.trajectory_examples import TrajectoryExamples
+from concord.errors import InputError
+from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
+from concord.runs.preflight import preflight
+from concord.space import Choice
+from concord.training import ProcessContext, load_job, train
+from concord.training.loop import Silent
+
+ROOMS = load_job("room-runner")
+SMALL = {"size": 32, "trajectories": 4, "epochs": 1, "evaluations": 1, "kernels": 4}
+
+
+@pytest.fixture(scope="module")
+def made(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("Box2D")
+    output = tmp_path_factory.mktemp("trajectories")
+    counts: dict[str, Any] = {"trajectories": 5, "validation_trajectories": 3, "test_trajectories": 2, "tasks": 1}
+    for perturbed in (False, True):
+        options = RoomRunnerOptions(size=32, perturbed=perturbed, output=output, shard_size=5, **counts)
+        make_trajectories(options, lambda _: None)
+    return output
+
+
+def test_examples_are_the_trajectories_padded_to_the_longest_that_is_asked_for(made: Path) -> None:
+    trajectories = TrajectoryFolder(made / "data" / RoomRunner(size=32).folder, "room-runner").split("train")
+    examples = TrajectoryExamples("standard", trajectories, 4)
+    assert len(examples) == 4
+    for asked in (slice(1, 3), torch.tensor([2, 0])):
+        part = examples.take(asked)
+        chosen = torch.arange(4)[asked].tolist()
+        assert part["frames"].shape[1] == int(part["length"].max())
+        for row, index in enumerate(chosen):
+            frames, label = trajectories[index]
+            assert torch.equal(part["frames"][row, : len(frames)], frames)
+            assert int(part["label"][row]) == int(label)
+    whole = examples.in_memory()
+    assert whole["frames"].shape[1] == examples.longest
+    assert torch.equal(whole["key"][1:3], examples.take(slice(1, 3))["key"])
+    with pytest.raises(InputError, match="environment standard: it has 5 trajectories, not 6"):
+        TrajectoryExamples("standard", trajectories, 6)
+
+
+def test_room_runner_trains_with_and_without_skips_and_masked(made: Path) -> None:
+    perturbed = made / "data" / RoomRunner(size=32, perturbed=True).folder
+    ways: list[dict[str, Any]] = [
+        {},
+        {"skip": "fixed", "stride": 2},
+        {"perturbed_dir": perturbed, "aggregator": "and-mask", "threshold": 0.6},
+    ]
+    evaluations = []
+    for way in ways:
+        config = ROOMS.job.config.with_options(output=made, **SMALL, **way)
+        config.check()
+        reported = preflight(ROOMS, config).reported
+        metrics = train(ROOMS.job, config, ProcessContext(), Silent()).metrics
+        assert {name for name in reported if "worst" not in name} <= set(metrics)
+        assert 0 <= metrics["ood_soft_accuracy"] <= 1
+        assert metrics["train_depth"] >= 2
+        evaluations.append(metrics["model_evaluations"])
+    assert evaluations[0] < evaluations[1]
+
+
+def test_the_rate_falls_by_steps() -> None:
+    config = ROOMS.job.config.with_options(epochs=150)
+    assert config.resolved().schedule.milestones == pytest.approx((15_000 / 37_500, 30_000 / 37_500))
+    by_hand = config.with_options(lr_decay_steps=0, milestones=(0.25,))
+    assert by_hand.resolved().schedule.milestones == (0.25,)
+    assert "milestones" in config.unused()
+
+
+@pytest.mark.parametrize("name", ["room-runner", "funnel-board"])
+def test_the_studies_have_the_spaces_of_the_thesis(name: str) -> None:
+    job = load_job(name).job
+    sizes = {}
+    for method, study in job.studies.items():
+        choices = {option: entry.values for option, entry in study.space.entries.items() if isinstance(entry, Choice)}
+        sizes[method] = math.prod(map(len, choices.values()))
+        fixed = {option: entry for option, entry in study.space.entries.items() if not isinstance(entry, Choice)}
+        for point in ({o: v[0] for o, v in choices.items()}, {o: v[-1] for o, v in choices.items()}):
+            job.config.with_options(**fixed, **point).check()
+    common = 3 * 3 * 2 * 3
+    fixed_strides = {f"fixed-{stride}": common for stride in (1, 2, 3)}
+    assert sizes == {"asi": common * 4 * 3, "asi-no-exploration": common * 4, **fixed_strides}
+
+
+def read(output: Path, options: dict[str, Any]) -> None:
+    config = ROOMS.job.config.with_options(output=output, **SMALL | options)
+    config.check()
+    assert ROOMS.job.environments(config)["standard"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"size": 64}, "no trajectories"),
+        ({"trajectories": 9}, "have 5 to train on"),
+        ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),
+        ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
+        ({"perturbed_dir": Path("/nowhere")}, "/nowhere"),
+        ({"lr_decay_steps": -1}, "--lr-decay-steps -1: must not be negative"),
+        ({"held_out": 0.1}, "--held-out 0.1: there are trajectories for validation; give 0"),
+        ({"kernels": 0}, "--kernels 0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_one_line(made: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read(made, options)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
