@@ -2,13 +2,12 @@
 
 x is a random board, the label whether its middle cell lives after three steps, and x* the boards after each of them in
 an order that is the same for all examples, and wrong. The student has three convolutions for each step. A teacher says
-mixtures of frames to some of its layers; with ``--teacher oracle`` the right frame to every third layer, with ``fixed``
-a random mixture, with ``none`` there is none.
+mixtures of frames to some of its layers; ``--teacher oracle`` the right frame to every third, ``fixed`` random mixtures.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,7 @@ from concord.training import Job, Measure, TrainConfig
 
 SIZE, STEPS, LAYERS = 17, 3, 9
 ORDER = (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
-OF_META = frozenset(
-    {"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr", "meta_momentum"}
-)
+OF_META = {"validation_fraction", "unrolled_steps", "student_steps", "meta_lr", "meta_momentum"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +31,21 @@ class LifeConfig(TrainConfig):
     # fmt: off
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
     """One that learns which frames to show, none, a random one that stays, or one that shows the right ones."""
-    examples: int = 1000
+    examples: int = 5000
     """Training examples; with --teacher meta some of them judge the teacher."""
-    filters: int = 16
+    filters: int = 12
     """Feature maps of each layer."""
     taught_every: int = 3
     """Every how manieth layer is taught: 1, 3 or 9; 1 teaches all nine."""
-    resample_split: bool = False
-    """Draw anew which examples judge the teacher for each of its steps."""
-    validation_fraction: float = 0.5
-    """Fraction of the examples that judges, where it is always the same."""
-    teaching_weight: float = 10.0
+    validation_fraction: float = 0.1
+    """Fraction of the examples that judges the teacher."""
+    teaching_weight: float = 30.0
     """α, the weight of what is taught beside the labels."""
     unrolled_steps: int = 16
     """n, the steps of the student's copy through which the teacher's gradient goes."""
     student_steps: int = 16
     """N, the steps of the student between two steps of the teacher."""
-    meta_lr: float = 1.0
+    meta_lr: float = 500.0
     """Learning rate of the teacher's SGD."""
     meta_momentum: float = 0.9
     """Momentum of the teacher's SGD."""
@@ -62,19 +57,18 @@ class LifeConfig(TrainConfig):
         for option in ("examples", "filters", "unrolled_steps"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         self.require("taught_every", self.taught_every in (1, 3, 9), "must be 1, 3 or 9")
-        self.require(
-            "taught_every", self.taught_every == 3 or self.teacher != "oracle", "the oracle teaches every third"
-        )
+        right = self.teacher != "oracle" or self.taught_every == 3
+        self.require("taught_every", right, "the oracle teaches every third layer")
         self.require("meta_lr", 0 < self.meta_lr < float("inf"), "must be a finite number above 0")
         self.require("meta_momentum", 0 <= self.meta_momentum < 1, "must lie in [0, 1)")
         objective(self)
-        if self.teacher == "meta" and not self.resample_split:
+        if self.teacher == "meta":
             training_parts(self)
 
     def unused(self) -> frozenset[str]:
         """Also what only a teacher needs, or one that learns."""
-        left_out = OF_META if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
-        return super().unused() | left_out | ({"teaching_weight", "taught_every"} if self.teacher == "none" else set())
+        of_teacher = {"teaching_weight", "taught_every"} if self.teacher == "none" else set()
+        return super().unused() | of_teacher | (OF_META if self.teacher != "meta" else set())
 
 
 def examples(config: LifeConfig, purpose: str) -> tuple[Tensor, Tensor]:
@@ -92,12 +86,11 @@ def training_parts(config: LifeConfig) -> Parts:
 
 
 def environments(config: LifeConfig) -> Environments:
-    """One environment; only with a fixed split some of its examples are not the student's."""
-    split = config.teacher == "meta" and not config.resample_split
+    """One environment; with a teacher that learns, some of its examples are not the student's."""
 
-    def load(name: str) -> tuple[Tensor, Tensor]:
-        inputs, targets = training_parts(config).inner if split and name == "train" else examples(config, name)
-        return inputs, targets
+    def load(name: str) -> Any:
+        parts = name == "train" and config.teacher == "meta"
+        return training_parts(config).inner if parts else examples(config, name)
 
     return Environments(load, train=["train"], validation=["validation"], test=["test"])
 
@@ -107,24 +100,22 @@ class Student(nn.Module):
 
     def __init__(self, filters: int) -> None:
         super().__init__()
-        sizes = [1, *[filters] * LAYERS]
-        self.layers = nn.ModuleList(nn.Conv2d(sizes[k], filters, 3, padding=1) for k in range(LAYERS))
+        self.layers = nn.Sequential()
+        for layer in range(LAYERS):
+            convolution = nn.Conv2d(filters if layer else 1, filters, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            self.layers.extend([convolution, nn.ReLU()])
         self.readout = nn.Linear(filters, 1)
-        for layer in self.layers:
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, boards: Tensor) -> Tensor:
         """Logits ``(examples, 1)``."""
-        maps = boards
-        for layer in self.layers:
-            maps = layer(maps).relu()
-        logits: Tensor = self.readout(maps[..., SIZE // 2, SIZE // 2])
+        logits: Tensor = self.readout(self.layers(boards)[..., SIZE // 2, SIZE // 2])
         return logits
 
 
 def boards_of(batch: tuple[Tensor, Tensor]) -> Tensor:
     """The frames of x*, ``(examples, 3, 17, 17)``."""
-    return batch[1][:, 1:].unflatten(1, (STEPS, SIZE, SIZE))
+    return batch[1][:, 1:].reshape(-1, STEPS, SIZE, SIZE)
 
 
 loss = of_labels(lambda outputs, labels: nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels))
@@ -136,25 +127,25 @@ def objective(config: LifeConfig) -> Objective:
     if config.teacher == "none":
         return ERM(loss)
     sgd = partial(torch.optim.SGD, lr=config.meta_lr, momentum=config.meta_momentum)
-    outer = None if config.resample_split else lambda: training_parts(config).outer
-    learning = MetaLearning(outer, config.unrolled_steps, config.student_steps, sgd)
+    learning = MetaLearning(lambda: training_parts(config).outer, config.unrolled_steps, config.student_steps, sgd)
     taught = range(config.taught_every - 1, LAYERS, config.taught_every)
-    teaching = Teaching(config.teaching_weight, layers=tuple(f"layers.{layer}" for layer in taught))
+    teaching = Teaching(config.teaching_weight, layers=tuple(f"layers.{2 * layer}" for layer in taught))
     made = partial(FrameAttention, STEPS, len(taught), config.filters)
     if config.teacher == "oracle":
         made = partial(FrameAttention.pointing, [ORDER.index(step) for step in range(STEPS)], STEPS, config.filters)
-    chosen = learning if config.teacher == "meta" else None
-    return Distillation(loss, made, teaching, chosen, boards_of)
+    return Distillation(loss, made, teaching, learning if config.teacher == "meta" else None, boards_of)
 
 
-settings = {"batch_size": 32, "held_out": 0.0, "epochs": 30, "evaluations": 30, "milestones": ()}
 job = Job(
     environments=environments,
     model=lambda config: Student(config.filters),
     loss=loss,
     objective=objective,
     measures={"accuracy": Measure(accuracy, "max")},
-    config=LifeConfig().with_options(aggregator="mean", **settings),
+    config=LifeConfig().with_options(
+        aggregator="mean", batch_size=32, held_out=0.0, lr=3e-3, epochs=15, evaluations=15, milestones=()
+    ),
     criterion="validation_accuracy",
     reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6)",
+    comparisons="tables/distill_life.py",
 )

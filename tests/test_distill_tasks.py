@@ -315,9 +315,8 @@ def test_any_number_of_workers_makes_the_same_files_and_only_what_is_missing(cop
 
 def options_of(folder: Path, **options: Any) -> Any:
     few = {"epochs": 1, "evaluations": 1, "unrolled_steps": 2, "student_steps": 2, "batch_size": 20}
-    return load_job("distill-mujoco").job.config.with_options(
-        data_dir=folder, simulator="Swimmer", **(few | options)
-    )  # fmt: skip
+    given = {"data_dir": folder, "simulator": "Swimmer"} | few | options
+    return load_job("distill-mujoco").job.config.with_options(**given)
 
 
 @pytest.mark.parametrize(

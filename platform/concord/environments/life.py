@@ -19,7 +19,8 @@ def following(boards: Boards) -> Boards:
         for right in range(3)
         if (down, right) != (1, 1)
     )
-    return ((around == 3) | ((around == 2) & (boards == 1))).astype(np.uint8)
+    alive: Boards = ((around == 3) | ((around == 2) & (boards == 1))).astype(np.uint8)
+    return alive
 
 
 def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3, alive: float = 0.4) -> Boards:
