@@ -2,7 +2,7 @@
 
 x is a random board, the label whether its middle cell lives after three steps, and x* the boards after each of them in
 an order that is the same for all examples, and wrong. The student has three convolutions for each step. A teacher says
-mixtures of frames to some of its layers; ``--teacher oracle`` the right frame to every third, ``fixed`` random mixtures.
+mixtures of frames to some of them; ``--teacher oracle`` the right frame to every third, ``fixed`` random mixtures.
 """
 
 from dataclasses import dataclass
@@ -102,9 +102,8 @@ class Student(nn.Module):
         super().__init__()
         self.layers = nn.Sequential()
         for layer in range(LAYERS):
-            convolution = nn.Conv2d(filters if layer else 1, filters, 3, padding=1)
-            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-            self.layers.extend([convolution, nn.ReLU()])
+            self.layers.extend([nn.Conv2d(filters if layer else 1, filters, 3, padding=1), nn.ReLU()])
+            nn.init.kaiming_normal_(self.layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
         self.readout = nn.Linear(filters, 1)
 
     def forward(self, boards: Tensor) -> Tensor:
