@@ -10,7 +10,7 @@ def selected(run: FinishedRun) -> float:
 
 METHODS = {"no teacher": "none", "random teacher": "fixed", "LDT": "meta", "oracle teacher": "oracle"}
 comparisons = {
-    "methods": Comparison(
+    "teachers": Comparison(
         {name: {"teacher": kind} for name, kind in METHODS.items()},
         seeds=3,
         first_seed=1,  # seed 0 chose the settings
