@@ -389,8 +389,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "filters": (["train", "distill-life", "--filters", "0"], "--filters 0: must be at least 1"),
     "a batch above the part": (
-        ["train", "distill-life", "--examples", "20", "--batch-size", "11"],
-        "--batch-size 11: more than the",
+        ["train", "distill-life", "--examples", "20", "--batch-size", "19"],
+        "--batch-size 19: more than the 18 examples",
     ),
     "momentum": (["train", "distill-life", "--meta-momentum", "1"], "--meta-momentum 1.0: must lie in"),
 }
