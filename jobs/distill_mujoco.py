@@ -27,8 +27,8 @@ from concord.training import Data, Job, Measure, TrainConfig
 LAYERS, UNITS, BINS = 5, 128, 32
 TAUGHT = tuple(f"{2 * layer}" for layer in range(LAYERS))  # the linear layers: their outputs are pre-activations
 OF_ANY = {"teaching_weight", "permute_time", "noise_frames"}
-OF_ADAM = {"meta_lr", "meta_beta1"}
 OF_META = {"resample_split", "validation_fraction", "unrolled_steps", "unrolled_lr", "student_steps"}
+OF_META |= {"meta_lr", "meta_beta1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,7 @@ class ReturnConfig(TrainConfig):
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
         super().check()
-        frames = trajectories.HORIZON
-        self.require(
-            "noise_frames", 0 <= self.noise_frames <= frames, f"must lie in 0 … {frames}, the states there are"
-        )
+        self.require("noise_frames", 0 <= self.noise_frames <= trajectories.HORIZON, "must lie in 0 … 16")
         for option in ("meta_lr", "unrolled_lr"):
             self.require(option, 0 < getattr(self, option) < float("inf"), "must be a finite number above 0")
         self.require("meta_beta1", 0 <= self.meta_beta1 < 1, "must lie in [0, 1)")
@@ -78,9 +75,7 @@ class ReturnConfig(TrainConfig):
 
     def unused(self) -> frozenset[str]:
         """Also what only a teacher needs, or one that learns."""
-        left_out = (
-            OF_META | OF_ADAM if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
-        )
+        left_out = OF_META if self.teacher != "meta" else {"validation_fraction"} if self.resample_split else set()
         return super().unused() | left_out | (OF_ANY if self.teacher == "none" else set())
 
 
@@ -132,9 +127,8 @@ def objective(config: ReturnConfig) -> Objective:
     learning = MetaLearning(outer, config.unrolled_steps, config.student_steps, adam, rule)
     shape = trajectories.HORIZON, trajectories.SIZES[config.simulator][0] + 1, [UNITS] * LAYERS
     made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # it is most of the work, and costs half so
-    teaching = Teaching(
-        config.teaching_weight / LAYERS, GatedError(scale=10.0, offset=2.0), TAUGHT
-    )  # the mean over all units
+    gated = GatedError(scale=10.0, offset=2.0)  # the mean over all units, since the weight is divided
+    teaching = Teaching(config.teaching_weight / LAYERS, gated, TAUGHT)
     return Distillation(loss, made, teaching, learning if config.teacher == "meta" else None)
 
 

@@ -49,3 +49,21 @@ def test_a_clone_that_plays_nothing_needs_only_its_data(tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert "coinrun]" not in said
     assert MANIFEST in said or "no cloning data" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["data", "distill-mujoco"], "making the data of distill-mujoco"),
+        (["bench", "--only", "reward_trajectories"], "reward_trajectories"),
+    ],
+)
+def test_what_needs_mujoco_says_so_in_one_line_and_leaves_nothing(
+    command: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"concord: {what} needs MuJoCo: pip install 'concord[mujoco]'"
+    assert list(tmp_path.iterdir()) == []

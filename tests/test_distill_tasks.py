@@ -1,0 +1,439 @@
+"""Distillation's tasks: the Game of Life, returns of a simulator, their teachers, and the jobs that train on them."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given as given_examples
+from hypothesis import settings, strategies
+from hypothesis.extra import numpy as arrays
+from torch import nn
+from torch.testing import assert_close
+
+from concord.cli import main
+from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
+from concord.distillation.frame_attention import FrameAttention
+from concord.distillation.trajectory_teacher import TrajectoryTeacher
+from concord.environments import Environments
+from concord.environments.life import following, random_trajectories
+from concord.environments.reward_trajectories import (
+    HORIZON,
+    SIZES,
+    ReturnBins,
+    Simulator,
+    Standardization,
+    _environment,
+    bin_values,
+    disturbed,
+    simulate,
+    squared_error_of_bins,
+)
+from concord.errors import InputError
+from concord.gradients.risk import as_risk
+from concord.reinforcement.trajectory_data import TrajectoryData, TrajectoryOptions, make_trajectory_data
+from concord.training import ProcessContext, load_job, train
+from concord.training.loop import Silent
+
+# --- Life
+
+
+def board(*rows: str) -> Any:
+    return np.array([[cell == "#" for cell in row] for row in rows], np.uint8)
+
+
+def test_a_block_stays() -> None:
+    block = board("....", ".##.", ".##.", "....")
+    assert np.array_equal(following(block), block)
+
+
+def test_a_blinker_blinks() -> None:
+    upright = board(".....", "..#..", "..#..", "..#..", ".....")
+    assert np.array_equal(following(upright), upright.T)
+    assert np.array_equal(following(following(upright)), upright)
+
+
+def test_a_glider_has_moved_down_and_right_after_four_steps() -> None:
+    glider = board(".#......", "..#.....", "###.....", *["........"] * 5)
+    there = glider
+    for _ in range(4):
+        there = following(there)
+    assert np.array_equal(there, np.roll(glider, (1, 1), (0, 1)))
+
+
+def test_the_border_is_dead() -> None:
+    assert np.array_equal(following(board("##", "##")), board("##", "##"))
+    assert following(board("###")).tolist() == [[0, 1, 0]]
+
+
+@settings(max_examples=25, deadline=None)
+@given_examples(
+    arrays.arrays(np.uint8, (17, 17), elements=strategies.integers(0, 1)), strategies.integers(0, 2**32 - 1)
+)
+def test_the_label_depends_on_the_middle_seven_by_seven_alone(first: Any, seed: int) -> None:
+    other = np.random.default_rng(seed).integers(0, 2, (17, 17)).astype(np.uint8)
+    other[5:12, 5:12] = first[5:12, 5:12]
+    for _ in range(3):
+        first, other = following(first), following(other)
+    assert first[8, 8] == other[8, 8]
+
+
+def test_random_boards_are_those_of_the_thesis() -> None:
+    states = random_trajectories(20_000, 0)
+    assert states.shape == (20_000, 4, 17, 17)
+    assert states[:, 0].mean() == pytest.approx(0.4, abs=0.001)
+    assert np.array_equal(states[:50, 2], following(states[:50, 1]))
+    # .3018: who always says dead is right in .698.
+    assert states[:, 3, 8, 8].mean() == pytest.approx(0.3018, abs=4 * (0.21 / 20_000) ** 0.5)
+    assert np.array_equal(random_trajectories(10, 0), states[:10])
+
+
+# --- a teacher that points at frames
+
+
+def test_attention_is_equations_4_2_and_4_3() -> None:
+    teacher = FrameAttention(3, 2, 4)
+    frames = torch.rand(5, 3, 7, 6)
+    first, second = teacher(frames)
+    assert first.shape == (5, 4, 7, 6)
+    phi = teacher.phi.detach()
+    for example, layer, kind in ((0, 0, 0), (4, 1, 3)):
+        weights = phi[:, layer, kind].exp() / phi[:, layer, kind].exp().sum()
+        expected = sum(weights[t] * frames[example, t] for t in range(3))
+        assert_close((first, second)[layer][example, kind], expected)
+
+
+def test_a_teacher_that_points_says_the_frame_it_points_at() -> None:
+    frames = torch.rand(2, 3, 4, 4)
+    for said, frame in zip(FrameAttention.pointing([1, 2, 0], 3, 5)(frames), (1, 2, 0), strict=True):
+        assert_close(said, frames[:, frame : frame + 1].expand(-1, 5, -1, -1))
+
+
+def test_the_oracle_of_life_says_the_boards_in_their_order() -> None:
+    given = load_job("distill-life").job
+    config = given.config.with_options(teacher="oracle", examples=20, filters=2)
+    boards, targets = given.environments(config)["train"].data
+    objective = given.objective(config)
+    objective.begin(given.model(config), 1, 1)
+    state = boards[:, 0].numpy().astype(np.uint8)
+    for said in objective.module(objective.privileged((boards, targets))):
+        state = following(state)
+        assert np.array_equal(said.numpy(), np.stack([state, state], 1))
+    assert np.array_equal(targets[:, 0].numpy(), state[:, 8, 8])
+
+
+@pytest.mark.parametrize("teacher", ["meta", "none", "fixed", "oracle"])
+def test_life_trains_with_every_teacher(teacher: str) -> None:
+    given = load_job("distill-life").job
+    config = given.config.with_options(
+        teacher=teacher, examples=40, filters=2, epochs=1, evaluations=1, batch_size=8, unrolled_steps=2,
+        student_steps=2, validation_fraction=0.2,
+    )  # fmt: skip
+    config.check()
+    assert 0 <= train(given, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
+
+
+# --- returns of a simulator
+
+
+@pytest.fixture(scope="module")
+def mujoco() -> None:
+    pytest.importorskip("mujoco")
+
+
+@pytest.mark.usefixtures("mujoco")
+@pytest.mark.parametrize("simulator", get_args(Simulator))
+def test_states_and_rewards_are_those_of_the_environment_step_by_step(simulator: Any) -> None:
+    made = simulate(simulator, "test", 3, 5, 3)
+    environment, _ = _environment(simulator)
+    assert (made.state.shape[1], made.actions.shape[2]) == SIZES[simulator]
+    for example in range(3):
+        drawn = np.random.default_rng([3, 1, 5 + example])
+        environment.np_random = drawn
+        environment.reset()
+        before = int(drawn.integers(10, 31))
+        for step, action in enumerate(drawn.integers(-1, 2, (before + HORIZON, SIZES[simulator][1])), -before):
+            observed, reward, *_ = environment.step(action.astype(float))
+            if step == -1:
+                assert np.array_equal(made.state[example], observed.astype(np.float32))
+            elif step >= 0:
+                assert np.array_equal(made.actions[example, step], action)
+                assert np.array_equal(made.states[example, step], observed.astype(np.float32))
+                assert made.rewards[example, step] == reward
+    assert_close(made.returns, made.rewards.sum(1))
+
+
+@pytest.mark.usefixtures("mujoco")
+def test_an_example_depends_on_its_number_alone() -> None:
+    whole, part = simulate("Swimmer", "train", 0, 0, 6), simulate("Swimmer", "train", 0, 4, 2)
+    for name, array in vars(part).items():
+        assert np.array_equal(vars(whole)[name][4:], array)
+    others = simulate("Swimmer", "test", 0, 4, 2), simulate("Swimmer", "train", 1, 4, 2)
+    assert not any(np.array_equal(other.actions, part.actions) for other in others)
+
+
+def test_each_bin_has_as_many_training_examples() -> None:
+    returns = np.random.default_rng(0).standard_normal(4000)
+    counts = np.bincount(ReturnBins(returns).labels(returns), minlength=32)
+    assert set(counts.tolist()) <= {124, 125, 126}
+
+
+def test_places_are_linear_in_between_and_cut_outside() -> None:
+    bins = ReturnBins(np.array([0.0, 1.0, 3.0]), 4)
+    assert bins.places(np.array([0.5, 2.0, -9.0, 9.0])).tolist() == [0.25, 0.75, 0.0, 1.0]
+    assert bins.labels(np.array([-np.inf, 0.9, 2.0, np.inf])).tolist() == [0, 1, 3, 3]
+
+
+def test_equal_returns_share_a_bin_and_so_do_all_of_them() -> None:
+    assert ReturnBins(np.array([1.0, 2.0, 2.0, 3.0]), 4).places(np.array([2.0])).tolist() == [0.5]
+    for constant in (np.full(10, 7.0), np.array([7.0])):
+        assert set(ReturnBins(constant).labels(np.array([7.0, 6.0, 8.0])).tolist()) == {16}
+
+
+def test_always_saying_the_same_errs_by_a_twelfth() -> None:
+    labels = torch.arange(32)
+    assert squared_error_of_bins(torch.zeros(32, 32), labels).mean().item() == pytest.approx(1 / 12, abs=2e-4)
+    right = squared_error_of_bins(100.0 * torch.eye(32), labels)
+    assert_close(right, torch.zeros(32), atol=1e-9, rtol=0)
+    assert bin_values(32)[[0, -1]].tolist() == [1 / 64, 63 / 64]
+
+
+@settings(max_examples=25, deadline=None)
+@given_examples(arrays.arrays(np.float64, (6, 4, 3), elements=strategies.floats(-100, 100)))
+def test_standardized_data_have_mean_0_and_deviation_1_or_0(data: Any) -> None:
+    made = Standardization.of(data)(data).reshape(-1, 3).astype(np.float64)
+    varies = data.reshape(-1, 3).std(0) > 1e-3
+    assert_close(made.mean(0)[varies], np.zeros(varies.sum()), atol=1e-4, rtol=0)
+    assert_close(made.std(0)[varies], np.ones(varies.sum()), atol=1e-4, rtol=0)
+    assert np.isfinite(made).all()
+
+
+def test_disturbed_frames_are_shuffled_within_an_example_or_noise() -> None:
+    frames = np.arange(4 * 16 * 2, dtype=np.float32).reshape(4, 16, 2)
+    shuffled = disturbed(frames, 0, permute=True)
+    assert np.array_equal(np.sort(shuffled, 1), frames)
+    orders = shuffled[:, :, 0] - 32 * np.arange(4)[:, None]
+    assert len({tuple(order) for order in orders.tolist()}) == 4
+    noisy = disturbed(frames, 0, noise=3)
+    assert np.array_equal(noisy[:, :13], frames[:, :13])
+    assert np.abs(noisy[:, 13:]).max() < 6
+    assert np.array_equal(disturbed(frames, 0), frames)
+
+
+# --- a teacher of trajectories
+
+
+def small_trajectory_teacher(**options: Any) -> TrajectoryTeacher:
+    return TrajectoryTeacher(4, 3, [5, 6], channels=(8, 7), wide=9, **options).double()
+
+
+def test_a_teacher_that_normalizes_is_asked_once_and_says_what_it_says_of_each_batch() -> None:
+    """The same meta-gradient as of a teacher that is asked batch by batch, which running statistics make it be."""
+    torch.manual_seed(0)
+    teacher = small_trajectory_teacher()
+    model = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 6)).double()
+    loss = of_labels(lambda outputs, labels: (outputs.sum(1) - labels).square().mean())
+    student = Student(model, as_risk(loss), Teaching(2.0, GatedError(10.0, 1.0), ("0", "2")))
+
+    def batch(seed: int) -> Any:
+        drawn = torch.Generator().manual_seed(seed)
+        return torch.randn(6, 2, generator=drawn).double(), torch.randn(6, 13, generator=drawn).double()
+
+    def found() -> Any:
+        batches = [batch(0), batch(1), batch(2)]
+        return meta_gradient(student, teacher, batches, batch(9), SGD(0.1, 0.5), privileged=privileged_of).gradients
+
+    calls: list[int] = []
+    teacher.register_forward_hook(lambda *_: calls.append(1))
+    once = found()
+    assert len(calls) == 1
+    for module in teacher.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.track_running_stats = True  # without buffers it still takes the batch's statistics
+    assert_close(found(), once)
+    assert len(calls) == 4
+
+
+def test_a_teacher_in_bfloat16_says_nearly_what_it_says_in_float32() -> None:
+    torch.manual_seed(0)
+    teacher, frames = small_trajectory_teacher().float(), torch.randn(20, 12)
+    exact = teacher(frames)
+    teacher.autocast = torch.bfloat16
+    assert [each.shape for each, _ in exact] == [(20, 5), (20, 6)]
+    for pairs in zip(teacher(frames), exact, strict=True):
+        for near, said in zip(*pairs, strict=True):
+            assert near.dtype == torch.float32
+            assert_close(near, said, atol=0.05, rtol=0.05)
+
+
+# --- the data and the job
+
+
+SMALL: dict[str, Any] = {"simulator": "Swimmer", "examples": 100, "test_examples": 30, "validation_examples": 510}
+
+
+def quiet(_: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def data(mujoco: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("returns") / "data"
+    assert make_trajectory_data(TrajectoryOptions(data_dir=folder, tasks=2, **SMALL), quiet)["files_made"] == 4
+    return folder
+
+
+@pytest.fixture
+def copied(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "data"))
+
+
+def test_files_hold_the_examples_in_their_order(data: Path) -> None:
+    there = TrajectoryData(data).split("validation")
+    assert len(there.rewards) == 510
+    for first in (0, 498):
+        expected = simulate("Swimmer", "validation", 0, first, 4)
+        for name, array in vars(expected).items():
+            assert np.array_equal(vars(there)[name][first : first + 4], array)
+
+
+def test_any_number_of_workers_makes_the_same_files_and_only_what_is_missing(copied: Path) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*.safetensors")}
+    lost, torn = copied / "train" / "part-0000.safetensors", copied / "validation" / "part-0001.safetensors"
+    lost.unlink()
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (copied / "manifest.json").unlink()
+    with pytest.raises(InputError, match="no returns of a simulator, only the beginning of some; concord data"):
+        TrajectoryData(copied)
+    said = make_trajectory_data(TrajectoryOptions(data_dir=copied, tasks=1, **SMALL), quiet)
+    assert said["files_made"] == 2
+    assert {path: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
+
+
+def options_of(folder: Path, **options: Any) -> Any:
+    few = {"epochs": 1, "evaluations": 1, "unrolled_steps": 2, "student_steps": 2, "batch_size": 20}
+    given = {"data_dir": folder, "simulator": "Swimmer"} | few | options
+    return load_job("distill-mujoco").job.config.with_options(**given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"teacher": "none"}, {"teacher": "fixed", "permute_time": True}, {"noise_frames": 16},
+        {"resample_split": True, "student_steps": 1},
+    ],
+)  # fmt: skip
+def test_returns_are_learned_with_every_teacher_and_ablation(data: Path, options: dict[str, Any]) -> None:
+    config = options_of(data, **options)
+    config.check()
+    metrics = train(load_job("distill-mujoco").job, config, ProcessContext(), Silent()).metrics
+    assert 0 < metrics["ood_squared_error"] < 1
+
+
+def test_the_student_s_first_five_layers_are_taught(data: Path) -> None:
+    given, config = load_job("distill-mujoco").job, options_of(data)
+    objective, model = given.objective(config), given.model(config)
+    objective.begin(model, 1, 1)
+    inputs, targets = given.environments(config)["train"].data
+    said = objective.module(privileged_of((inputs[:8], targets[:8])))
+    assert [tuple(each.shape for each in pair) for pair in said] == [((8, 128), (8, 128))] * 5
+    assert len(inputs) == 70  # the others judge
+    assert model(inputs[:2]).shape == (2, 32)
+
+
+@pytest.mark.parametrize("job", ["distill-life", "distill-mujoco"])
+def test_what_is_privileged_is_not_known_and_not_read_at_test(job: str, data: Path) -> None:
+    given = load_job(job).job
+    life = {"examples": 40, "filters": 2, "epochs": 1, "batch_size": 8, "unrolled_steps": 2, "student_steps": 2}
+    config = given.config.with_options(evaluations=1, **life) if job == "distill-life" else options_of(data)
+
+    def metrics(changed: Callable[[Any], Any]) -> dict[str, float]:
+        def load(name: str) -> Any:
+            inputs, targets = made[name].data
+            return inputs, targets if name == "train" else changed(targets)
+
+        made = given.environments(config)
+        assert not made["test"].data[1][:, 1:].any()
+        assert made["train"].data[1][:, 1:].any()
+        other = dataclasses.replace(
+            given, environments=lambda _: Environments(load, ["train"], ["validation"], ["test"])
+        )
+        found = train(other, config, ProcessContext(), Silent()).metrics
+        return {name: value for name, value in found.items() if name != "steps_per_second"}
+
+    nonsense = metrics(lambda targets: torch.cat([targets[:, :1], torch.full_like(targets[:, 1:], 1e9)], 1))
+    assert nonsense == metrics(lambda targets: targets)
+
+
+# --- what is refused
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "frames": (["train", "distill-mujoco", "--noise-frames", "17"], "--noise-frames 17: must lie in 0 … 16"),
+    "an inner rate": (["train", "distill-mujoco", "--unrolled-lr", "0"], "--unrolled-lr 0.0: must be a finite number"),
+    "a decay": (["train", "distill-mujoco", "--meta-beta1", "1"], "--meta-beta1 1.0: must lie in"),
+    "a fraction": (["train", "distill-mujoco", "--validation-fraction", "0"], "--validation-fraction 0.0: must lie"),
+    "no inner step": (["train", "distill-mujoco", "--unrolled-steps", "0"], "--unrolled-steps 0: must be at least 1"),
+    "a weight": (["train", "distill-mujoco", "--teaching-weight", "nan"], "must be a finite number, not below 0"),
+    "no data": (["train", "distill-mujoco"], "no returns of a simulator; concord data distill-mujoco makes them"),
+    "no examples": (["data", "distill-mujoco", "--examples", "0"], "--examples 0: must be at least 1"),
+    "a seed": (["data", "distill-mujoco", "--seed", "-1"], "--seed -1: must not be negative"),
+    "a simulator": (["data", "distill-mujoco", "--simulator", "Ant"], "--simulator"),
+    "layers": (["train", "distill-life", "--taught-every", "2"], "--taught-every 2: must be 1, 3 or 9"),
+    "an oracle of all layers": (
+        ["train", "distill-life", "--teacher", "oracle", "--taught-every", "1"],
+        "--taught-every 1: the oracle teaches every third layer",
+    ),
+    "filters": (["train", "distill-life", "--filters", "0"], "--filters 0: must be at least 1"),
+    "a batch above the part": (
+        ["train", "distill-life", "--examples", "20", "--batch-size", "19"],
+        "--batch-size 19: more than the 18 examples",
+    ),
+    "momentum": (["train", "distill-life", "--meta-momentum", "1"], "--meta-momentum 1.0: must lie in"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused_in_a_line_and_leaves_nothing(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, said = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_of_another_simulator_or_of_other_options_are_refused(copied: Path) -> None:
+    config = options_of(copied, simulator="Hopper")
+    with pytest.raises(InputError, match=r"simulator=Hopper: the data in .* are of Swimmer"):
+        load_job("distill-mujoco").job.environments(config)
+    with pytest.raises(InputError, match=r"--examples 101: the data in .* are made with 100; give another --data-dir"):
+        make_trajectory_data(TrajectoryOptions(data_dir=copied, **(SMALL | {"examples": 101})), quiet)
+    part = copied / "test" / "part-0000.safetensors"
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"part-0000.safetensors is corrupt; remove it"):
+        TrajectoryData(copied).split("test")
+
+
+REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no returns": (lambda: ReturnBins(np.zeros(0)), r"returns \(0,\): expected \(examples,\), at least one"),
+    "a return of NaN": (lambda: ReturnBins(np.array([1.0, np.nan])), "all of them finite"),
+    "an unknown simulator": (lambda: simulate("Ant", "train", 0, 0, 1), "simulator=Ant: must be one of Swimmer"),
+    "no frames": (lambda: FrameAttention(0, 1, 1), "frames=0: must be at least 1"),
+    "a negative scale": (lambda: FrameAttention(1, 1, 1, -1.0), "scale=-1.0: must be a finite number"),
+    "other frames": (lambda: FrameAttention(3, 1, 1)(torch.ones(2, 4, 5)), r"gets frames \(2, 4, 5\); expected"),
+    "x* of another size": (lambda: small_trajectory_teacher()(torch.ones(2, 13).double()), r"gets \(2, 13\); expected"),
+    "no board": (lambda: random_trajectories(1, 0, size=0), "size=0: must be at least 1"),
+    "a probability": (lambda: random_trajectories(1, 0, alive=2.0), r"alive=2.0: must lie in \[0, 1\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PARTS)
+def test_parts_refuse_what_they_cannot_use(case: str) -> None:
+    call, said = REFUSED_PARTS[case]
+    with pytest.raises(InputError, match=said):
+        call()
