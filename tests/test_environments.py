@@ -155,22 +155,58 @@ def split_by_itself(environments: Environments, fraction: float) -> Callable[[st
 
 
 class Counting(ExampleSource):
-    """Examples that are made when they are asked for."""
+    """Examples that are made when they are asked for; it notes how many at most at once."""
+
+    def __init__(self, size: int = 5, most: list[int] | None = None) -> None:
+        self.size, self.most = size, [0] if most is None else most
 
     def __len__(self) -> int:
-        return 5
+        return self.size
 
-    def take(self, examples: slice | Tensor) -> Tensor:
-        return torch.arange(5.0)[examples]
+    def take(self, examples: slice | Tensor) -> Any:
+        found = torch.arange(float(self.size))[examples]
+        self.most[0] = max(self.most[0], found.numel())
+        return {"number": found, "square": found[..., None] ** 2}
 
 
-def test_an_environment_takes_examples_of_any_source_but_trains_on_those_in_memory() -> None:
-    environments = Environments(lambda _: Counting(), ["a"])
-    environment = environments["a"]
+def test_an_environment_takes_examples_of_any_source_and_a_loss_says_that_it_needs_them_in_memory() -> None:
+    environment = Environments(lambda _: Counting(), ["a"])["a"]
     assert len(environment) == 5
-    bitwise(environment.take(slice(1, 3)), torch.tensor([1.0, 2.0]))
+    assert environment.form == {"number": "() float32", "square": "(1,) float32"}
+    bitwise(environment.take(slice(1, 3))["number"], torch.tensor([1.0, 2.0]))
     with pytest.raises(InputError, match="environment a: its examples come from a Counting; they have to be in memory"):
-        BatchStream([environment], 2, seed=0)
+        _ = environment.targets
+
+
+@given(
+    st.lists(st.integers(2, 9), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(0, 20),
+    st.sampled_from([0.0, 0.4]),
+    st.booleans(),
+)
+def test_batches_of_what_is_read_are_those_of_the_same_in_memory(
+    sizes: list[int], batch_size: int, step: int, fraction: float, mixed: bool
+) -> None:
+    most = [0]
+
+    def stream(read: Callable[[int], bool]) -> Any:
+        sources = {f"e{at}": Counting(size, most) for at, size in enumerate(sizes)}
+        load = {name: each if read(at) else each.take(slice(None)) for at, (name, each) in enumerate(sources.items())}
+        environments = Environments(load.__getitem__, list(load))
+        most[0] = 0
+        pairs = environments.split(environments.train, fraction, seed=3)
+        batch = BatchStream([pair.training for pair in pairs], batch_size, seed=1).batch(step)
+        held_out = [pair.held_out.take(slice(None)) for pair in pairs if pair.held_out is not None]
+        return [batch, *held_out]
+
+    expected = stream(lambda _: False)
+    found = stream(lambda at: at == 0 or not mixed)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("number", "square"):
+            bitwise(ours[name], theirs[name])
+    largest = max(batch_size * len(sizes), 1 + max(round(fraction * size) for size in sizes))
+    assert mixed or most[0] <= largest
 
 
 def test_batch_size_below_one_is_refused() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment, generator_for
-from concord.environments.source import end_to_end
+from concord.environments.source import InMemory, end_to_end
 from concord.environments.tree import Tree
 from concord.errors import ArgumentError
 
@@ -37,7 +37,8 @@ class BatchStream:
             other in memory, as :meth:`Environments.split` lays them, are not copied.
         batch_size: examples a batch, B.
         seed: of the run.
-        device: where the batches are wanted; data that are elsewhere are copied there once.
+        device: where the batches are wanted; data in other memory are copied there once, those of sources that are
+            not in memory batch by batch.
         part: which places of every batch are wanted, where several processes share the batches; None: all.
         together: how many environments a step takes; it divides their number. None: all.
         batches_each: how many batches of each of them.
@@ -70,8 +71,9 @@ class BatchStream:
         self._seed = seed
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
-        # All environments in one tensor a leaf: a step is then one gather a leaf, not one for each environment.
-        self._examples = end_to_end([environment.in_memory for environment in environments], device)
+        # All environments in one tensor a leaf, if they are in memory: a step is then one gather a leaf, not one for
+        # each environment.
+        self._examples = end_to_end([environment.source for environment in environments], device)
         self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
@@ -81,7 +83,7 @@ class BatchStream:
         first = step // self.steps_per_round * self._batches_each
         numbers = range(first, first + self._batches_each)
         places = torch.cat([self._places(each, k)[self._part] for each in self._chosen(step) for k in numbers])
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and isinstance(self._examples, InMemory):
             places = places.pin_memory().to(self._device, non_blocking=True)
         return self._examples.take(places.view(self._together * self._batches_each, -1))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.source import EndToEnd, ExampleSource, InMemory
+from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
 
@@ -97,6 +97,11 @@ class Environment:
     def data(self) -> Tree:
         """A tree of tensors (tuples, lists, dictionaries), each ``(examples, ...)``, such as ``(inputs, targets)``."""
         return self.in_memory.data
+
+    @property
+    def form(self) -> dict[str, str]:
+        """Shape and type of one example, by the names of the leaves."""
+        return described(self.data if isinstance(self.source, InMemory) else self.take(slice(0, 1)))
 
     @property
     def inputs(self) -> Tensor:
@@ -254,16 +259,18 @@ class Environments:
         """These environments, a part of each held out as :func:`split_held_out` does, each example in memory once.
 
         What is trained on lies one after the other, on the device: :class:`BatchStream` does not copy it.
-        One environment is loaded at a time.
+        One environment is loaded at a time. Where the first one's source is not in memory, none is moved.
         """
+        first = self[names[0]]
+        if not isinstance(first.source, InMemory):
+            return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
         if len(names) == 1 and fraction == 0:
-            (alone,) = self.load(names)
-            return [HeldOut(Environment(alone.name, pytree.tree_map(lambda leaf: leaf.to(device), alone.data)), None)]
+            return [HeldOut(Environment(first.name, pytree.tree_map(lambda leaf: leaf.to(device), first.data)), None)]
         laid, held_out = EndToEnd(len(names)), []
         form: dict[str, str] = {}
         for name in names:
-            whole = self[name]
-            form = form or described(whole.data)
+            whole = self[name] if name != first.name else first
+            form = form or whole.form
             _require_form(whole, names[0], form)
             kept, held = held_out_places(whole, fraction, seed)
             laid.add(whole.in_memory, kept)
@@ -296,7 +303,9 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
     kept, held = held_out_places(environment, fraction, seed)
     if kept is None or held is None:
         return HeldOut(environment, None)
-    return HeldOut(*(Environment(environment.name, environment.take(places)) for places in (kept, held)))
+    source = environment.source
+    parts = (environment.take(each) if isinstance(source, InMemory) else Part(source, each) for each in (kept, held))
+    return HeldOut(*(Environment(environment.name, part) for part in parts))
 
 
 def held_out_places(environment: Environment, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
@@ -374,11 +383,11 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
 def _require_alike(environments: Sequence[Environment]) -> None:
     for environment in environments[1:]:
         first = environments[0]
-        _require_form(environment, first.name, described(first.data))
+        _require_form(environment, first.name, first.form)
 
 
 def _require_form(environment: Environment, first: str, form: dict[str, str]) -> None:
     """Refuse examples of another form than the first environment's (InputError)."""
-    found = difference(environment.name, described(environment.data), first, form)
+    found = difference(environment.name, environment.form, first, form)
     if found is not None:
         raise InputError(found)

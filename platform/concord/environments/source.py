@@ -1,4 +1,4 @@
-"""Where an environment's examples come from. Today that is memory; what does not fit there will be another source."""
+"""Where an environment's examples come from: memory, or a source of its own that reads what is asked for."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,8 +15,8 @@ from concord.environments.tree import Tree, merged, named_leaves
 class ExampleSource(ABC):
     """The examples of one environment, in an order that does not change.
 
-    Evaluation takes examples of any source. Training takes those in memory alone: :func:`end_to_end` is where another
-    kind will be read.
+    Training and evaluation take a batch at a time. A loss of outputs and targets looks at all targets before the first
+    step, so it needs :class:`InMemory`; a risk takes any source.
     """
 
     @abstractmethod
@@ -48,9 +48,67 @@ class InMemory(ExampleSource):
         return pytree.tree_map(lambda leaf: _rows(leaf, examples), self.data)
 
 
-def end_to_end(sources: Sequence[InMemory], device: torch.device | str) -> InMemory:
-    """One source of all examples, on a device; nothing is copied that lies there already, one after the other."""
-    return InMemory(merged([source.data for source in sources], lambda leaves: joined(leaves).to(device)))
+@dataclass(frozen=True)
+class Part(ExampleSource):
+    """Some of a source's examples.
+
+    Attributes:
+        whole: the source.
+        places: where they are in it, int64 ``(examples,)``.
+    """
+
+    whole: ExampleSource
+    places: Tensor
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, examples: slice | Tensor) -> Tree:
+        """Those of the whole source."""
+        return self.whole.take(self.places[examples])
+
+
+class OneAfterTheOther(ExampleSource):
+    """The examples of several sources, which are read when they are asked for.
+
+    Args:
+        sources: which give alike examples, also of tensors that are as large as the largest of a batch.
+        device: where they are wanted.
+    """
+
+    def __init__(self, sources: Sequence[ExampleSource], device: torch.device | str) -> None:
+        self._sources, self._device = list(sources), device
+        self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def take(self, examples: slice | Tensor) -> Tree:
+        """Each source is asked once for all of its own."""
+        places = torch.arange(len(self))[examples] if isinstance(examples, slice) else examples.cpu()
+        flat = places.reshape(-1)
+        of = torch.bucketize(flat, self._ends, right=True)
+        asked = [(at, (of == at).nonzero().squeeze(1)) for at in of.unique().tolist()]
+        starts = self._ends - torch.tensor([len(source) for source in self._sources])
+        given = [self._sources[at].take(flat[rows] - starts[at]) for at, rows in asked]
+        back = torch.cat([rows for _, rows in asked]).argsort()
+
+        def in_order(leaves: list[Tensor]) -> Tensor:
+            whole = leaves[0] if len(leaves) == 1 else torch.cat(leaves)[back]
+            return whole.view(*places.shape, *whole.shape[1:]).to(self._device)
+
+        return merged(given, in_order)
+
+
+def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> ExampleSource:
+    """One source of all examples, on a device; nothing is copied that lies there already, one after the other.
+
+    Where some are not in memory, none is moved there before it is asked for.
+    """
+    in_memory = [source for source in sources if isinstance(source, InMemory)]
+    if len(in_memory) < len(sources):
+        return OneAfterTheOther(sources, device)
+    return InMemory(merged([source.data for source in in_memory], lambda leaves: joined(leaves).to(device)))
 
 
 class EndToEnd:

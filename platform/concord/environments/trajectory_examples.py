@@ -1,5 +1,4 @@
-"""Trajectories of a folder as the examples of an environment: padded to the longest of a batch, read as they are asked
-for, or all of them in memory."""
+"""Trajectories of a folder as the examples of an environment, padded, and read as they are asked for."""
 
 import torch
 from torch import Tensor
@@ -18,16 +17,21 @@ class TrajectoryExamples(ExampleSource):
         environment: its name, which the keys depend on.
         trajectories: of a split.
         count: so many of them; None: all.
+        padded: to so many frames; None: to the longest of those that are asked for. What trains beside other
+            environments has to be as long as theirs.
 
     Raises:
         InputError: there are fewer.
     """
 
-    def __init__(self, environment: str, trajectories: Trajectories, count: int | None = None) -> None:
+    def __init__(
+        self, environment: str, trajectories: Trajectories, count: int | None = None, padded: int | None = None
+    ) -> None:
         if count is not None and count > len(trajectories):
             raise InputError(f"environment {environment}: it has {len(trajectories)} trajectories, not {count}")
         self._trajectories, self._count = trajectories, len(trajectories) if count is None else count
-        self._keys = keys(environment, self._count)
+        self._environment = environment
+        self._keys, self._length = keys(environment, self._count), padded
 
     def __len__(self) -> int:
         return self._count
@@ -37,17 +41,14 @@ class TrajectoryExamples(ExampleSource):
         """Frames of the longest one."""
         return int(self._trajectories.lengths[: self._count].max())
 
+    def padded(self, frames: int) -> "TrajectoryExamples":
+        """The same, of so many frames."""
+        return TrajectoryExamples(self._environment, self._trajectories, self._count, frames)
+
     def take(self, examples: slice | Tensor) -> Tree:
-        """Some of them, padded to the longest of these."""
+        """Some of them."""
         chosen = torch.arange(self._count)[examples]
-        lengths = self._trajectories.lengths[chosen]
-        return self._padded(chosen, int(lengths.max()))
-
-    def in_memory(self, longest: int | None = None) -> dict[str, Tensor]:
-        """All of them, padded to so many frames; None: to the longest."""
-        return self._padded(torch.arange(self._count), longest or self.longest)
-
-    def _padded(self, chosen: Tensor, longest: int) -> dict[str, Tensor]:
+        longest = self._length or int(self._trajectories.lengths[chosen].max())
         flat = chosen.flatten().tolist()
         first, _ = self._trajectories[flat[0]]
         frames = first.new_zeros(len(flat), longest, *first.shape[1:])

@@ -112,12 +112,14 @@ def preflight(job: JobFile, config: Any) -> Checked:
 
 def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Tensor | None:
     """A few inputs of the model, where it takes one tensor and the data or the risk say which; else None."""
-    if is_pair(first.data):
-        return first.inputs[:4]
+    some = first.take(slice(4))
+    if is_pair(some):
+        inputs: torch.Tensor = some[0]
+        return inputs
     of_batch = getattr(job.job.risk_of(config), "example", None)
     if of_batch is None:
         return None
-    example: torch.Tensor = of_batch(first.take(slice(4)))
+    example: torch.Tensor = of_batch(some)
     return example
 
 

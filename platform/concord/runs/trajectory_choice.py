@@ -57,7 +57,7 @@ class TrajectoryChoice(OptionGroup):
     def environments(self, data: TrajectoryFolder, perturbed: TrajectoryFolder | None = None) -> Environments:
         """An environment of each physics to train on, one to choose by and one for the test, as sequences with labels.
 
-        What trains is in memory, padded to the longest; the others are read as they are needed.
+        They are read as they are needed. What trains is padded to the longest of all that trains.
         """
         folders = {"perturbed" if self.perturbed else "standard": data}
         if perturbed is not None:
@@ -72,7 +72,7 @@ class TrajectoryChoice(OptionGroup):
 
         def load(name: str) -> Any:
             if name in training:
-                return training[name].in_memory(longest)
+                return training[name].padded(longest)
             return TrajectoryExamples(name, data.split(others[name]))
 
         validation, test = ([name] if name in others else [] for name in ("validation", "test"))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
-from concord.environments.tree import described, difference
+from concord.environments.tree import difference
 from concord.errors import InputError, to_be_sent
 from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
@@ -644,7 +644,7 @@ def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
 
 def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
     first = prepared.training[0].training
-    return first.name, described(first.data)
+    return first.name, first.form
 
 
 def _gathered(value: Item, place: ProcessContext) -> list[Item]:
