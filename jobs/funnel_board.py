@@ -40,6 +40,7 @@ job = Job(
     config=TrajectoryConfig().with_options(**settings(**found)),
     criterion="validation_soft_accuracy",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): funnel board (Fig. 2.10); no run of full length",
+    figures=trajectory_job.figures,
     data=Data(FunnelBoardOptions, make_trajectories),
     studies=STUDIES,
     comparisons="tables/funnel_board.py",

@@ -58,6 +58,7 @@ job = Job(
     config=RoomRunnerConfig().with_options(**settings(**found)),
     criterion="validation_soft_accuracy",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): room runner (Fig. 2.9); no run of full length",
+    figures=trajectory_job.figures,
     data=Data(RoomRunnerOptions, make_trajectories),
     studies=STUDIES,
     comparisons="tables/room_runner.py",

@@ -71,6 +71,21 @@ def test_room_runner_trains_with_and_without_skips_and_masked(made: Path) -> Non
     assert evaluations[0] < evaluations[1]
 
 
+def test_a_run_draws_which_frames_were_matched_and_a_rollout(made: Path) -> None:
+    config = ROOMS.job.config.with_options(output=made, **SMALL)
+    outcome = train(ROOMS.job, config, ProcessContext(), Silent())
+    assert ROOMS.job.figures is not None
+    model = ROOMS.job.model(config).eval()
+    drawn = ROOMS.job.figures(ROOMS.job, config, outcome, model)
+    assert set(drawn) == {"sequence", "skips", "rollout"}
+    true, predicted = drawn["rollout"]
+    assert true.shape == predicted.shape
+    assert true.shape[1:] == (3, 32, 32)
+    validation = ROOMS.job.environments(config)["validation"].take(slice(0, 1))
+    ends_with = validation["frames"][0, int(validation["length"][0]) - 1]
+    assert torch.equal(true[-1], ends_with)
+
+
 def test_the_rate_falls_by_steps() -> None:
     config = ROOMS.job.config.with_options(epochs=150)
     assert config.resolved().schedule.milestones == pytest.approx((15_000 / 37_500, 30_000 / 37_500))

@@ -1,5 +1,6 @@
 """Funnel board as found by the thesis' search (table A.2). The text prints no accuracies."""
 
+from concord.analysis.skip_figures import accuracy_figure
 from concord.training import Comparison
 
 SMALL = {"lr": 7.5e-4, "kernels": 32, "exploration_steps": 0}
@@ -17,5 +18,12 @@ COLUMNS = {
     "model evaluations": "model_evaluations",
 }
 comparisons = {
-    "table-a.2": Comparison(METHODS, seeds=8, first_seed=1, columns=COLUMNS, title="settings of table A.2, 8 seeds")
+    "table-a.2": Comparison(
+        METHODS,
+        seeds=8,
+        first_seed=1,
+        columns=COLUMNS,
+        figures={"accuracy": accuracy_figure},
+        title="settings of table A.2, 8 seeds",
+    )
 }

@@ -1,5 +1,6 @@
 """Room runner as found by the thesis' search (table A.1). The text prints no accuracies."""
 
+from concord.analysis.skip_figures import accuracy_figure
 from concord.training import Comparison
 
 PLAIN = {"architecture": "plain", "exploration_steps": 0}
@@ -15,5 +16,12 @@ COLUMNS = {
     "model evaluations": "model_evaluations",
 }
 comparisons = {
-    "table-a.1": Comparison(METHODS, seeds=8, first_seed=1, columns=COLUMNS, title="settings of table A.1, 8 seeds")
+    "table-a.1": Comparison(
+        METHODS,
+        seeds=8,
+        first_seed=1,
+        columns=COLUMNS,
+        figures={"accuracy": accuracy_figure},
+        title="settings of table A.1, 8 seeds",
+    )
 }

@@ -208,7 +208,7 @@ def already_finished(run: ReservedRun, said: Mapping[str, Any], info: Info) -> F
         model=said["model"],
         registered=_registered(said),
         kept=kept,
-        figures=tuple(sorted((kept.path / "figures").glob("*.png"))),
+        figures=tuple(sorted(each for each in (kept.path / "figures").glob("*") if each.suffix in (".png", ".gif"))),
         metrics=said["metrics"],
         tracking_uri=run.store.uri,
     )
@@ -292,6 +292,7 @@ def _draw(
     job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, info: Info
 ) -> tuple[Path, ...]:
     from concord.analysis.figures import save
+    from concord.analysis.skip_figures import moving_picture
     from concord.analysis.training_curves import training_curves
 
     measures = ["accuracy"] if "train_accuracy" in trained.outcome.metrics else ["loss"]
@@ -301,4 +302,9 @@ def _draw(
             drawn |= job.job.figures(job.job, config, trained.outcome, model)
         except Exception as error:  # the user's; the training it came after is not lost by it
             info(f"the job's figures could not be drawn ({reason(error, job.path)})")
-    return tuple(save(figure, folder / "figures" / f"{name}.png") for name, figure in drawn.items())
+    return tuple(
+        moving_picture(figure, folder / "figures" / f"{name}.gif")
+        if isinstance(figure, torch.Tensor)
+        else save(figure, folder / "figures" / f"{name}.png")
+        for name, figure in drawn.items()
+    )

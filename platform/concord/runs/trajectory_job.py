@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, Self
 
+import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.dynamics import SkipOptions, Skips, skip_objective, staircase
+from concord.analysis.skip_figures import aligned_sequences, as_bytes, timelines
+from concord.dynamics import SkipOptions, Skips, rollout, skip_objective, staircase, unroll
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
 from concord.environments.trajectories import TrajectoryTask
@@ -17,7 +20,7 @@ from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
 from concord.runs.trajectory_choice import TrajectoryChoice
 from concord.space import Choice, Entry, Space
-from concord.training import EnvironmentEvaluation, Study, TrainConfig
+from concord.training import EnvironmentEvaluation, Job, Outcome, Study, TrainConfig
 from concord.training.evaluation import Mode
 
 MODES: Mapping[str, Mode | None] = {
@@ -29,6 +32,7 @@ MODES: Mapping[str, Mode | None] = {
     "frames_seen": None,
 }
 _EVALUATED = 8  # trajectories at a time
+_DRAWN = 12
 
 
 class SeenTask(TrajectoryTask, Protocol):
@@ -101,6 +105,30 @@ def _measured(skips: Skips, task: SeenTask, model: nn.Module, environment: Envir
             yield pytree.tree_map(lambda leaf: leaf.to(device), part)
 
     return task_measures(model, batches, skips, task.read_label, task.sees_object)
+
+
+def figures(
+    job: Job[Any],
+    config: TrajectoryConfig,
+    outcome: Outcome,  # noqa: ARG001
+    model: nn.Module,
+) -> Mapping[str, Figure | Tensor]:
+    """What the model makes of some trajectories that did not train it: which frames its predictions were matched with
+    (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true frames of the same moments."""
+    environments = job.environments(config)
+    name = (*environments.validation, *environments.test, *environments.train)[0]
+    device = next(model.parameters()).device
+    batch = pytree.tree_map(lambda leaf: leaf.to(device), environments[name].take(slice(0, _DRAWN)))
+    with torch.no_grad():
+        times = unroll(model, batch["frames"], batch["length"], config.skips.skips).times
+    matched = times[0, 1:][times[0, 1:] >= 0]
+    predicted = rollout(model, batch["frames"][:1, 0], len(matched))[0].cpu()
+    frames = batch["frames"][0, : batch["length"][0]].cpu()
+    return {
+        "sequence": aligned_sequences(frames, predicted, matched.tolist()),
+        "skips": timelines(times, batch["length"].cpu()),
+        "rollout": torch.stack([frames[matched], as_bytes(predicted)]),
+    }
 
 
 def settings(**found: Any) -> dict[str, Any]:

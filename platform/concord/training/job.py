@@ -60,7 +60,8 @@ class Job(Generic[Config]):
             for a criterion that a model can fulfil without having learned anything.
         name: of the job and the registered model; None takes the file's.
         reproduces: what of which paper, for ``concord jobs``.
-        figures: draws figures of a finished run: file name (without ending) to matplotlib figure.
+        figures: draws figures of a finished run: file name (without ending) to matplotlib figure, or to frames
+            ``(length, channels, height, width)``, also several such side by side, which become a moving picture.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
         final_measures: further numbers of the trained model, at the end of a run: gets the options and the model in
             evaluation mode, on its device, and gives numbers by name. They are not known before a run, so none of them
