@@ -43,5 +43,5 @@ comparisons = {
         columns=COLUMNS,
         figures={"accuracy": accuracy_figure},
         title="settings of table A.1, 8 seeds",
-    )
+    ),
 }
