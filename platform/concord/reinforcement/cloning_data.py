@@ -20,10 +20,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.parquet import read_table
 from concord.errors import InputError, first_line
-from concord.options import OptionGroup
 from concord.reinforcement.episodes import Step, policy_of, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.extra import require_coinrun
@@ -36,7 +34,7 @@ from concord.reinforcement.procgen_environment import (
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.sharded_data import Info, begin, make_missing
+from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
 from concord.storage import listing, local
 from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
 from concord.training.process import tune_process
@@ -51,7 +49,7 @@ Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloningOptions(OptionGroup):
+class CloningOptions(MakingOptions):
     """Data for behavioural cloning: states of an expert's own episodes, with its distribution over actions."""
 
     # fmt: off
@@ -75,14 +73,6 @@ class CloningOptions(OptionGroup):
     """From this level on are those of validation and test; from the default on, no expert trained on them."""
     seed: int = 0
     """Seed of the episodes, and of which of their states are taken."""
-    tasks: int | None = None
-    """Ray tasks at a time; one for each CPU if not given."""
-    address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
-    data_dir: Path | None = None
-    """Folder for the data; data/GAME-DIFFICULTY under --output if not given."""
-    output: Path = DEFAULT_OUTPUT
-    """Folder of runs and data."""
     # fmt: on
 
     @property
@@ -97,12 +87,12 @@ class CloningOptions(OptionGroup):
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
+        super().check()
         check_game(self.game, self.difficulty)
         for option in ("levels", "states", "test_states"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         for option in ("validation_states", "first_level", "first_test_level", "seed"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
-        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
         last = self.first_level + self.levels - 1
         self.require("first_level", last <= LARGEST_LEVEL, f"levels end at {LARGEST_LEVEL}")
         unseen = self.first_test_level + self.unseen_levels

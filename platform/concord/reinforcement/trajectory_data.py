@@ -10,7 +10,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.reward_trajectories import (
     HORIZON,
     Simulator,
@@ -21,8 +20,7 @@ from concord.environments.reward_trajectories import (
     simulate,
 )
 from concord.errors import ArgumentError, InputError, first_line
-from concord.options import OptionGroup
-from concord.runs.sharded_data import Info, begin, make_missing
+from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
 from concord.storage import display_path, listing, local
 from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
 from concord.training.process import tune_process
@@ -32,7 +30,7 @@ _SHARD = 500  # examples in a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrajectoryOptions(OptionGroup):
+class TrajectoryOptions(MakingOptions):
     """Returns of 16 random actions in a MuJoCo environment, with the states in between."""
 
     # fmt: off
@@ -46,14 +44,6 @@ class TrajectoryOptions(OptionGroup):
     """Validation examples; to choose by."""
     seed: int = 0
     """Seed of initial states and actions."""
-    tasks: int | None = None
-    """Ray tasks at a time; one for each CPU if not given."""
-    address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
-    data_dir: Path | None = None
-    """Folder for the data; data/SIMULATOR-returns under --output if not given."""
-    output: Path = DEFAULT_OUTPUT
-    """Folder of runs and data."""
     # fmt: on
 
     @property
@@ -63,11 +53,11 @@ class TrajectoryOptions(OptionGroup):
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
+        super().check()
         check_simulator(self.simulator)
         for option in ("examples", "test_examples", "validation_examples"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         self.require("seed", self.seed >= 0, "must not be negative")
-        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
 
 
 def trajectory_folder(data_dir: Path | None, output: Path, simulator: str) -> Path:

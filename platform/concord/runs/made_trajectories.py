@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.defaults import DEFAULT_OUTPUT
 from concord.environments.box2d_extra import require_box2d
 from concord.environments.funnel_board import FunnelBoard
 from concord.environments.room_runner import SIZES, RoomRunner
@@ -22,8 +21,7 @@ from concord.environments.trajectories import (
     described_shard,
     shard_of,
 )
-from concord.options import OptionGroup
-from concord.runs.sharded_data import Info, begin, make_missing
+from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
 from concord.storage.data_folder import MANIFEST, PLAN, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
@@ -31,7 +29,7 @@ _LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrajectoryOptions(OptionGroup):
+class TrajectoryOptions(MakingOptions):
     """Trajectories of a task: each from a seed of its own, so that the splits have none in common."""
 
     # fmt: off
@@ -47,14 +45,6 @@ class TrajectoryOptions(OptionGroup):
     """Seed of all trajectories."""
     shard_size: int = 25
     """Trajectories a file."""
-    tasks: int | None = None
-    """Ray tasks at a time; one for each CPU if not given."""
-    address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
-    data_dir: Path | None = None
-    """Folder for the data; one under data/ of --output, named after the task, if not given."""
-    output: Path = DEFAULT_OUTPUT
-    """Folder of runs and data."""
     # fmt: on
 
     @property
@@ -76,13 +66,13 @@ class TrajectoryOptions(OptionGroup):
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
+        super().check()
         for option, least in (
             ("trajectories", 1), ("validation_trajectories", 0), ("test_trajectories", 0), ("shard_size", 1),
         ):  # fmt: skip
             said = f"must be at least {least}" if least else "must not be negative"
             self.require(option, getattr(self, option) >= least, said)
         self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
-        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

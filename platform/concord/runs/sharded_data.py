@@ -7,10 +7,13 @@ a manifest. What a file holds depends on the plan and its own place in it alone.
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
+from concord.options import OptionGroup
 from concord.runs.session import ray_session
 from concord.storage import append_line, read_lines
 from concord.storage.data_folder import PLAN, checksum, file_checksum, read_json, unfit, write_whole
@@ -30,6 +33,26 @@ class Shard(Protocol):
 
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakingOptions(OptionGroup):
+    """Where data are made, and where they go."""
+
+    # fmt: off
+    tasks: int | None = None
+    """Ray tasks at a time; one for each CPU if not given."""
+    address: str | None = None
+    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    data_dir: Path | None = None
+    """Folder for the data; one of their own name under data/ of --output if not given."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder of runs and data."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
 
 
 def begin(folder: Path, plan: Mapping[str, Any], kind: str, special: Collection[str] = ()) -> dict[str, Any] | None:
