@@ -36,6 +36,15 @@ comparisons = {
         figures={"accuracy": accuracy_figure},
         title="32 × 32 and 200 trajectories: 40,000 evaluations of the model for each method",
     ),
+    # Which the thesis says does not matter much near 20; it has no figure of it.
+    "horizons": Comparison(
+        {f"H = {horizon}": {"horizon": horizon} for horizon in (5, 10, 15, 21, 30)},
+        seeds=3,
+        first_seed=1,
+        columns=COLUMNS,
+        figures={"horizons": accuracy_figure},
+        title="ASI by its horizon",
+    ),
     "table-a.1": Comparison(
         METHODS,
         seeds=8,
