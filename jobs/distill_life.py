@@ -1,4 +1,4 @@
-"""The Game of Life three steps ahead: does a teacher find out which frame belongs to which layer (thesis, 4.4.2)?
+"""The Game of Life three steps ahead; a teacher has to find out which frame is which layer's (thesis, 4.4.2).
 
 x is a random board, the label whether its middle cell lives after three steps, and x* the boards after each of them in
 an order that is the same for all examples, and wrong. The student has three convolutions for each step. A teacher says
