@@ -26,13 +26,13 @@ ABLATIONS: dict[str, tuple[dict[str, Any], str]] = {  # of LDT, and what the the
     "LDT": ({}, ""),
     "FT: an untrained teacher": ({"teacher": "fixed"}, "fails to learn"),
     "PT: time permuted": ({"permute_time": True}, "slightly worse than LDT"),
-    "RT-8: the last 8 frames noise": ({"noise_frames": 8}, ""),
     "RT-16: all frames noise": ({"noise_frames": 16}, "slightly worse than no teacher"),
     # A batch of 24 does not divide 4000 examples, and 24 steps not the 160 of a pass.
     "AR: split drawn anew": (
         {"resample_split": True, "batch_size": 25, "student_steps": 32},
         "slightly worse than no teacher",
     ),
+    "RT-8: the last 8 frames noise": ({"noise_frames": 8}, ""),
 }
 
 
