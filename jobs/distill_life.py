@@ -134,15 +134,15 @@ def objective(config: LifeConfig) -> Objective:
     return Distillation(loss, made, teaching, learning, boards_of)
 
 
-taught = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unrolled_steps": 16, "meta_lr": 500.0}
-given = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 15, "evaluations": 15, "milestones": ()}
+teacher_defaults = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unrolled_steps": 16, "meta_lr": 500.0}
+run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 15, "evaluations": 15, "milestones": ()}
 job = Job(
     environments=environments,
     model=lambda config: Student(config.filters),
     loss=loss,
     objective=objective,
     measures={"accuracy": Measure(accuracy, "max")},
-    config=LifeConfig().with_options(aggregator="mean", **taught, **given),
+    config=LifeConfig().with_options(aggregator="mean", **teacher_defaults, **run_defaults),
     criterion="validation_accuracy",
     reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6)",
     comparisons="tables/distill_life.py",
