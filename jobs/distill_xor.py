@@ -6,6 +6,7 @@ and to say h. ``concord train distill-xor`` trains a student with such a teacher
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +106,8 @@ def objective(config: XorConfig) -> Objective:
     options = config.teaching
     if options.teacher == "none":
         return options.alone(loss, lambda: nn.Linear(128, 4), "2")
-    learning = options.learning(lambda: training_parts(config).outer, config.optimizer.beta1)
+    adam = partial(torch.optim.Adam, betas=(config.optimizer.beta1, 0.999))
+    learning = options.learning(lambda: training_parts(config).outer, adam)
     made = Oracle if options.teacher == "oracle" else teacher
     return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
 

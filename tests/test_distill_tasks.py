@@ -137,6 +137,15 @@ def test_life_trains_with_every_teacher(teacher: str) -> None:
     assert 0 <= train(given, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
 
 
+@pytest.mark.parametrize("options", [{"teacher": "none", "auxiliary_weight": 1.0}, {"resample_split": True}])
+def test_life_trains_on_the_boards_to_predict_and_with_a_split_drawn_anew(options: dict[str, Any]) -> None:
+    given = load_job("distill-life").job
+    few = {"examples": 40, "filters": 2, "epochs": 1, "evaluations": 1, "batch_size": 8, "unrolled_steps": 2}
+    config = given.config.with_options(student_steps=1, **few, **options)
+    config.check()
+    assert 0 <= train(given, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
+
+
 # --- returns of a simulator
 
 
@@ -323,7 +332,7 @@ def options_of(folder: Path, **options: Any) -> Any:
     "options",
     [
         {"teacher": "none"}, {"teacher": "fixed", "permute_time": True}, {"noise_frames": 16},
-        {"resample_split": True, "student_steps": 1},
+        {"resample_split": True, "student_steps": 1}, {"teacher": "none", "auxiliary_weight": 1.0, "noise_frames": 8},
     ],
 )  # fmt: skip
 def test_returns_are_learned_with_every_teacher_and_ablation(data: Path, options: dict[str, Any]) -> None:
@@ -342,6 +351,35 @@ def test_the_student_s_first_five_layers_are_taught(data: Path) -> None:
     assert [tuple(each.shape for each in pair) for pair in said] == [((8, 128), (8, 128))] * 5
     assert len(inputs) == 70  # the others judge
     assert model(inputs[:2]).shape == (2, 32)
+
+
+def test_the_last_hidden_layer_predicts_all_states_and_rewards(data: Path) -> None:
+    given, config = load_job("distill-mujoco").job, options_of(data, teacher="none", auxiliary_weight=2.0)
+    objective, model = given.objective(config), given.model(config)
+    objective.begin(model, 1, 1)
+    inputs, targets = (each[:8] for each in given.environments(config)["train"].data)
+    predicted = objective.module(model[:-1](inputs))
+    found, _ = objective.terms(model, (inputs[None], targets[None]))
+    expected = given.loss(model(inputs), targets) + 2 * (predicted - targets[:, 1:]).square().mean()
+    assert predicted.shape == (8, HORIZON * (SIZES["Swimmer"][0] + 1))
+    assert_close(found[0], expected)
+
+
+@pytest.mark.parametrize("job", ["distill-xor", "distill-logits", "distill-life", "distill-mujoco"])
+def test_an_option_that_nothing_looks_at_makes_no_other_run(job: str) -> None:
+    """Rows that were trained before --auxiliary-weight are found, and x* is disturbed for whoever sees it."""
+    alone = load_job(job).job.config.with_options(teacher="none")
+    of_meta = {"auxiliary_weight", "teaching_weight", "resample_split", "validation_fraction", "unrolled_steps"}
+    assert of_meta | {"student_steps", "meta_lr"} <= alone.unused()
+    assert "auxiliary_weight" not in alone.with_options(auxiliary_weight=1.0).unused()
+    assert "teaching_weight" not in alone.with_options(teacher="fixed").unused()
+    if job == "distill-mujoco":
+        disturbs = {"permute_time", "noise_frames"}
+        assert disturbs <= alone.unused()
+        assert not disturbs & alone.with_options(auxiliary_weight=1.0).unused()
+        assert {"meta_beta1", "unrolled_lr"} <= alone.unused()
+    if job == "distill-life":
+        assert {"taught_every", "meta_momentum"} <= alone.unused()
 
 
 @pytest.mark.parametrize("job", ["distill-life", "distill-mujoco"])
@@ -377,6 +415,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a decay": (["train", "distill-mujoco", "--meta-beta1", "1"], "--meta-beta1 1.0: must lie in"),
     "a fraction": (["train", "distill-mujoco", "--validation-fraction", "0"], "--validation-fraction 0.0: must lie"),
     "no inner step": (["train", "distill-mujoco", "--unrolled-steps", "0"], "--unrolled-steps 0: must be at least 1"),
+    "an oracle of returns": (["train", "distill-mujoco", "--teacher", "oracle"], "--teacher"),
+    "two ways to x*": (
+        ["train", "distill-mujoco", "--auxiliary-weight", "1"],
+        "--auxiliary-weight 1.0: --teacher meta has x* already; give --teacher none",
+    ),
     "a weight": (["train", "distill-mujoco", "--teaching-weight", "nan"], "must be a finite number, not below 0"),
     "no data": (["train", "distill-mujoco"], "no returns of a simulator; concord data distill-mujoco makes them"),
     "no examples": (["data", "distill-mujoco", "--examples", "0"], "--examples 0: must be at least 1"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -11,17 +11,25 @@ from torch import nn
 from concord.distillation.auxiliary import AuxiliaryPrediction
 from concord.distillation.distillation import MetaLearning
 from concord.distillation.privileged import privileged_of
+from concord.distillation.unrolled import Rule
 from concord.gradients.risk import Batch, Loss, Risk
 from concord.objectives.erm import ERM
 from concord.objectives.objective import Objective
 from concord.options import OptionGroup
 
-OF_META = frozenset({"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOptions(OptionGroup):
-    """What a student has beside its labels."""
+    """What a student has beside its labels.
+
+    A job whose teacher has further options makes a group of its own of this one, and adds to what only a teacher needs
+    (``of_any``), or only one that learns (``of_meta``).
+    """
+
+    of_any: ClassVar[frozenset[str]] = frozenset({"teaching_weight"})
+    of_meta: ClassVar[frozenset[str]] = frozenset(
+        {"resample_split", "validation_fraction", "unrolled_steps", "student_steps", "meta_lr"}
+    )
 
     # fmt: off
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
@@ -39,7 +47,7 @@ class TeacherOptions(OptionGroup):
     student_steps: int = 16
     """N, the steps of the student between two steps of the teacher."""
     meta_lr: float = 1e-3
-    """Learning rate of the teacher's Adam; its β₁ is --beta1, as the student's."""
+    """Learning rate of the teacher's optimizer."""
     # fmt: on
 
     @property
@@ -51,6 +59,7 @@ class TeacherOptions(OptionGroup):
         """Refuse values that cannot be meant (InputError)."""
         for option in ("unrolled_steps", "student_steps"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require("validation_fraction", 0 < self.validation_fraction < 1, "must lie between 0 and 1")
         self.require("meta_lr", 0 < self.meta_lr < float("inf"), "must be a finite number above 0")
         right = 0 <= self.auxiliary_weight < float("inf")
         self.require("auxiliary_weight", right, "must be a finite number, not below 0")
@@ -58,23 +67,31 @@ class TeacherOptions(OptionGroup):
         self.require("auxiliary_weight", alone, f"--teacher {self.teacher} has x* already; give --teacher none")
 
     def unused(self) -> frozenset[str]:
-        """What only a teacher needs, or one that learns."""
-        left_out = frozenset({"teaching_weight"} if self.teacher == "none" else {"auxiliary_weight"})
+        """What only a teacher needs, or one that learns; and a weight of 0, so that no such run is another one."""
+        left_out = self.of_any if self.teacher == "none" else frozenset[str]()
+        if self.auxiliary_weight == 0:
+            left_out |= {"auxiliary_weight"}
         if self.teacher != "meta":
-            return left_out | OF_META
+            return left_out | self.of_meta
         return left_out | ({"validation_fraction"} if self.resample_split else set())
 
-    def learning(self, outer: Callable[[], Batch], beta1: float) -> MetaLearning | None:
+    def learning(
+        self,
+        outer: Callable[[], Batch],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        rule: Rule | None = None,
+    ) -> MetaLearning | None:
         """How the teacher learns; None: it does not.
 
         Args:
             outer: gives the examples that judge it, where these are always the same.
-            beta1: of its Adam.
+            optimizer: of the teacher, from its parameters and ``lr``.
+            rule: of the copy's steps; None: those of the run's optimizer.
         """
         if self.teacher != "meta":
             return None
-        adam = partial(torch.optim.Adam, lr=self.meta_lr, betas=(beta1, 0.999))
-        return MetaLearning(None if self.resample_split else outer, self.unrolled_steps, self.student_steps, adam)
+        judges, made = None if self.resample_split else outer, partial(optimizer, lr=self.meta_lr)
+        return MetaLearning(judges, self.unrolled_steps, self.student_steps, made, rule)
 
     def alone(
         self,
