@@ -17,10 +17,10 @@ from concord.distillation.frame_attention import FrameAttention
 from concord.environments import Environments
 from concord.environments.life import random_trajectories
 from concord.objectives import Objective
+from concord.runs.teacher_studies import LIFE
 from concord.training import Job, Measure, TrainConfig
 
-SIZE, STEPS, LAYERS = 17, 3, 9
-ORDER = (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
+SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,5 +145,6 @@ job = Job(
     config=LifeConfig().with_options(aggregator="mean", **teacher_defaults, **run_defaults),
     criterion="validation_accuracy",
     reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6)",
+    studies=LIFE,
     comparisons="tables/distill_life.py",
 )

@@ -23,6 +23,7 @@ from concord.distillation.trajectory_teacher import TrajectoryTeacher
 from concord.environments import Environments
 from concord.objectives import Objective
 from concord.reinforcement import trajectory_data
+from concord.runs.teacher_studies import RETURNS
 from concord.training import Data, Job, Measure, TrainConfig
 
 LAYERS, UNITS, BINS = 5, 128, 32
@@ -142,6 +143,7 @@ job = Job(
     config=ReturnConfig().with_options(aggregator="mean", validation_fraction=0.3, **teacher_defaults, **run_defaults),
     criterion="validation_squared_error",
     reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7)",
+    studies=RETURNS,
     comparisons="tables/distill_mujoco.py",
     data=Data(trajectory_data.TrajectoryOptions, trajectory_data.make_trajectory_data),
 )

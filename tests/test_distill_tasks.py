@@ -36,6 +36,7 @@ from concord.environments.reward_trajectories import (
 from concord.errors import InputError
 from concord.gradients.risk import as_risk
 from concord.reinforcement.trajectory_data import TrajectoryData, TrajectoryOptions, make_trajectory_data
+from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
 
@@ -480,3 +481,18 @@ def test_parts_refuse_what_they_cannot_use(case: str) -> None:
     call, said = REFUSED_PARTS[case]
     with pytest.raises(InputError, match=said):
         call()
+
+
+@pytest.mark.parametrize("name", ["distill-life", "distill-mujoco"])
+def test_every_corner_of_the_studied_spaces_is_a_configuration(name: str) -> None:
+    job = load_job(name).job
+    for method, study in job.studies.items():
+        assert study.selection == "validation"
+        for end in (0, -1):
+            point = {each.name: edges(each.domain)[end] for each in study.space.varied()}
+            job.config.with_options(**point, **study.space.fixed(point)).check()
+        assert ("meta" in study.space.fixed({}).values()) == (method == "ldt")
+
+
+def edges(domain: Any) -> tuple[Any, ...]:
+    return domain.values if isinstance(domain, Choice) else (domain.low, domain.high)
