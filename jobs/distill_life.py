@@ -135,7 +135,7 @@ def objective(config: LifeConfig) -> Objective:
 
 
 teacher_defaults = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unrolled_steps": 16, "meta_lr": 500.0}
-run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 15, "evaluations": 15, "milestones": ()}
+run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 30, "evaluations": 10, "milestones": ()}
 job = Job(
     environments=environments,
     model=lambda config: Student(config.filters),
