@@ -18,7 +18,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
 from concord.analysis.figures import save
-from concord.analysis.skip_figures import accuracy_figure, aligned_sequences, moving_picture, timelines
+from concord.analysis.skip_figures import accuracy_figure, aligned_sequences, timelines
+from concord.analysis.trajectory_figures import moving_picture
 from concord.dynamics import (
     CrossEntropy,
     Curriculum,

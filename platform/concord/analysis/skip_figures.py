@@ -1,7 +1,6 @@
 """What adaptive skips look like: sequences beside their predictions, timelines, rollouts, accuracy over training."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from concord.analysis.compared_runs import ComparedRuns
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
-from concord.analysis.trajectory_figures import animate
+from concord.analysis.trajectory_figures import as_bytes
 from concord.errors import InputError
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
@@ -66,29 +65,6 @@ def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figu
     return figure
 
 
-def moving_picture(frames: Tensor, path: Path, milliseconds: int = 120, scale: int = 4) -> Path:
-    """Write frames as a GIF that repeats, making the folder; returns the path.
-
-    Args:
-        frames: ``(length, channels, height, width)``, uint8 or in [0, 1], of 1 or 3 channels; several such, side by
-            side, ``(sequences, length, ...)``.
-        path: of the file.
-        milliseconds: of a frame.
-        scale: pixels for each pixel.
-
-    Raises:
-        InputError: the frames are of another form.
-    """
-    if frames.ndim == 5:
-        frames = frames.permute(1, 2, 3, 0, 4).flatten(3)
-    if frames.ndim != 4 or frames.shape[1] not in (1, 3) or len(frames) == 0:
-        raise InputError(f"frames {tuple(frames.shape)}: expected (length, 1 or 3 channels, height, width)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    coloured = as_bytes(frames).expand(-1, 3, -1, -1).cpu().numpy()
-    animate(coloured, path, scale, milliseconds)
-    return path
-
-
 def accuracy_figure(runs: ComparedRuns, metric: str = "validation_soft_accuracy") -> Figure:
     """Fig. 2.9 to 2.11: a metric by epochs (left) and by evaluations of the model in training (right).
 
@@ -126,11 +102,6 @@ def accuracy_figure(runs: ComparedRuns, metric: str = "validation_soft_accuracy"
 def _show(axes: Axes, picture: Tensor) -> None:
     shown = _picture(picture)
     axes.imshow(shown, interpolation="nearest", cmap="gray", vmin=0, vmax=255)
-
-
-def as_bytes(frames: Tensor) -> Tensor:
-    """Numbers in [0, 1] as bytes; bytes as they are."""
-    return (frames.detach().clamp(0, 1) * 255).round().byte() if frames.is_floating_point() else frames
 
 
 def _picture(frame: Tensor) -> Picture:

@@ -261,15 +261,16 @@ class Environments:
         What is trained on lies one after the other, on the device: :class:`BatchStream` does not copy it.
         One environment is loaded at a time. Where the first one's source is not in memory, none is moved.
         """
-        first = self[names[0]]
-        if not isinstance(first.source, InMemory):
+        loaded = [self[names[0]]]
+        if not isinstance(loaded[0].source, InMemory):
             return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
         if len(names) == 1 and fraction == 0:
-            return [HeldOut(Environment(first.name, pytree.tree_map(lambda leaf: leaf.to(device), first.data)), None)]
+            (alone,) = loaded
+            return [HeldOut(Environment(alone.name, pytree.tree_map(lambda leaf: leaf.to(device), alone.data)), None)]
         laid, held_out = EndToEnd(len(names)), []
         form: dict[str, str] = {}
         for name in names:
-            whole = self[name] if name != first.name else first
+            whole = loaded.pop() if loaded else self[name]  # the first is kept no longer than the others
             form = form or whole.form
             _require_form(whole, names[0], form)
             kept, held = held_out_places(whole, fraction, seed)

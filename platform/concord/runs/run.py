@@ -292,8 +292,8 @@ def _draw(
     job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, info: Info
 ) -> tuple[Path, ...]:
     from concord.analysis.figures import save
-    from concord.analysis.skip_figures import moving_picture
     from concord.analysis.training_curves import training_curves
+    from concord.analysis.trajectory_figures import moving_picture
 
     measures = ["accuracy"] if "train_accuracy" in trained.outcome.metrics else ["loss"]
     drawn = {"curves": training_curves(trained.outcome.history, measures[0])}

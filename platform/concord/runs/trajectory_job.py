@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.analysis.skip_figures import aligned_sequences, as_bytes, timelines
+from concord.analysis.skip_figures import aligned_sequences, timelines
+from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import SkipOptions, Skips, rollout, skip_objective, staircase, unroll
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
