@@ -22,7 +22,7 @@ from concord.distillation import Distillation, GatedError, TeacherOptions, Teach
 from concord.distillation.trajectory_teacher import TrajectoryTeacher
 from concord.environments import Environments
 from concord.objectives import Objective
-from concord.reinforcement import trajectory_data
+from concord.runs import made_returns
 from concord.runs.teacher_studies import RETURNS
 from concord.training import Data, Job, Measure, TrainConfig
 
@@ -80,7 +80,7 @@ class ReturnConfig(TrainConfig):
 
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
-    data = trajectory_data.data_of(config.data.data_dir, config.run.output, config.simulator)
+    data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
     made = trajectories.standardized(data.split("train"), data.split(purpose), BINS)
     options = config.teaching
     seen = trajectories.disturbed(made.frames, config.run.seed, options.permute_time, options.noise_frames)
@@ -96,7 +96,7 @@ def training_parts(config: ReturnConfig) -> distillation.Parts:
 
 def environments(config: ReturnConfig) -> Environments:
     """One environment; with a fixed split some of its examples are not the student's."""
-    version = trajectory_data.data_of(config.data.data_dir, config.run.output, config.simulator).version
+    version = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator).version
 
     def load(name: str) -> Any:
         split = config.teaching.fixed_split and name == "train"
@@ -145,5 +145,5 @@ job = Job(
     reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7)",
     studies=RETURNS,
     comparisons="tables/distill_mujoco.py",
-    data=Data(trajectory_data.TrajectoryOptions, trajectory_data.make_trajectory_data),
+    data=Data(made_returns.ReturnOptions, made_returns.make_returns),
 )

@@ -35,7 +35,7 @@ from concord.environments.reward_trajectories import (
 )
 from concord.errors import InputError
 from concord.gradients.risk import as_risk
-from concord.reinforcement.trajectory_data import TrajectoryData, TrajectoryOptions, make_trajectory_data
+from concord.runs.made_returns import ReturnData, ReturnOptions, make_returns
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.loop import Silent
@@ -292,7 +292,7 @@ def quiet(_: str) -> None: ...
 @pytest.fixture(scope="module")
 def data(mujoco: None, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("returns") / "data"
-    assert make_trajectory_data(TrajectoryOptions(data_dir=folder, tasks=2, **SMALL), quiet)["files_made"] == 4
+    assert make_returns(ReturnOptions(data_dir=folder, tasks=2, **SMALL), quiet)["files_made"] == 4
     return folder
 
 
@@ -302,7 +302,7 @@ def copied(data: Path, tmp_path: Path) -> Path:
 
 
 def test_files_hold_the_examples_in_their_order(data: Path) -> None:
-    there = TrajectoryData(data).split("validation")
+    there = ReturnData(data).split("validation")
     assert len(there.rewards) == 510
     for first in (0, 498):
         expected = simulate("Swimmer", "validation", 0, first, 4)
@@ -317,8 +317,8 @@ def test_any_number_of_workers_makes_the_same_files_and_only_what_is_missing(cop
     torn.write_bytes(torn.read_bytes()[:-1])
     (copied / "manifest.json").unlink()
     with pytest.raises(InputError, match="no returns of a simulator, only the beginning of some; concord data"):
-        TrajectoryData(copied)
-    said = make_trajectory_data(TrajectoryOptions(data_dir=copied, tasks=1, **SMALL), quiet)
+        ReturnData(copied)
+    said = make_returns(ReturnOptions(data_dir=copied, tasks=1, **SMALL), quiet)
     assert said["files_made"] == 2
     assert {path: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
 
@@ -456,11 +456,11 @@ def test_data_of_another_simulator_or_of_other_options_are_refused(copied: Path)
     with pytest.raises(InputError, match=r"simulator=Hopper: the data in .* are of Swimmer"):
         load_job("distill-mujoco").job.environments(config)
     with pytest.raises(InputError, match=r"--examples 101: the data in .* are made with 100; give another --data-dir"):
-        make_trajectory_data(TrajectoryOptions(data_dir=copied, **(SMALL | {"examples": 101})), quiet)
+        make_returns(ReturnOptions(data_dir=copied, **(SMALL | {"examples": 101})), quiet)
     part = copied / "test" / "part-0000.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"part-0000.safetensors is corrupt; remove it"):
-        TrajectoryData(copied).split("test")
+        ReturnData(copied).split("test")
 
 
 REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {

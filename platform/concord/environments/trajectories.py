@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from concord.errors import InputError, first_line
-from concord.storage import listing, local
-from concord.storage.data_folder import MANIFEST, PLAN, checksum, file_checksum, read_json, unfit
+from concord.storage import local
+from concord.storage.data_folder import MANIFEST, checksum, file_checksum, manifest_of, unfit
 
 FORMAT = 1
 Split = Literal["train", "validation", "test"]
@@ -291,11 +291,7 @@ class TrajectoryFolder:
     def __init__(self, folder: Path, task: str) -> None:
         self.folder = folder
         command = f"concord data {task}"
-        names = set(listing(folder, recursive=True) or ())
-        if MANIFEST not in names:
-            unfinished = ", only the beginning of some" if PLAN in names else ""
-            raise unfit(folder, f"no trajectories{unfinished}; {command} makes them")
-        self.manifest = read_json(local(folder / MANIFEST))
+        self.manifest, names = manifest_of(folder, "trajectories", command)
         if missing := _missing(self.manifest):
             raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
         if self.manifest["format"] != FORMAT:

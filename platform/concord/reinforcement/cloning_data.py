@@ -35,8 +35,8 @@ from concord.reinforcement.procgen_environment import (
     check_game,
 )
 from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
-from concord.storage import listing, local
-from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
+from concord.storage import local
+from concord.storage.data_folder import MANIFEST, PLAN, checksum, manifest_of, unfit, write_whole
 from concord.training.process import tune_process
 
 _FORMAT = 1
@@ -429,11 +429,7 @@ class CloningData:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        names = set(listing(folder, recursive=True) or ())
-        if MANIFEST not in names:
-            unfinished = ", only the beginning of some" if PLAN in names else ""
-            raise unfit(folder, f"no cloning data{unfinished}; concord data coinrun-clone makes them")
-        self.manifest = read_json(local(folder / MANIFEST))
+        self.manifest, names = manifest_of(folder, "cloning data", "concord data coinrun-clone")
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
             raise unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")

@@ -21,7 +21,7 @@ from concord.environments.trajectories import (
     described_shard,
     shard_of,
 )
-from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, begin, make_missing, split_parts
 from concord.storage.data_folder import MANIFEST, PLAN, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
@@ -113,25 +113,6 @@ def trajectory_folder(data_dir: Path | None, output: Path, task: TrajectoryTask)
     return data_dir if data_dir is not None else output / "data" / task.folder
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """What one file holds: trajectories number ``first`` to ``first + count - 1`` of a split."""
-
-    file: str
-    split: Split
-    first: int
-    count: int
-
-
-def _shards(options: TrajectoryOptions) -> list[_Shard]:
-    size = options.shard_size
-    return [
-        _Shard(f"{split}/part-{start // size:04d}.safetensors", split, start, min(size, count - start))
-        for split, count in options.counts.items()
-        for start in range(0, count, size)
-    ]
-
-
 def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     """Make what is missing of the data, in parallel Ray tasks; says in the end what there is.
 
@@ -147,7 +128,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     if (folder / PLAN).exists() and (there := read_json(folder / PLAN).get("data")) != task.name:
         raise unfit(folder, f"holds data of {there or 'another job'}, not of {task.name}; give another folder")
     begin(folder, plan, f"data of {task.name}")
-    shards = _shards(options)
+    shards = split_parts(options.counts, options.shard_size)
     made = make_missing(
         folder, shards, _make_shard, lambda _: (task, options.seed), options.tasks, options.address, info
     )
@@ -184,14 +165,14 @@ def _deciding(options: TrajectoryOptions) -> dict[str, Any]:
     return {**options.settings, **counts, **sizes}
 
 
-def _make_shard(shard: _Shard, task: TrajectoryTask, seed: int) -> bytes:
+def _make_shard(shard: SplitPart, task: TrajectoryTask, seed: int) -> bytes:
     """One file's content; to be called where Box2D is."""
     tune_process(threads=1)
     numbers = range(shard.first, shard.first + shard.count)
     return shard_of([changes(task.trajectory((seed, SPLITS.index(shard.split), number))) for number in numbers])
 
 
-def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
+def _described(folder: Path, shard: SplitPart) -> dict[str, Any]:
     found = described_shard(folder / shard.file)
     if len(found["lengths"]) != shard.count:
         held = f"{shard.file} holds {len(found['lengths'])} trajectories, not {shard.count}"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError
@@ -33,6 +33,25 @@ class Shard(Protocol):
 
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
+
+
+@dataclass(frozen=True)
+class SplitPart:
+    """A file with examples number ``first`` to ``first + count - 1`` of a split."""
+
+    file: str
+    split: Literal["train", "validation", "test"]
+    first: int
+    count: int
+
+
+def split_parts(counts: Mapping[Literal["train", "validation", "test"], int], size: int) -> list[SplitPart]:
+    """The files of splits with so many examples each, of which a file holds ``size`` at most."""
+    return [
+        SplitPart(f"{split}/part-{start // size:04d}.safetensors", split, start, min(size, count - start))
+        for split, count in counts.items()
+        for start in range(0, count, size)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

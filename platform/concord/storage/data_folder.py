@@ -7,6 +7,7 @@ from typing import Any
 
 from concord.errors import InputError
 from concord.storage.address import display_path
+from concord.storage.cache import listing, local
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -34,6 +35,24 @@ def write_whole(path: Path, content: bytes) -> None:
     new = path.with_suffix(".new")
     new.write_bytes(content)
     new.replace(path)
+
+
+def manifest_of(folder: Path, what: str, command: str) -> tuple[dict[str, Any], set[str]]:
+    """The manifest of a folder of data, and the names of its files.
+
+    Args:
+        folder: or its address.
+        what: the data are.
+        command: makes them.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    names = set(listing(folder, recursive=True) or ())
+    if MANIFEST not in names:
+        unfinished = ", only the beginning of some" if PLAN in names else ""
+        raise unfit(folder, f"no {what}{unfinished}; {command} makes them")
+    return read_json(local(folder / MANIFEST)), names
 
 
 def read_json(path: Path) -> dict[str, Any]:

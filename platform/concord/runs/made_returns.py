@@ -20,9 +20,9 @@ from concord.environments.reward_trajectories import (
     simulate,
 )
 from concord.errors import ArgumentError, InputError, first_line
-from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
-from concord.storage import display_path, listing, local
-from concord.storage.data_folder import MANIFEST, PLAN, checksum, read_json, unfit, write_whole
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, begin, make_missing, split_parts
+from concord.storage import display_path, local
+from concord.storage.data_folder import MANIFEST, checksum, manifest_of, unfit, write_whole
 from concord.training.process import tune_process
 
 _FORMAT = 1
@@ -30,7 +30,7 @@ _SHARD = 500  # examples in a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrajectoryOptions(MakingOptions):
+class ReturnOptions(MakingOptions):
     """Returns of 16 random actions in a MuJoCo environment, with the states in between."""
 
     # fmt: off
@@ -60,7 +60,7 @@ class TrajectoryOptions(MakingOptions):
         self.require("seed", self.seed >= 0, "must not be negative")
 
 
-def trajectory_folder(data_dir: Path | None, output: Path, simulator: str) -> Path:
+def returns_folder(data_dir: Path | None, output: Path, simulator: str) -> Path:
     """Where the data of a simulator are, unless another folder is given."""
     return data_dir if data_dir is not None else output / "data" / f"{simulator}-returns"
 
@@ -68,25 +68,7 @@ def trajectory_folder(data_dir: Path | None, output: Path, simulator: str) -> Pa
 _DECIDING = ("simulator", "examples", "test_examples", "validation_examples", "seed")
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """What one file holds: examples number ``first`` to ``first + count - 1`` of a split."""
-
-    file: str
-    split: Split
-    first: int
-    count: int
-
-
-def _shards(options: TrajectoryOptions) -> list[_Shard]:
-    return [
-        _Shard(f"{split}/part-{start // _SHARD:04d}.safetensors", split, start, min(_SHARD, examples - start))
-        for split, examples in options.counts.items()
-        for start in range(0, examples, _SHARD)
-    ]
-
-
-def make_trajectory_data(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
+def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
     """Make what is missing of the data, in parallel Ray tasks; says in the end what there is.
 
     Raises:
@@ -95,10 +77,10 @@ def make_trajectory_data(options: TrajectoryOptions, info: Info) -> dict[str, An
     started = time.perf_counter()
     options.check()
     require_mujoco("making the data of distill-mujoco")
-    folder = trajectory_folder(options.data_dir, options.output, options.simulator).absolute()
+    folder = returns_folder(options.data_dir, options.output, options.simulator).absolute()
     plan = {"format": _FORMAT, **{option: getattr(options, option) for option in _DECIDING}}
     begin(folder, plan, "returns of a simulator")
-    shards = _shards(options)
+    shards = split_parts(options.counts, _SHARD)
     simulated = (options.simulator, options.seed)
     made = make_missing(folder, shards, _make_shard, lambda _: simulated, options.tasks, options.address, info)
     described = [
@@ -115,7 +97,7 @@ def make_trajectory_data(options: TrajectoryOptions, info: Info) -> dict[str, An
     }
 
 
-def _make_shard(shard: _Shard, simulator: Simulator, seed: int) -> bytes:
+def _make_shard(shard: SplitPart, simulator: Simulator, seed: int) -> bytes:
     """One file's content; to be called where the simulator can run."""
     tune_process(threads=1)
     made = simulate(simulator, shard.split, seed, shard.first, shard.count)
@@ -123,7 +105,7 @@ def _make_shard(shard: _Shard, simulator: Simulator, seed: int) -> bytes:
     return content
 
 
-def _checked(folder: Path, shard: _Shard) -> str:
+def _checked(folder: Path, shard: SplitPart) -> str:
     """The checksum of a file that holds what it should."""
     found = len(_read(folder / shard.file).rewards)
     if found != shard.count:
@@ -148,7 +130,7 @@ def _read(path: Path) -> Trajectories:
     return made
 
 
-class TrajectoryData:
+class ReturnData:
     """Data of a simulator as they lie in a folder; files are read, and checked, when they are asked for.
 
     Args:
@@ -164,11 +146,7 @@ class TrajectoryData:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        names = set(listing(folder, recursive=True) or ())
-        if MANIFEST not in names:
-            unfinished = ", only the beginning of some" if PLAN in names else ""
-            raise unfit(folder, f"no returns of a simulator{unfinished}; concord data distill-mujoco makes them")
-        self.manifest = read_json(local(folder / MANIFEST))
+        self.manifest, names = manifest_of(folder, "returns of a simulator", "concord data distill-mujoco")
         if self.manifest.get("format") != _FORMAT or not _complete(self.manifest):
             raise unfit(folder, f"its {MANIFEST} is not one of format {_FORMAT}, or not complete")
         for shard in self.manifest["shards"]:
@@ -187,13 +165,13 @@ class TrajectoryData:
         return _read(path)
 
 
-def data_of(data_dir: Path | None, output: Path, simulator: str) -> TrajectoryData:
-    """The data of a simulator, see :func:`trajectory_folder`.
+def returns_of(data_dir: Path | None, output: Path, simulator: str) -> ReturnData:
+    """The data of a simulator, see :func:`returns_folder`.
 
     Raises:
         InputError: there are none, or they are of another simulator.
     """
-    data = TrajectoryData(trajectory_folder(data_dir, output, simulator))
+    data = ReturnData(returns_folder(data_dir, output, simulator))
     found = data.manifest["simulator"]
     if found != simulator:
         raise ArgumentError("simulator", simulator, f"the data in {display_path(data.folder)} are of {found}")
