@@ -13,7 +13,7 @@ No gradient passes through the argmin; where p is fed back, it passes through f 
 the last frame of the data that was fed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +82,8 @@ def unroll(
 ) -> Unrolled:
     """Follow trajectories with the model's predictions.
 
-    A trajectory that has come to its end is no longer in the model's batch.
+    A trajectory that has come to its end is no longer in the model's batch. With a fixed stride what lies between two
+    frames of the data is predicted beside all other such pieces of the batch.
 
     Args:
         model: maps frames ``(trajectories, ...)``, floating point, to outputs of the same shape.
@@ -102,47 +103,99 @@ def unroll(
     loss = loss or CrossEntropy()
     lengths = lengths.cpu()
     _check(frames, lengths, skips)
-    trajectories, device = len(frames), frames.device
     if draws is None:
-        draws = torch.rand(trajectories, int(lengths.max()) - 1, 3, dtype=torch.float64)
-    last, reach = lengths - 1, skips.stride or 1
+        draws = torch.rand(len(frames), int(lengths.max()) - 1, 3, dtype=torch.float64)
+    stride = 1 if skips.horizon == 1 and skips.stride is None else skips.stride
+    if stride is not None:
+        return _strided(model, frames, lengths, stride, loss, draws[..., 2] < sampling)
+    return _adaptive(model, frames, lengths, skips.horizon, loss, exploration, sampling, draws)
+
+
+def _adaptive(
+    model: Callable[[Tensor], Tensor],
+    frames: Tensor,
+    lengths: Tensor,
+    horizon: int,
+    loss: FrameLoss,
+    exploration: float,
+    sampling: float,
+    draws: Tensor,
+) -> Unrolled:
+    """Each prediction is matched before the next one can be made."""
+    trajectories, device, last = len(frames), frames.device, lengths - 1
     rows, at = torch.arange(trajectories), torch.zeros(trajectories, dtype=torch.int64)
-    state = as_float(frames[:, 0])
-    sums, added = torch.zeros(trajectories, device=device), []
-    times = [at]
+    state, times, added = as_float(frames[:, 0]), [at], []
     while len(rows):
-        outputs = model(state)
-        if outputs.shape != state.shape:
-            raise InputError(f"model: gives {tuple(outputs.shape)} for frames {tuple(state.shape)}; they must be alike")
+        outputs = _predicted(model, state)
         coins, places = draws[rows, len(times) - 1], rows.to(device)
-        at = _next(loss, outputs, frames, places, at, last[rows], skips, exploration, coins)
+        at = _matched(loss, outputs, frames, places, at, last[rows], horizon, exploration, coins)
         targets = as_float(frames[places, at.to(device)])
         added.append((places, loss(outputs, targets)))
         times.append(torch.full((trajectories,), -1).index_put((rows,), at))
         state = _fed(loss, outputs, targets, coins[:, 2] < sampling)
-        going = at + reach <= last[rows]
+        going = at < last[rows]
         if not bool(going.all()):
             rows, at, state = rows[going], at[going], state[going.to(device)]
+    return Unrolled(_sums(added, trajectories, device), torch.stack(times, 1))
+
+
+def _strided(
+    model: Callable[[Tensor], Tensor], frames: Tensor, lengths: Tensor, stride: int, loss: FrameLoss, known: Tensor
+) -> Unrolled:
+    """Where the next frame is known beforehand, the pieces that begin with a frame of the data are predicted side by
+    side: one batch holds the first predictions of all pieces, the next their second ones.
+
+    Args:
+        known: whether to go on from the data after a prediction, bool ``(trajectories, predictions or more)``.
+    """
+    counts, device = (lengths - 1) // stride, frames.device
+    number = torch.arange(int(counts.max()))
+    made = number < counts[:, None]
+    begins = torch.cat([made[:, :1], known[:, : len(number) - 1]], 1) & made
+    rows, first = begins.nonzero(as_tuple=True)
+    following = torch.cat([first[1:], first[:1]])
+    ends = torch.cat([rows[1:] == rows[:-1], torch.tensor([False])])
+    predictions, order = (torch.where(ends, following, counts[rows]) - first).sort(descending=True, stable=True)
+    rows, at = rows[order], first[order] * stride
+    state, added = as_float(frames[rows.to(device), at.to(device)]), []
+    for going in (predictions > torch.arange(int(predictions[0]))[:, None]).sum(1).tolist():
+        rows, at = rows[:going], at[:going] + stride
+        outputs, places = _predicted(model, state[:going]), rows.to(device)
+        added.append((places, loss(outputs, as_float(frames[places, at.to(device)]))))
+        state = loss.frames(outputs)
+    times = torch.where(made, (number + 1) * stride, -1)
+    start = torch.zeros(len(frames), 1, dtype=torch.int64)
+    return Unrolled(_sums(added, len(frames), device), torch.cat([start, times], 1))
+
+
+def _predicted(model: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
+    outputs = model(state)
+    if outputs.shape != state.shape:
+        raise InputError(f"model: gives {tuple(outputs.shape)} for frames {tuple(state.shape)}; they must be alike")
+    return outputs
+
+
+def _sums(added: Sequence[tuple[Tensor, Tensor]], trajectories: int, device: torch.device) -> Tensor:
+    """The losses of each trajectory, of which each batch of predictions gave some."""
+    sums = torch.zeros(trajectories, device=device)
     for places, losses in added:
         sums = sums.to(losses.dtype).index_add(0, places, losses)
-    return Unrolled(sums, torch.stack(times, 1))
+    return sums
 
 
-def _next(
+def _matched(
     loss: FrameLoss,
     outputs: Tensor,
     frames: Tensor,
     places: Tensor,
     at: Tensor,
     last: Tensor,
-    skips: Skips,
+    horizon: int,
     exploration: float,
     coins: Tensor,
 ) -> Tensor:
     """The frames that the outputs are compared with."""
-    if skips.stride is not None:
-        return at + skips.stride
-    width = (last - at).clamp(max=skips.horizon)
+    width = (last - at).clamp(max=horizon)
     explored = coins[:, 0] < exploration
     ahead = (coins[:, 1] * width).long().minimum(width - 1)
     if not bool(explored.all()):
