@@ -17,7 +17,7 @@ from concord.training import Data, EnvironmentEvaluation, Job
 
 
 def environments(config: TrajectoryConfig) -> Environments:
-    """The standard physics, and the other if it is given."""
+    """The standard physics, and the other if it is wanted."""
     return trajectory_job.environments(config, FunnelBoard(perturbed=config.chosen.perturbed))
 
 

@@ -35,7 +35,7 @@ class RoomRunnerConfig(TrajectoryConfig):
 
 
 def environments(config: RoomRunnerConfig) -> Environments:
-    """The standard physics, and the other if it is given."""
+    """The standard physics, and the other if it is wanted."""
     return trajectory_job.environments(config, config.task)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from concord.environments import BatchStream
 from concord.environments.room_runner import RoomRunner
 from concord.environments.trajectories import TrajectoryFolder
 from concord.environments.trajectory_examples import TrajectoryExamples
@@ -71,6 +72,22 @@ def test_room_runner_trains_with_and_without_skips_and_masked(made: Path) -> Non
     assert evaluations[0] < evaluations[1]
 
 
+def test_physics_change_at_an_epoch(made: Path) -> None:
+    folders = {changed: made / "data" / RoomRunner(size=32, perturbed=changed).folder for changed in (True, False)}
+    config = ROOMS.job.config.with_options(output=made, **SMALL | {"epochs": 3, "switch_epoch": 1})
+    environments = ROOMS.job.environments(config)
+    assert environments.train == ("standard",)
+    stream = BatchStream(environments.load(environments.train), 2, seed=config.run.seed)
+    splits = {changed: TrajectoryFolder(folder, "room-runner").split("train") for changed, folder in folders.items()}
+    for step in range(6):  # of two steps an epoch
+        batch = stream.batch(step)
+        there = [splits[step < 2][index][0] for index in range(4)]
+        for frames, length in zip(batch["frames"][0], batch["length"][0].tolist(), strict=True):
+            assert any(torch.equal(frames[:length], each) for each in there)
+    metrics = train(ROOMS.job, config, ProcessContext(), Silent()).metrics
+    assert {name for name in metrics if name.startswith("loss/train/")} == {"loss/train/standard"}
+
+
 def test_a_run_draws_which_frames_were_matched_and_a_rollout(made: Path) -> None:
     config = ROOMS.job.config.with_options(output=made, **SMALL)
     outcome = train(ROOMS.job, config, ProcessContext(), Silent())
@@ -123,6 +140,12 @@ def read(output: Path, options: dict[str, Any]) -> None:
         ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),
         ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
         ({"perturbed_dir": Path("/nowhere")}, "/nowhere"),
+        ({"perturbed": True, "switch_epoch": 1}, "--switch-epoch 1: with --perturbed there is no other physics"),
+        ({"switch_epoch": -1}, "--switch-epoch -1: must not be negative"),
+        (
+            {"switch_epoch": 1},
+            "--switch-epoch 1: must come before the last of the 1 epochs",
+        ),
         ({"lr_decay_steps": -1}, "--lr-decay-steps -1: must not be negative"),
         ({"held_out": 0.1}, "--held-out 0.1: there are trajectories for validation; give 0"),
         ({"kernels": 0}, "--kernels 0: must be at least 1"),

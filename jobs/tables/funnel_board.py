@@ -25,5 +25,13 @@ comparisons = {
         columns=COLUMNS,
         figures={"accuracy": accuracy_figure},
         title="settings of table A.2, 8 seeds",
-    )
+    ),
+    "fig-2.11": Comparison(
+        {name: {**method, "switch_epoch": 75} for name, method in METHODS.items()},
+        seeds=8,
+        first_seed=1,
+        columns=COLUMNS,
+        figures={"accuracy": accuracy_figure},
+        title="without bounces to epoch 75, then with them",
+    ),
 }

@@ -13,7 +13,7 @@ from concord.environments.folder import from_folder
 from concord.environments.images import ImageDataset, LabelledImages, image_dataset, shuffle_labels
 from concord.environments.linear_example import linear_example
 from concord.environments.punctuated_sst2 import SST2, PunctuatedSST2
-from concord.environments.source import ExampleSource, InMemory
+from concord.environments.source import ExampleSource, InMemory, Switching
 from concord.environments.spirals import Spirals
 from concord.environments.spurious_column import SpuriousColumn
 
@@ -32,6 +32,7 @@ __all__ = [
     "PunctuatedSST2",
     "Spirals",
     "SpuriousColumn",
+    "Switching",
     "from_folder",
     "image_dataset",
     "linear_example",

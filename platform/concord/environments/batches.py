@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment, generator_for
-from concord.environments.source import InMemory, end_to_end
+from concord.environments.source import InMemory, Switching, end_to_end
 from concord.environments.tree import Tree
 from concord.errors import ArgumentError
 
@@ -72,9 +72,18 @@ class BatchStream:
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
         # All environments in one tensor a leaf, if they are in memory: a step is then one gather a leaf, not one for
-        # each environment.
-        self._examples = end_to_end([environment.source for environment in environments], device)
-        self._starts = [sum(self._sizes[:index]) for index in range(len(self._sizes))]
+        # each environment. What is trained on at first lies behind them.
+        sources = [environment.source for environment in environments]
+        switching = {index: source for index, source in enumerate(sources) if isinstance(source, Switching)}
+        laid = [source.after if isinstance(source, Switching) else source for source in sources]
+        self._examples = end_to_end([*laid, *(source.before for source in switching.values())], device)
+        of = [*range(len(sources)), *switching]
+        starts = [sum(self._sizes[index] for index in of[:place]) for place in range(len(of))]
+        self._starts = starts[: len(sources)]
+        self._before = {
+            index: (source.passes, start)
+            for (index, source), start in zip(switching.items(), starts[len(sources) :], strict=True)
+        }
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
 
@@ -121,5 +130,6 @@ class BatchStream:
             self._orders.pop((index, passes - 2), None)
             generator = generator_for(self._seed, self._names[index], "batches", passes)
             order = torch.randperm(self._sizes[index], generator=generator)
-            self._orders[index, passes] = order + self._starts[index]
+            until, before = self._before.get(index, (0, 0))
+            self._orders[index, passes] = order + (before if passes < until else self._starts[index])
         return self._orders[index, passes]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part
+from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
 
@@ -259,7 +259,7 @@ class Environments:
         """These environments, a part of each held out as :func:`split_held_out` does, each example in memory once.
 
         What is trained on lies one after the other, on the device: :class:`BatchStream` does not copy it.
-        One environment is loaded at a time. Where the first one's source is not in memory, none is moved.
+        One environment is loaded at a time. Where a source is not in memory, none is moved.
         """
         loaded = [self[names[0]]]
         if not isinstance(loaded[0].source, InMemory):
@@ -271,6 +271,8 @@ class Environments:
         form: dict[str, str] = {}
         for name in names:
             whole = loaded.pop() if loaded else self[name]  # the first is kept no longer than the others
+            if not isinstance(whole.source, InMemory):
+                return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
             form = form or whole.form
             _require_form(whole, names[0], form)
             kept, held = held_out_places(whole, fraction, seed)
@@ -296,7 +298,8 @@ def require_names(names: Iterable[str], known: Iterable[str]) -> None:
 def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:
     """Hold out a part of an environment's examples, chosen at random by the seed and the environment's name.
 
-    At least one example stays to train on, and at least one is held out if the fraction is above 0.
+    At least one example stays to train on, and at least one is held out if the fraction is above 0. Of examples that
+    are switched the same places are held out before and after.
 
     Raises:
         InputError: the fraction is not in [0, 1), or one example is to be split.
@@ -304,9 +307,17 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
     kept, held = held_out_places(environment, fraction, seed)
     if kept is None or held is None:
         return HeldOut(environment, None)
-    source = environment.source
-    parts = (environment.take(each) if isinstance(source, InMemory) else Part(source, each) for each in (kept, held))
-    return HeldOut(*(Environment(environment.name, part) for part in parts))
+    return HeldOut(*(Environment(environment.name, _at_places(environment.source, each)) for each in (kept, held)))
+
+
+def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
+    """The examples at these places."""
+    if isinstance(source, InMemory):
+        return source.take(places)
+    if isinstance(source, Switching):
+        before, after = (Part(each, places) for each in (source.before, source.after))
+        return Switching(before, after, source.passes)
+    return Part(source, places)
 
 
 def held_out_places(environment: Environment, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:

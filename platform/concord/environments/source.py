@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments.tree import Tree, merged, named_leaves
+from concord.errors import ArgumentError, InputError
 
 
 class ExampleSource(ABC):
@@ -66,6 +67,37 @@ class Part(ExampleSource):
     def take(self, examples: slice | Tensor) -> Tree:
         """Those of the whole source."""
         return self.whole.take(self.places[examples])
+
+
+class Switching(ExampleSource):
+    """Examples that others take the place of while they are trained on: data whose conditions change.
+
+    :class:`~concord.environments.BatchStream` draws the first so many passes from those before. Whoever else takes
+    examples, an evaluation for instance, gets those after.
+
+    Args:
+        before: what is trained on at first.
+        after: what is trained on then; as many, alike in structure, shape and type.
+        passes: over those before, at least 1. A pass is an epoch where the environment is the largest and its examples
+            make whole batches.
+
+    Raises:
+        InputError: the number of passes is below 1, or the sources do not have the same number of examples.
+    """
+
+    def __init__(self, before: ExampleSource, after: ExampleSource, passes: int) -> None:
+        if passes < 1:
+            raise ArgumentError("passes", passes, "must be at least 1")
+        if len(before) != len(after):
+            raise InputError(f"{len(before)} examples before and {len(after)} after; the numbers must be equal")
+        self.before, self.after, self.passes = before, after, passes
+
+    def __len__(self) -> int:
+        return len(self.after)
+
+    def take(self, examples: slice | Tensor) -> Tree:
+        """Those after."""
+        return self.after.take(examples)
 
 
 class OneAfterTheOther(ExampleSource):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -16,6 +16,8 @@ from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import SkipOptions, Skips, rollout, skip_objective, staircase, unroll
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
+from concord.environments.funnel_board import FunnelBoard
+from concord.environments.room_runner import RoomRunner
 from concord.environments.trajectories import TrajectoryTask
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
@@ -74,17 +76,20 @@ class TrajectoryConfig(TrainConfig):
         self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
         known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
         self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
+        switch, epochs = self.chosen.switch_epoch, self.schedule.epochs
+        self.require("switch_epoch", switch < max(epochs, 1), f"must come before the last of the {epochs} epochs")
         self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")
 
 
-def environments(config: TrajectoryConfig, task: TrajectoryTask) -> Environments:
-    """The standard physics, and the other if it is given.
+def environments(config: TrajectoryConfig, task: RoomRunner | FunnelBoard) -> Environments:
+    """The standard physics, and the other if it is wanted.
 
     Raises:
         InputError: the data are missing, of another task, or too few.
     """
-    data = config.chosen.read(task, config.data.data_dir, config.run.output)
-    return config.chosen.environments(data, config.chosen.read_perturbed(task))
+    output = config.run.output
+    data = config.chosen.read(task, config.data.data_dir, output)
+    return config.chosen.environments(data, config.chosen.read_perturbed(replace(task, perturbed=True), output))
 
 
 def objective(config: TrajectoryConfig) -> Objective:
