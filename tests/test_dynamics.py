@@ -486,8 +486,10 @@ def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
 # --- the toy
 
 
-def test_the_toy_is_learned_with_one_prediction_for_every_exit() -> None:
-    metrics = train(TOY, TOY.config.with_options(evaluations=1), ProcessContext(), Silent()).metrics
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_the_toy_is_learned_with_one_prediction_for_every_exit(precision: str) -> None:
+    config = TOY.config.with_options(evaluations=1, precision=precision)
+    metrics = train(TOY, config, ProcessContext(), Silent()).metrics
     assert metrics["ood_right_skips"] > 0.99
     assert metrics["ood_right_rollout"] == 1.0
     assert metrics["ood_predictions"] == pytest.approx(8, abs=0.05)

@@ -51,6 +51,17 @@ def rows() -> Iterator[Row]:
     seconds, other, ratio = interleaved(step, lambda: differentiated(inputs, targets), 5, warmup=1)
     yield Row(name, seconds, reference, other, ratio, "≤ 1.25")
 
+    draws = torch.rand(TRAJECTORIES, LENGTH, 3, dtype=torch.float64)
+
+    def strided() -> None:
+        unroll(model, frames, lengths, Skips(stride=3), sampling=0.5, draws=draws).losses.sum().backward()
+
+    times = torch.arange(0, LENGTH, 3)
+    inputs, targets = (frames[:, part].flatten(0, 1).float() / 255 for part in (times[:-1], times[1:]))
+    name = f"skips: a step of {len(inputs)} predictions, Δt = 3, ε = 0.5, {size}"
+    seconds, other, ratio = interleaved(strided, lambda: differentiated(inputs, targets), 5, warmup=1)
+    yield Row(name, seconds, reference, other, ratio, "≤ 1.25")
+
 
 def _swapped(timed: tuple[float, float, float]) -> tuple[float, str, float, float]:
     seconds, reference, ratio = timed
