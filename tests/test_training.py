@@ -4,6 +4,9 @@ import dataclasses
 import gc
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -739,3 +742,13 @@ def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind processes to cores")
+def test_a_process_has_no_more_threads_than_cores_of_its_own() -> None:
+    asked = (
+        "import os, torch; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from concord.training.process import tune_process; tune_process(threads=8); print(torch.get_num_threads())"
+    )
+    found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == ["1"]

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import shlex
 import sys
 import time
@@ -46,6 +45,7 @@ from concord.storage import Folder, full_disk_in_one_line, require_space
 from concord.tracking import MetricLog, Registered, log_model, register
 from concord.training.job import JobFile
 from concord.training.options import RunConfig
+from concord.training.process import own_cores
 
 EXPERT = "expert.safetensors"
 CRITERION: tuple[str, Literal["max"]] = "unseen_return", "max"  # of the champion
@@ -277,8 +277,7 @@ def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expe
         info(f"going on from {kept.progress.steps:,} steps, with new episodes")
     start = kept.journal_length if kept else 0
     log = MetricLog.going_on(opened.kept.lines(METRICS), opened.store.uri, opened.run_id, start)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = config.threads or max(1, cores - config.runners)
+    threads = config.threads or max(1, own_cores() - config.runners)
     try:
         network = initial.network if initial else None
         with _one_line_failures(), contextlib.closing(Agent(config, threads, kept, network)) as agent:

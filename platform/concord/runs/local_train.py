@@ -33,7 +33,7 @@ from concord.storage import Folder, StorageError
 from concord.training.job import JobFile
 from concord.training.loop import ProcessContext
 from concord.training.options import TrainConfig
-from concord.training.process import tune_process
+from concord.training.process import own_cores, tune_process
 
 # The second is what the first step of any optimizer of PyTorch's imports.
 _PRELOADED = ["concord.runs.local_train", "torch._dynamo"]
@@ -195,8 +195,7 @@ def _work(task: _Task, results: "connection.Connection[Any, Any]") -> None:
     threading.Thread(target=_end_with_parent, name="concord-parent", daemon=True).start()
     os.environ.clear()
     os.environ.update(task.environment)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    tune_process(threads=max(1, cores // task.count))
+    tune_process(threads=max(1, own_cores() // task.count))
     logs.inherit_context(task.spec.log_context, rank=task.rank)
     try:
         if task.count > 1:

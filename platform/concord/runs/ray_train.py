@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from concord.training.job import JobFile, job_from_source
 from concord.training.loop import ProcessContext
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
-from concord.training.process import tune_process
+from concord.training.process import own_cores, tune_process
 
 # Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
 # was done since the last checkpoint.
@@ -104,8 +103,7 @@ def work(loop_config: dict[str, Any]) -> dict[str, Any]:
     assignment: WorkerSpec = loop_config["assignment"]
     apply_credentials(assignment.storage_credentials)
     context = ray.train.get_context()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    tune_process(threads=max(1, cores // context.get_local_world_size()))
+    tune_process(threads=max(1, own_cores() // context.get_local_world_size()))
     place = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     here = ray.get_runtime_context()
     logs.inherit_context(

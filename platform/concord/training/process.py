@@ -1,12 +1,18 @@
 """Settings of a training process that decide its speed: denormal numbers, threads, memory that is kept."""
 
 import ctypes
+import os
 import sys
 
 import numpy as np
 import torch
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+
+
+def own_cores() -> int:
+    """How many cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tune_process(threads: int | None = None) -> None:
@@ -18,13 +24,14 @@ def tune_process(threads: int | None = None) -> None:
       network.
 
     Args:
-        threads: threads for PyTorch's operators; None leaves PyTorch's choice.
+        threads: threads for PyTorch's operators, never more than :func:`own_cores`, where they would wait for each
+            other; None leaves PyTorch's choice.
     """
     for kind in (np.float32, np.float64):
         np.finfo(kind)  # looks at its smallest numbers once, and would warn of zeros
     torch.set_flush_denormal(True)
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(min(threads, own_cores()))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
