@@ -1,5 +1,6 @@
 """Jobs on simulated trajectories: read as they are needed, trained and masked, labels read from rollouts."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from concord.cli import main
 from concord.environments import BatchStream
 from concord.environments.room_runner import RoomRunner
 from concord.environments.trajectories import TrajectoryFolder
@@ -124,6 +126,15 @@ def test_the_studies_have_the_spaces_of_the_thesis(name: str) -> None:
     common = 3 * 3 * 2 * 3
     fixed_strides = {f"fixed-{stride}": common for stride in (1, 2, 3)}
     assert sizes == {"asi": common * 4 * 3, "asi-no-exploration": common * 4, **fixed_strides}
+
+
+def test_a_study_reads_what_is_not_in_memory_as_it_is_needed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    given = ["--method", "asi", "--trials", "1", "--architecture", "plain", "--output", str(made)]
+    assert main(["tune", "room-runner", *small, *given, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+    assert (said["finished"], said["failed"]) == (1, 0)
+    assert 0 <= said["best"]["metrics"]["validation_soft_accuracy"] <= 1
 
 
 def read(output: Path, options: dict[str, Any]) -> None:

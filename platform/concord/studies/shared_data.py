@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
-from concord.environments.source import joined
+from concord.environments.source import InMemory, joined
 from concord.environments.tree import merged
 from concord.options import OptionGroup, option_values, options_of
 from concord.training import Job, ProcessContext, TrainConfig
@@ -68,7 +68,8 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
         varied: the options that differ between trials.
 
     Returns:
-        The shared data, or None where they depend on an option that is varied: trials then load their own.
+        The shared data, or None where they depend on an option that is varied, or are not in memory: trials then load
+        their own.
 
     Raises:
         InputError: the data do not fit.
@@ -79,6 +80,9 @@ def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedDa
     if depends & varied:
         return None
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
+    everything = [*(pair.training for pair in prepared.training), *held_out, *(part for _, part in prepared.eval_only)]
+    if not all(isinstance(each.source, InMemory) for each in everything):
+        return None
     return SharedData(
         options={name: value for name, value in option_values(config).items() if name in depends - {"workers"}},
         environments=prepared.environments,
