@@ -163,12 +163,19 @@ def test_the_product_finds_what_one_loss_after_the_other_finds(
         assert costs[int(found[row])] == pytest.approx(min(costs), abs=1e-7)
 
 
-def test_of_equal_frames_the_nearest_is_matched() -> None:
-    frames = torch.rand(1, 2, *SHAPE)[:, [0, 1, 0, 1, 1, 0]]
-    for seed in range(5):
-        logits = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(seed))
-        at = best_match(CrossEntropy(), logits, frames, torch.tensor([0]), torch.tensor([0]), torch.tensor([6]))
-        assert int(at) in (0, 1)
+@pytest.mark.parametrize("shape", [SHAPE, (3, 32, 32), (3, 64, 64), (3, 126, 75)])
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_of_equal_frames_the_nearest_is_matched(shape: tuple[int, ...], as_bytes: bool) -> None:
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        one, other = torch.randint(0, 256, (2, *shape), generator=generator).byte()
+        frames = torch.stack([one, *[other] * 10, one, *[other] * 9])[None]
+        frames = frames if as_bytes else frames.float() / 255
+        before, logits = frames.clone(), torch.randn(1, *shape, generator=generator)
+        zero = torch.tensor([0])
+        assert int(best_match(CrossEntropy(), logits, frames, zero, zero, torch.tensor([21]))) in (0, 1)
+        CrossEntropy().costs(logits, frames)
+        assert torch.equal(frames, before)
 
 
 def test_near_ties_of_bright_frames_are_told_apart() -> None:
