@@ -490,6 +490,27 @@ def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
         moving_picture(torch.rand(3, 2, 4, 4), tmp_path / "none.gif")
 
 
+def test_states_of_any_range_are_followed_by_squared_errors() -> None:
+    """Doubling, see above: as a risk of a batch, and as what is reported."""
+    values = torch.tensor([2.0, 3, 4, 8, 10, 16])
+    padded = torch.cat([values, torch.full((2,), torch.nan)])  # what is beyond the length is never looked at
+    batch = sequences("a", [padded[:, None]], [6], longest=8, label=[0], bounded=False)
+    batch["frames"][0, 6:] = torch.nan
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, 2.0)
+    total, count = SkipRisk(Skips(3), Curriculum(sampling_steps=0), loss=SquaredError())(network, batch, 0)
+    assert (float(total.detach()), float(count)) == (0.0, 3.0)
+
+    def share(rolled: Tensor, first: Tensor) -> Tensor:
+        """Of class 0 where the first predictions are 4, 8 and 16."""
+        right = (rolled[:, :3, 0] == torch.tensor([4.0, 8, 16])).all(1).float()
+        return torch.stack([right, 1 - right], 1)
+
+    seen = lambda rolled: rolled[..., 0] > 0  # noqa: E731
+    found = task_measures(network.eval(), lambda: [batch], Skips(3), share, seen, loss=SquaredError())
+    assert (found["soft_accuracy"], found["predictions"]) == (1.0, 3.0)
+
+
 # --- the toy
 
 
@@ -525,6 +546,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: sequences("a", [np.zeros((3, 1, 4, 4), np.int64)]), "frames of type int64; expected uint8, or float"),
     (lambda: sequences("a", [np.zeros((3, 4))], longest=2), "longest=2, but it has a sequence of 3 frames"),
     (lambda: sequences("a", np.zeros((2, 3, 4)), [3]), "1 lengths of 2 sequences"),
+    (lambda: sequences("a", np.zeros((2, 3, 4)), label=[1]), "environment a: label (1,) of 2 sequences"),
+    (lambda: sequences("a", [np.full((3, 4), np.inf)], bounded=False), "hold values that are not finite"),
     (lambda: risk_of({"frames": torch.zeros(1)}), "batch: has no length, key"),
     (lambda: risk_of(examples([3]) | {"frames": torch.full((1, 3, *SHAPE), 2.0)}), "values outside of [0, 1]"),
     (lambda: DynamicsNetwork(3, 4)(torch.zeros(2, 1, 8, 8)), "frames (2, 1, 8, 8): expected (frames, 3, height"),
@@ -536,6 +559,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([3]), Skips(5, 3)), "needs 4 with --stride 3"),
     (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([4]), Skips()), "4 is more than the 3 frames"),
     (lambda: unroll(network(), torch.zeros(0, 3, *SHAPE), torch.zeros(0), Skips()), "at least one"),
+    (
+        lambda: unroll(network(), torch.zeros(1, 9, *SHAPE), torch.tensor([9]), Skips(), draws=torch.rand(1, 2, 3)),
+        "draws (1, 2, 3): expected (1, 8, 3), or of more predictions",
+    ),
     (lambda: accuracies(torch.zeros(2, 3), torch.zeros(3)), "do not fit each other"),
 ]  # fmt: skip
 

@@ -34,6 +34,7 @@ from concord.environments import (
 )
 from concord.environments.collection import generator_for
 from concord.environments.source import joined
+from concord.environments.summary import summarize
 from concord.errors import InputError
 
 claim = settings(max_examples=40, deadline=None)
@@ -100,47 +101,57 @@ def test_passes_seeds_and_environments_have_orders_of_their_own() -> None:
             assert float((orders[one] == orders[another]).float().mean()) < 0.1
 
 
-def switching(name: str, size: int, passes: int) -> Environment:
+def switching(name: str, size: int, epochs: int) -> Environment:
     """Before, example i is the number -1 - i."""
     before = InMemory((-1 - torch.arange(size)[:, None].float(), -10 - 10 * torch.arange(size)))
-    return Environment(name, Switching(before, numbered(name, size).source, passes))
+    return Environment(name, Switching(before, numbered(name, size).source, epochs))
 
 
 @claim
-@given(sizes, st.integers(1, 9), st.integers(1, 4), st.sampled_from([0.0, 0.4]), st.data())
-def test_a_switching_environment_gives_other_examples_from_a_pass_on(
-    counts: list[int], batch_size: int, passes: int, held_out: float, data: st.DataObject
+@given(sizes, st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.4]), st.data())
+def test_a_switching_environment_gives_other_examples_from_an_epoch_on(
+    counts: list[int], batch_size: int, each: int, epochs: int, held_out: float, data: st.DataObject
 ) -> None:
     """And the same places in the same order as it had without; so do the environments beside it."""
     counts = [size + 1 for size in counts]  # of one example none can be held out
     chosen = data.draw(st.sets(st.integers(0, len(counts) - 1), min_size=1))
     names = [f"e{index}" for index in range(len(counts))]
     plain = {name: numbered(name, size) for name, size in zip(names, counts, strict=True)}
-    changed = plain | {names[at]: switching(names[at], counts[at], passes) for at in chosen}
+    changed = plain | {names[at]: switching(names[at], counts[at], epochs) for at in chosen}
 
     def stream(environments: dict[str, Environment]) -> BatchStream:
         parts = Environments(lambda name: environments[name].source, names).split(names, held_out, seed=4)
-        return BatchStream([part.training for part in parts], batch_size, seed=5)
+        return BatchStream([part.training for part in parts], batch_size, seed=5, batches_each=each)
 
-    kept = [len(split_held_out(plain[name], held_out, 4).training) for name in names]
     found, expected = stream(changed), stream(plain)
+    largest = max(len(split_held_out(plain[name], held_out, 4).training) for name in names)
+    assert found.steps_per_epoch == math.ceil(math.ceil(largest / batch_size) / each)
     for step in data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6)):
         (inputs, targets), (usual, _) = found.batch(step), expected.batch(step)
         for row in range(len(names)):
-            of_pass = (step * batch_size + torch.arange(batch_size)) // kept[row]
-            before = (of_pass < passes)[:, None] & torch.tensor(row in chosen)
-            bitwise(inputs[row], torch.where(before, -1 - usual[row], usual[row]))
-            bitwise(inputs[row, :, 0] * 10, targets[row].float())
+            own = slice(row * each, (row + 1) * each)
+            before = step < epochs * found.steps_per_epoch and row in chosen
+            bitwise(inputs[own], -1 - usual[own] if before else usual[own])
+        bitwise(inputs[..., 0] * 10, targets.float())
     at = min(chosen)
     bitwise(changed[names[at]].take(slice(None))[0], plain[names[at]].inputs)
 
 
-def test_switching_wants_as_many_examples_and_a_pass() -> None:
+def test_what_is_switched_is_alike() -> None:
     before, after = numbered("a", 3).source, numbered("a", 4).source
-    with pytest.raises(InputError, match="3 examples before and 4 after"):
-        Switching(before, after, 1)
-    with pytest.raises(InputError, match="passes=0: must be at least 1"):
-        Switching(before, before, 0)
+    other: Any = InMemory({"x": torch.zeros(4)})
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Switching(before, after, 1), "3 examples before and 4 after"),
+        (lambda: Switching(before, before, 0), "epochs=0: must be at least 1"),
+        (lambda: Switching(other, after, 1), "environment before: its examples are of x, but of inputs, targets"),
+        (lambda: Switching(other.data, after, 1), "before=dict: must be an ExampleSource"),
+    ]
+    for made, said in wrong:
+        with pytest.raises(InputError, match=said):
+            made()
+    digests = {summarize(switching("a", 3, 1), "train").digest}
+    digests.add(summarize(Environment("a", Switching(before, before, 1)), "train").digest)
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16, torch.float32, torch.bfloat16, torch.float64])

@@ -76,14 +76,15 @@ def test_room_runner_trains_with_and_without_skips_and_masked(made: Path) -> Non
 
 def test_physics_change_at_an_epoch(made: Path) -> None:
     folders = {changed: made / "data" / RoomRunner(size=32, perturbed=changed).folder for changed in (True, False)}
-    config = ROOMS.job.config.with_options(output=made, **SMALL | {"epochs": 3, "switch_epoch": 1})
+    changed = {"epochs": 3, "switch_epoch": 1, "trajectories": 5, "lr_decay_steps": 0}
+    config = ROOMS.job.config.with_options(output=made, **SMALL | changed)
     environments = ROOMS.job.environments(config)
     assert environments.train == ("standard",)
     stream = BatchStream(environments.load(environments.train), 2, seed=config.run.seed)
     splits = {changed: TrajectoryFolder(folder, "room-runner").split("train") for changed, folder in folders.items()}
-    for step in range(6):  # of two steps an epoch
+    for step in range(9):  # of three steps an epoch, though five are no whole batches
         batch = stream.batch(step)
-        there = [splits[step < 2][index][0] for index in range(4)]
+        there = [splits[step < 3][index][0] for index in range(5)]
         for frames, length in zip(batch["frames"][0], batch["length"][0].tolist(), strict=True):
             assert any(torch.equal(frames[:length], each) for each in there)
     metrics = train(ROOMS.job, config, ProcessContext(), Silent()).metrics
@@ -108,6 +109,10 @@ def test_a_run_draws_which_frames_were_matched_and_a_rollout(made: Path) -> None
 def test_the_rate_falls_by_steps() -> None:
     config = ROOMS.job.config.with_options(epochs=150)
     assert config.resolved().schedule.milestones == pytest.approx((15_000 / 37_500, 30_000 / 37_500))
+    fewer = config.with_options(steps_per_update=3)  # 250 batches are 84 steps
+    assert fewer.resolved().schedule.milestones == ()
+    faster = fewer.with_options(lr_decay_steps=6300)
+    assert faster.resolved().schedule.milestones == pytest.approx((0.5,))
     by_hand = config.with_options(lr_decay_steps=0, milestones=(0.25,))
     assert by_hand.resolved().schedule.milestones == (0.25,)
     assert "milestones" in config.unused()
@@ -157,6 +162,7 @@ def read(output: Path, options: dict[str, Any]) -> None:
             {"switch_epoch": 1},
             "--switch-epoch 1: must come before the last of the 1 epochs",
         ),
+        ({"environments_per_step": 1}, "--environments-per-step 1: --lr-decay-steps counts steps of all environments"),
         ({"lr_decay_steps": -1}, "--lr-decay-steps -1: must not be negative"),
         ({"held_out": 0.1}, "--held-out 0.1: there are trajectories for validation; give 0"),
         ({"kernels": 0}, "--kernels 0: must be at least 1"),

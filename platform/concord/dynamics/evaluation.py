@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from concord.dynamics.matching import FrameLoss
 from concord.dynamics.rollout import accuracies, rollout, rollout_depth
 from concord.dynamics.sequences import parts_of
 from concord.dynamics.unroll import Skips, unroll
@@ -36,6 +37,8 @@ def task_measures(
     skips: Skips,
     read_label: Callable[[Tensor, Tensor], Tensor],
     sees_object: Callable[[Tensor], Tensor],
+    *,
+    loss: FrameLoss | None = None,
 ) -> dict[str, float]:
     """What is told of sequences with a label by a model that is left to itself from their first frame on.
 
@@ -46,6 +49,7 @@ def task_measures(
         read_label: ψ, from frames ``(sequences, depth, ...)`` and the first ones ``(sequences, ...)`` to the share of
             each class, ``(sequences, classes)``.
         sees_object: whether what moves is seen in each frame, ``(sequences, depth, ...)`` to ``(sequences, depth)``.
+        loss: that the model was trained with; None: :class:`CrossEntropy`.
 
     Returns:
         ``soft_accuracy``, the mean share of the true class, as the thesis reports; ``hard_accuracy``, how often it is
@@ -54,14 +58,14 @@ def task_measures(
     """
     times = []
     for batch in batches():
-        frames, lengths, _ = parts_of(batch)
-        times.append(unroll(model, frames, lengths, skips).times)
+        frames, lengths, _ = parts_of(batch, loss)
+        times.append(unroll(model, frames, lengths, skips, loss=loss).times)
     counts = torch.cat([(each >= 0).sum(1) - 1 for each in times])
     depth = rollout_depth(counts)
     shares, labels, seen = [], [], []
     for batch in batches():
         first = batch["frames"][:, 0]
-        found = rollout(model, first, depth)
+        found = rollout(model, first, depth, loss=loss)
         shares.append(read_label(found, first).cpu())
         labels.append(batch["label"].cpu())
         seen.append(sees_object(found).long().cumprod(1).sum(1).cpu())

@@ -46,7 +46,7 @@ class SkipRisk:
 
     def unrolled(self, model: nn.Module, batch: Mapping[str, Tensor], step: int) -> Unrolled:
         """What the batch gives, sequence by sequence; see :meth:`__call__`."""
-        frames, lengths, keys = parts_of(batch)
+        frames, lengths, keys = parts_of(batch, self.loss)
         training = model.training
         return unroll(
             model,
@@ -60,8 +60,8 @@ class SkipRisk:
         )
 
     def example(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The first frames, in [0, 1]: what the model takes."""
-        return as_float(parts_of(batch)[0][:, 0])
+        """The first frames, of bytes 0 to 1: what the model takes."""
+        return as_float(parts_of(batch, self.loss)[0][:, 0])
 
     @staticmethod
     def _warn_of_nonfinite(losses: Tensor, keys: Tensor, step: int) -> None:

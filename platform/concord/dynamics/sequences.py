@@ -8,13 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from concord.dynamics.matching import CrossEntropy, FrameLoss
 from concord.errors import InputError
 
 _NUMBERS = 1 << 32
 
 
 def sequences(
-    environment: str, frames: Sequence[Any] | Any, lengths: Any = None, longest: int | None = None, **more: Any
+    environment: str,
+    frames: Sequence[Any] | Any,
+    lengths: Any = None,
+    longest: int | None = None,
+    *,
+    bounded: bool = True,
+    **more: Any,
 ) -> dict[str, Tensor]:
     """The examples of an environment of sequences, a tree of tensors.
 
@@ -22,9 +29,11 @@ def sequences(
         environment: its name, which the keys depend on.
         frames: of each sequence ``(length, channels, height, width)``, or any other form of a frame, alike in all of
             them: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating point
-            has to lie there.
+            has to lie there, unless they are not ``bounded``.
         lengths: of the sequences, where ``frames`` is one array of which not all is meant; None: all of it.
         longest: pad to so many frames, since all environments need the same; None: to the longest sequence.
+        bounded: False for states of any range, which are not for :class:`CrossEntropy` but for
+            :class:`SquaredError`, or for a loss of one's own.
         more: further arrays with a row for each sequence, such as ``label``.
 
     Returns:
@@ -32,8 +41,8 @@ def sequences(
         whatever else was given.
 
     Raises:
-        InputError: there is no sequence, one has fewer than 2 frames, frames differ in shape or type, or values lie
-            outside of [0, 1].
+        InputError: there is no sequence, one has fewer than 2 frames, frames differ in shape or type, values lie
+            outside of [0, 1] or are not finite, or a further array has another number of rows.
     """
     parts = [_tensor(environment, each) for each in frames]
     if not parts:
@@ -42,7 +51,7 @@ def sequences(
     if len(given) != len(parts):
         raise InputError(f"environment {environment}: {len(given)} lengths of {len(parts)} sequences")
     for number, (part, length) in enumerate(zip(parts, given, strict=True)):
-        _check(environment, number, part, length, parts[0])
+        _check(environment, number, part, length, parts[0], bounded)
     needed = max(given)
     if longest is not None and longest < needed:
         raise InputError(f"environment {environment}: longest={longest}, but it has a sequence of {needed} frames")
@@ -51,7 +60,11 @@ def sequences(
     for row, part, length in zip(padded, parts, given, strict=True):
         row[:length] = part[:length]
     own = {"frames": padded, "length": torch.tensor(given), "key": keys(environment, len(parts))}
-    return own | {name: torch.as_tensor(np.asarray(values)) for name, values in more.items()}
+    others = {name: torch.as_tensor(np.asarray(values)) for name, values in more.items()}
+    for name, values in others.items():
+        if values.shape[:1] != (len(parts),):
+            raise InputError(f"environment {environment}: {name} {tuple(values.shape)} of {len(parts)} sequences")
+    return own | others
 
 
 def keys(environment: str, count: int) -> Tensor:
@@ -64,23 +77,37 @@ def number_of(key: int) -> int:
     return key % _NUMBERS
 
 
-def parts_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def parts_of(batch: Mapping[str, Tensor], loss: FrameLoss | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Frames, lengths and keys of a batch.
 
+    Args:
+        batch: of :func:`sequences`.
+        loss: that they are for; None: :class:`CrossEntropy`, which wants numbers in [0, 1].
+
     Raises:
-        InputError: one of them is missing, or frames of floating point do not lie in [0, 1].
+        InputError: one of them is missing, or frames of floating point, not their padding, hold values that are not
+            finite, or not in [0, 1].
     """
     missing = [name for name in ("frames", "length", "key") if not isinstance(batch, Mapping) or name not in batch]
     if missing:
         raise InputError(f"batch: has no {', '.join(missing)}; make the examples with concord.dynamics.sequences")
-    frames = batch["frames"]
-    if frames.is_floating_point() and not bool(((frames >= 0) & (frames <= 1)).all()):
-        raise InputError("batch: frames hold values outside of [0, 1]")
-    return frames, batch["length"], batch["key"]
+    frames, lengths = batch["frames"], batch["length"]
+    if frames.is_floating_point():
+        there = torch.arange(frames.shape[1], device=frames.device) < lengths.to(frames.device)[:, None]
+        if wrong := _wrong(frames[there], bounded=loss is None or isinstance(loss, CrossEntropy)):
+            raise InputError(f"batch: frames hold values {wrong}")
+    return frames, lengths, batch["key"]
+
+
+def _wrong(frames: Tensor, bounded: bool) -> str | None:
+    """What is wrong with values of floating point."""
+    if bounded:
+        return None if bool(((frames >= 0) & (frames <= 1)).all()) else "outside of [0, 1]"
+    return None if bool(torch.isfinite(frames).all()) else "that are not finite"
 
 
 def _tensor(environment: str, values: Any) -> Tensor:
-    array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = values.detach().cpu().float().numpy() if _is_floating(values) else np.asarray(values)
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
         raise InputError(f"environment {environment}: frames of type {array.dtype}; expected uint8, or float in [0, 1]")
     if array.dtype == np.uint8:
@@ -88,12 +115,16 @@ def _tensor(environment: str, values: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.float32)))
 
 
-def _check(environment: str, number: int, part: Tensor, length: int, first: Tensor) -> None:
+def _is_floating(values: Any) -> bool:
+    return isinstance(values, Tensor) and values.is_floating_point()
+
+
+def _check(environment: str, number: int, part: Tensor, length: int, first: Tensor, bounded: bool) -> None:
     said = f"environment {environment}, sequence {number}"
     if part.ndim < 2 or not 2 <= length <= len(part):
         raise InputError(f"{said}: {length} frames of an array {tuple(part.shape)}; it needs at least 2")
     if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
         found, expected = ((tuple(each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in (part, first))
         raise InputError(f"{said}: a frame is {found[0]} {found[1]}, but {expected[0]} {expected[1]} in sequence 0")
-    if part.is_floating_point() and not bool(((part[:length] >= 0) & (part[:length] <= 1)).all()):
-        raise InputError(f"{said}: its frames hold values outside of [0, 1]")
+    if part.is_floating_point() and (wrong := _wrong(part[:length], bounded)):
+        raise InputError(f"{said}: its frames hold values {wrong}")

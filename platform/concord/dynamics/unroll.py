@@ -98,13 +98,17 @@ def unroll(
             whether to go on from the data. None: from PyTorch's default generator.
 
     Raises:
-        InputError: a trajectory is too short or is not in ``frames``, or the outputs are not of the frames' shape.
+        InputError: a trajectory is too short or is not in ``frames``, the outputs are not of the frames' shape, or
+            there are too few draws.
     """
     loss = loss or CrossEntropy()
     lengths = lengths.cpu()
     _check(frames, lengths, skips)
+    needed = (len(frames), int(lengths.max()) - 1, 3)
     if draws is None:
-        draws = torch.rand(len(frames), int(lengths.max()) - 1, 3, dtype=torch.float64)
+        draws = torch.rand(*needed, dtype=torch.float64)
+    elif draws.ndim != 3 or draws.shape[::2] != needed[::2] or draws.shape[1] < needed[1]:
+        raise InputError(f"draws {tuple(draws.shape)}: expected {needed}, or of more predictions")
     stride = 1 if skips.horizon == 1 and skips.stride is None else skips.stride
     if stride is not None:
         return _strided(model, frames, lengths, stride, loss, draws[..., 2] < sampling)

@@ -42,6 +42,10 @@ class BatchStream:
         part: which places of every batch are wanted, where several processes share the batches; None: all.
         together: how many environments a step takes; it divides their number. None: all.
         batches_each: how many batches of each of them.
+        largest: examples of the largest environment of all processes; None: of these.
+
+    Attributes:
+        steps_per_epoch: as many as go through the largest environment once.
 
     Raises:
         InputError: the batch size or ``batches_each`` is not positive, or ``together`` does not fit.
@@ -56,6 +60,7 @@ class BatchStream:
         part: slice | None = None,
         together: int | None = None,
         batches_each: int = 1,
+        largest: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ArgumentError("batch_size", batch_size, "must be at least 1")
@@ -68,6 +73,8 @@ class BatchStream:
         self._names = [environment.name for environment in environments]
         self._sizes = [len(environment) for environment in environments]
         self._batch_size = batch_size
+        passes = -(-(largest or max(self._sizes)) // batch_size)
+        self.steps_per_epoch = -(-passes // batches_each) * self.steps_per_round
         self._seed = seed
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
@@ -81,7 +88,7 @@ class BatchStream:
         starts = [sum(self._sizes[index] for index in of[:place]) for place in range(len(of))]
         self._starts = starts[: len(sources)]
         self._before = {
-            index: (source.passes, start)
+            index: (source.epochs, start - self._starts[index])
             for (index, source), start in zip(switching.items(), starts[len(sources) :], strict=True)
         }
         self._round: tuple[int, list[int]] = (-1, [])
@@ -91,7 +98,8 @@ class BatchStream:
         """The batches of a step, a tree like the environments': each leaf ``(environments · batches, batch, ...)``."""
         first = step // self.steps_per_round * self._batches_each
         numbers = range(first, first + self._batches_each)
-        places = torch.cat([self._places(each, k)[self._part] for each in self._chosen(step) for k in numbers])
+        epoch = step // self.steps_per_epoch
+        places = torch.cat([self._places_in(epoch, each, k) for each in self._chosen(step) for k in numbers])
         if self._device.type == "cuda" and isinstance(self._examples, InMemory):
             places = places.pin_memory().to(self._device, non_blocking=True)
         return self._examples.take(places.view(self._together * self._batches_each, -1))
@@ -114,6 +122,12 @@ class BatchStream:
             self._round = rounds, torch.randperm(len(self._names), generator=generator).tolist()
         return self._round[1][part * self._together : (part + 1) * self._together]
 
+    def _places_in(self, epoch: int, index: int, batch: int) -> Tensor:
+        """Where this process's part of a batch lies, in this epoch."""
+        places = self._places(index, batch)[self._part]
+        epochs, shift = self._before.get(index, (0, 0))
+        return places + shift if epoch < epochs else places
+
     def _places(self, index: int, batch: int) -> Tensor:
         size, first = self._sizes[index], batch * self._batch_size
         parts, wanted = [], self._batch_size
@@ -130,6 +144,5 @@ class BatchStream:
             self._orders.pop((index, passes - 2), None)
             generator = generator_for(self._seed, self._names[index], "batches", passes)
             order = torch.randperm(self._sizes[index], generator=generator)
-            until, before = self._before.get(index, (0, 0))
-            self._orders[index, passes] = order + (before if passes < until else self._starts[index])
+            self._orders[index, passes] = order + self._starts[index]
         return self._orders[index, passes]

@@ -316,7 +316,7 @@ def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
         return source.take(places)
     if isinstance(source, Switching):
         before, after = (Part(each, places) for each in (source.before, source.after))
-        return Switching(before, after, source.passes)
+        return Switching(before, after, source.epochs)
     return Part(source, places)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.tree import Tree, merged, named_leaves
+from concord.environments.tree import Tree, described, difference, merged, named_leaves
 from concord.errors import ArgumentError, InputError
 
 
@@ -72,25 +72,30 @@ class Part(ExampleSource):
 class Switching(ExampleSource):
     """Examples that others take the place of while they are trained on: data whose conditions change.
 
-    :class:`~concord.environments.BatchStream` draws the first so many passes from those before. Whoever else takes
-    examples, an evaluation for instance, gets those after.
+    :class:`~concord.environments.BatchStream` draws the batches of the first epochs from those before. Whoever else
+    takes examples, an evaluation for instance, gets those after.
 
     Args:
         before: what is trained on at first.
         after: what is trained on then; as many, alike in structure, shape and type.
-        passes: over those before, at least 1. A pass is an epoch where the environment is the largest and its examples
-            make whole batches.
+        epochs: of training on those before, at least 1.
 
     Raises:
-        InputError: the number of passes is below 1, or the sources do not have the same number of examples.
+        InputError: the number of epochs is below 1, a part is no :class:`ExampleSource`, or the two are not alike.
     """
 
-    def __init__(self, before: ExampleSource, after: ExampleSource, passes: int) -> None:
-        if passes < 1:
-            raise ArgumentError("passes", passes, "must be at least 1")
+    def __init__(self, before: ExampleSource, after: ExampleSource, epochs: int) -> None:
+        if epochs < 1:
+            raise ArgumentError("epochs", epochs, "must be at least 1")
+        for name, source in (("before", before), ("after", after)):
+            if not isinstance(source, ExampleSource):
+                raise ArgumentError(name, type(source).__name__, "must be an ExampleSource, such as InMemory(examples)")
         if len(before) != len(after):
             raise InputError(f"{len(before)} examples before and {len(after)} after; the numbers must be equal")
-        self.before, self.after, self.passes = before, after, passes
+        ours, theirs = (described(source.take(slice(0, 1))) for source in (before, after))
+        if (found := difference("before", ours, "after", theirs)) is not None:
+            raise InputError(found)
+        self.before, self.after, self.epochs = before, after, epochs
 
     def __len__(self) -> int:
         return len(self.after)

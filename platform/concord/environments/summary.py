@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment
-from concord.environments.source import InMemory
-from concord.environments.tree import Tree, is_pair, named_leaves
+from concord.environments.source import InMemory, Switching
+from concord.environments.tree import Tree, is_pair, merged, named_leaves
 
 # Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
 _DIGESTED_BYTES = 4 * 1024**2
@@ -68,8 +68,11 @@ def _looked_at(environment: Environment) -> Tree:
     """The examples; of those that are not in memory some, evenly spaced."""
     if isinstance(environment.source, InMemory):
         return environment.data
-    count = len(environment)
-    return environment.take(torch.arange(0, count, max(1, count // _READ)))
+    some = torch.arange(0, len(environment), max(1, len(environment) // _READ))
+    source = environment.source
+    # What is trained on first counts, too; both have the same form.
+    parts = [source.after, source.before] if isinstance(source, Switching) else [source]
+    return merged([part.take(some) for part in parts], torch.cat)
 
 
 def _sample(values: Tensor) -> bytes:

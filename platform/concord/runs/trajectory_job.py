@@ -63,7 +63,8 @@ class TrajectoryConfig(TrainConfig):
         found = super().resolved()
         if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
             return found
-        steps = self.schedule.epochs * math.ceil(self.chosen.trajectories / self.data.batch_size)
+        batches = math.ceil(self.chosen.trajectories / self.data.batch_size)
+        steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
         return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
 
     def unused(self) -> frozenset[str]:
@@ -76,6 +77,8 @@ class TrajectoryConfig(TrainConfig):
         self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
         known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
         self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
+        whole = self.data.environments_per_step == 0 or self.lr_decay_steps == 0
+        self.require("environments_per_step", whole, "--lr-decay-steps counts steps of all environments; give 0")
         switch, epochs = self.chosen.switch_epoch, self.schedule.epochs
         self.require("switch_epoch", switch < max(epochs, 1), f"must come before the last of the {epochs} epochs")
         self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")

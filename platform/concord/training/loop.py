@@ -297,13 +297,13 @@ class _Run:
         part = slice(places[0], places[-1] + 1)
         together = config.data.environments_per_step // place.world_size or None
         batches_each = config.aggregation.steps_per_update
+        largest = max(_gathered(max(map(len, training)), place))
         self.batches = BatchStream(
-            training, config.data.batch_size, config.run.seed, place.device, part, together, batches_each
+            training, config.data.batch_size, config.run.seed, place.device, part, together, batches_each, largest
         )
         # What part of each batch this process has.
         self._part = len(places) / config.data.batch_size
-        passes = -(-max(_gathered(max(map(len, training)), place)) // config.data.batch_size)
-        self.steps_per_epoch = -(-passes // batches_each) * self.batches.steps_per_round
+        self.steps_per_epoch = self.batches.steps_per_epoch
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
         self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
