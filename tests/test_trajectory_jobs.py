@@ -151,11 +151,15 @@ def read(output: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"size": 64}, "no trajectories"),
+        ({"size": 64}, "no trajectories; concord data room-runner makes them"),
+        ({"data_dir": Path("/nowhere")}, "no trajectories; concord data room-runner --size 32 makes them"),
+        (
+            {"perturbed_dir": Path("/nowhere")},
+            "/nowhere: no trajectories; concord data room-runner --size 32 --perturbed makes them",
+        ),
         ({"trajectories": 9}, "have 5 to train on"),
         ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),
         ({"perturbed": True, "perturbed_dir": Path("x")}, "--perturbed-dir x: with --perturbed there is no other"),
-        ({"perturbed_dir": Path("/nowhere")}, "/nowhere"),
         ({"perturbed": True, "switch_epoch": 1}, "--switch-epoch 1: with --perturbed there is no other physics"),
         ({"switch_epoch": -1}, "--switch-epoch -1: must not be negative"),
         (

@@ -357,6 +357,11 @@ class FunnelBoard:
         """The name of the folder that its data are in, unless another is given."""
         return self.name + ("-perturbed" if self.perturbed else "")
 
+    @property
+    def command(self) -> str:
+        """What makes its data."""
+        return f"concord data {self.name}{' --perturbed' if self.perturbed else ''}"
+
     def trajectory(self, key: Sequence[int]) -> Trajectory:
         """The trajectory of this key: courses are drawn until the ball lands in time. The label counts from the left.
 

@@ -337,6 +337,12 @@ class RoomRunner:
         """The name of the folder that its data are in, unless another is given."""
         return f"{self.name}-{self.size}{'-perturbed' if self.perturbed else ''}"
 
+    @property
+    def command(self) -> str:
+        """What makes its data."""
+        size = f" --size {self.size}" if self.size != RoomRunner.size else ""
+        return f"concord data {self.name}{size}{' --perturbed' if self.perturbed else ''}"
+
     def trajectory(self, key: Sequence[int]) -> Trajectory:
         """The trajectory of this key: maps are drawn until the agent arrives in time. Label 1 is blue.
 

@@ -69,6 +69,11 @@ class TrajectoryTask(Protocol):
         """The name of the folder that its data are in, unless another is given."""
         ...
 
+    @property
+    def command(self) -> str:
+        """What makes its data."""
+        ...
+
     def trajectory(self, key: Sequence[int]) -> Trajectory:
         """The trajectory of this key: the same wherever and whenever it is asked for."""
         ...
@@ -275,7 +280,8 @@ class TrajectoryFolder:
 
     Args:
         folder: where they are, or their address.
-        task: the name of the task that they are of; its command makes them.
+        task: the name of the task that they are of.
+        command: what makes them, for messages; None: ``concord data`` and the task.
 
     Attributes:
         manifest: what is written of them.
@@ -288,9 +294,9 @@ class TrajectoryFolder:
             missing, or one trajectory is there twice.
     """
 
-    def __init__(self, folder: Path, task: str) -> None:
+    def __init__(self, folder: Path, task: str, command: str | None = None) -> None:
         self.folder = folder
-        command = f"concord data {task}"
+        command = self._command = command or f"concord data {task}"
         self.manifest, names = manifest_of(folder, "trajectories", command)
         if missing := _missing(self.manifest):
             raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
@@ -315,9 +321,7 @@ class TrajectoryFolder:
             InputError: there are none.
         """
         if not self.has(split):
-            raise unfit(
-                self.folder, f"no trajectories for {split}; concord data {self.task} makes them in a new folder"
-            )
+            raise unfit(self.folder, f"no trajectories for {split}; {self._command} makes them in a new folder")
         return Trajectories(self.folder, self._shards(split), self.frame)
 
     def unfit(self, why: str) -> InputError:

@@ -41,7 +41,7 @@ class TrajectoryChoice(OptionGroup):
         Raises:
             InputError: there are none, or too few, or they are of something else.
         """
-        data = self._checked(TrajectoryFolder(trajectory_folder(data_dir, output, task), task.name), task)
+        data = self._checked(trajectory_folder(data_dir, output, task), task)
         perturbed = bool(data.settings.get("perturbed"))
         physics = "perturbed" if perturbed else "the standard"
         self.require("perturbed", perturbed == self.perturbed, f"the data in {data.folder} are of {physics} physics")
@@ -55,7 +55,7 @@ class TrajectoryChoice(OptionGroup):
         """
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
-        data = self._checked(TrajectoryFolder(trajectory_folder(self.perturbed_dir, output, task), task.name), task)
+        data = self._checked(trajectory_folder(self.perturbed_dir, output, task), task)
         self.require("perturbed_dir", bool(data.settings.get("perturbed")), "its data are of the standard physics")
         return data
 
@@ -94,7 +94,8 @@ class TrajectoryChoice(OptionGroup):
         names = ["standard"] if self.switch_epoch else list(training)
         return Environments(load, names, validation, test, version=version)
 
-    def _checked(self, data: TrajectoryFolder, task: TrajectoryTask) -> TrajectoryFolder:
+    def _checked(self, folder: Path, task: TrajectoryTask) -> TrajectoryFolder:
+        data = TrajectoryFolder(folder, task.name, task.command)
         if data.frame != task.frame:
             raise data.unfit(
                 f"frames of {data.frame[1]} × {data.frame[2]} pixels, not {task.frame[1]} × {task.frame[2]}"
