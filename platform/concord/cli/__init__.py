@@ -47,7 +47,7 @@ usage: concord COMMAND [options]
   concord analyze JOB --name RUN…       how consistent what was learned is across environments
   concord data JOB                      make the data of a job that needs some made
   concord demo                          the AND-mask beside the average, on the synthetic task
-  concord submit train|tune JOB         the same on a cluster, through Ray Jobs; --follow shows the log
+  concord submit train|tune|compare JOB the same on a cluster, through Ray Jobs; --follow shows the log
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
   concord runs                          what was tracked: list, find, and --compare NAME NAME
   concord models                        the model registry: list, show, promote

@@ -21,7 +21,7 @@ class Scaling:
     """Bytes and messages of a step against workers, worked out for gloo; nothing is trained."""
 
     aggregator: str = "and-mask"
-    """The rule: mean, and-mask, geometric-mean, xor-mask or sand-mask."""
+    """The rule: mean, and-mask, geometric-mean, xor-mask, sand-mask or t-mask."""
     networks: tuple[str, ...] = _NETWORKS
     """Any of synthetic-mlp, fast-resnet and resnet-18, or numbers of parameters."""
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
