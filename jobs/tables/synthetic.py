@@ -40,9 +40,10 @@ VOTES: dict[str, dict[str, Any]] = {
     "4 steps an update": {"steps_per_update": 4},
     "geometric-mean": {"aggregator": "geometric-mean"},
     "sand-mask": {"aggregator": "sand-mask"},
-    # Learning rate, penalty and epochs by the validation environments of seeds 201 to 203, which no table has.
+    # Learning rate and penalty by the validation environments of seeds 201 to 203, which no table has.
     "t-mask": {"aggregator": "t-mask", "environment_momentum": 0.9, "lr": 3e-3, "l1": 3e-5},
 }
+TWICE = " with twice the epochs"
 FIVE: dict[str, Any] = {"seeds": 5, "first_seed": 101, "columns": ROBUSTNESS}
 
 
@@ -52,8 +53,9 @@ def on(methods: Iterable[str], counts: Iterable[int], variance: float, revolutio
     said = f"variance {variance:g}, {revolutions:g} rev."
     rows = {}
     for count, method in itertools.product(counts, methods):
-        twice = {"epochs": round(6000 / count)} if method == "t-mask" else {}  # the paper: 3000
-        rows[f"{method}, {count} environments, {said}"] = {**VOTES[method], **data, **twice, "environments": count}
+        epochs = {"epochs": round(6000 / count)} if method.endswith(TWICE) else {}  # the paper: 3000
+        options = {**VOTES[method.removesuffix(TWICE)], **data, **epochs, "environments": count}
+        rows[f"{method}, {count} environments, {said}"] = options
     return rows
 
 
@@ -112,18 +114,18 @@ comparisons = {
     "environments": Comparison(
         on(("and-mask", "mean"), ENVIRONMENTS, 0.1, 2.0)
         | on(("and-mask",), ENVIRONMENTS, 0.1, 3.0)
-        | on(("t-mask",), ENVIRONMENTS[:3], 0.1, 3.0),
+        | on(("t-mask", "t-mask" + TWICE), ENVIRONMENTS[:3], 0.1, 3.0),
         **FIVE,
         figures={"environments": robustness_figure},
         title="defaults, by the number of environments",
     ),
     "few": Comparison(
-        on(("t-mask",), ENVIRONMENTS[:3], 0.1, 3.0),
+        on(("t-mask" + TWICE,), ENVIRONMENTS[:3], 0.1, 3.0),
         **FIVE,
-        title="the t-mask where environments are few",
+        title="the t-mask with twice the epochs where environments are few",
     ),
     "defaults": Comparison(
-        on(("and-mask",), (7, 10, 20, 32, 100), 0.1, 3.0) | on(("t-mask",), (7, 10), 0.1, 3.0),
+        on(("and-mask",), (7, 10, 20, 32, 100), 0.1, 3.0) | on(("t-mask", "t-mask" + TWICE), (7, 10), 0.1, 3.0),
         **FIVE,
         title="the AND-mask with the job's defaults, and the t-mask where they do not hold",
     ),
