@@ -17,6 +17,7 @@ from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.objectives import Objective
+from concord.runs.trajectory_job import figures
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
 from concord.training.evaluation import Mode
 
@@ -134,5 +135,6 @@ job = Job(
     config=ToyConfig().with_options(horizon=12, exploration_steps=300, sampling_steps=300, **settings),
     criterion="validation_right_skips",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): a toy of our own in which the right skips are known",
+    figures=figures,
     comparisons="tables/skip_toy.py",
 )

@@ -42,7 +42,7 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
-from concord.training import Evaluation, FinishedRun, Job, ProcessContext, load_job, train
+from concord.training import Evaluation, FinishedRun, Job, Outcome, ProcessContext, load_job, train
 from concord.training.loop import Silent
 
 TOY = load_job("skip-toy").job
@@ -528,6 +528,13 @@ def test_the_toy_is_learned_with_one_prediction_for_every_exit(precision: str) -
 def test_the_toy_is_learned_with_any_seed(seed: int) -> None:
     metrics = train(TOY, TOY.config.with_options(seed=seed, evaluations=1), ProcessContext(), Silent()).metrics
     assert metrics["ood_right_skips"] > 0.99
+
+
+def test_the_toy_draws_what_was_matched() -> None:
+    config, outcome = TOY.config, Outcome((), 0.0, 0)
+    assert TOY.figures is not None
+    drawn = TOY.figures(TOY, config, outcome, TOY.model(config).eval())
+    assert set(drawn) == {"sequence", "skips", "rollout"}
 
 
 # --- wrong input

@@ -114,7 +114,7 @@ comparisons = {
     "environments": Comparison(
         on(("and-mask", "mean"), ENVIRONMENTS, 0.1, 2.0)
         | on(("and-mask",), ENVIRONMENTS, 0.1, 3.0)
-        | on(("t-mask", "t-mask" + TWICE), ENVIRONMENTS[:3], 0.1, 3.0),
+        | on(("t-mask",), ENVIRONMENTS[:3], 0.1, 3.0),
         **FIVE,
         figures={"environments": robustness_figure},
         title="defaults, by the number of environments",
@@ -125,7 +125,7 @@ comparisons = {
         title="the t-mask with twice the epochs where environments are few",
     ),
     "defaults": Comparison(
-        on(("and-mask",), (7, 10, 20, 32, 100), 0.1, 3.0) | on(("t-mask", "t-mask" + TWICE), (7, 10), 0.1, 3.0),
+        on(("and-mask",), (7, 10, 20, 32, 100), 0.1, 3.0) | on(("t-mask",), (7, 10), 0.1, 3.0),
         **FIVE,
         title="the AND-mask with the job's defaults, and the t-mask where they do not hold",
     ),

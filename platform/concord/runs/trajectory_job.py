@@ -46,6 +46,15 @@ class SeenTask(TrajectoryTask, Protocol):
         ...
 
 
+class WithSkips(Protocol):
+    """The options of a job on sequences."""
+
+    @property
+    def skips(self) -> SkipOptions:
+        """How far predictions reach."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryConfig(TrainConfig):
     """A model of dynamics, trained on trajectories that ``concord data`` has made."""
@@ -118,12 +127,13 @@ def _measured(skips: Skips, task: SeenTask, model: nn.Module, environment: Envir
 
 def figures(
     job: Job[Any],
-    config: TrajectoryConfig,
+    config: WithSkips,
     outcome: Outcome,  # noqa: ARG001
     model: nn.Module,
 ) -> Mapping[str, Figure | Tensor]:
-    """What the model makes of some trajectories that did not train it: which frames its predictions were matched with
-    (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true frames of the same moments."""
+    """What the model makes of some sequences that did not train it: which frames its predictions were matched with
+    (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true frames of the same moments. For any job on
+    :func:`~concord.dynamics.sequences` whose configuration has ``skips``."""
     environments = job.environments(config)
     name = (*environments.validation, *environments.test, *environments.train)[0]
     device = next(model.parameters()).device
