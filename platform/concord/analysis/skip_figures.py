@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from concord.analysis.compared_runs import ComparedRuns
@@ -73,7 +74,7 @@ def accuracy_figure(runs: ComparedRuns, metric: str = "validation_soft_accuracy"
     Raises:
         InputError: no run has this metric.
     """
-    figure = Figure(figsize=(8.5, 3.2), layout="constrained")
+    figure = Figure(figsize=(9.5, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     found = False
     for colour, (name, each) in zip(_COLOURS * len(runs), runs.items(), strict=False):
@@ -95,7 +96,8 @@ def accuracy_figure(runs: ComparedRuns, metric: str = "validation_soft_accuracy"
     panels[1].set(xlabel="evaluations of the model in training")
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    panels[1].legend(frameon=False, fontsize=8)
+    panels[1].xaxis.set_major_locator(MaxNLocator(4))
+    panels[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
