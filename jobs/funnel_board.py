@@ -12,7 +12,7 @@ from concord.environments import Environments
 from concord.environments.funnel_board import FunnelBoard
 from concord.runs import trajectory_job
 from concord.runs.made_trajectories import FunnelBoardOptions, make_trajectories
-from concord.runs.trajectory_job import STUDIES, TrajectoryConfig, settings
+from concord.runs.trajectory_job import TABLE_A2, TrajectoryConfig, settings, studies
 from concord.training import Data, EnvironmentEvaluation, Job
 
 
@@ -31,17 +31,16 @@ def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
     return trajectory_job.evaluation(config, FunnelBoard(perturbed=config.chosen.perturbed))
 
 
-found = {"lr": 5e-4, "lr_decay_steps": 15_000, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"}
 job = Job(
     environments=environments,
     model=model,
     objective=trajectory_job.objective,
     evaluation=evaluation,
-    config=TrajectoryConfig().with_options(**settings(**found)),
+    config=TrajectoryConfig().with_options(**settings(**TABLE_A2["asi"])),
     criterion="validation_soft_accuracy",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): funnel board (Fig. 2.10); no run of full length",
     figures=trajectory_job.figures,
     data=Data(FunnelBoardOptions, make_trajectories),
-    studies=STUDIES,
+    studies=studies(TABLE_A2),
     comparisons="tables/funnel_board.py",
 )

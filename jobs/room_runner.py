@@ -15,7 +15,7 @@ from concord.environments import Environments
 from concord.environments.room_runner import RoomRunner
 from concord.runs import trajectory_job
 from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
-from concord.runs.trajectory_job import STUDIES, TrajectoryConfig, settings
+from concord.runs.trajectory_job import TABLE_A1, TrajectoryConfig, settings, studies
 from concord.training import Data, EnvironmentEvaluation, Job
 
 
@@ -49,17 +49,16 @@ def evaluation(config: RoomRunnerConfig) -> EnvironmentEvaluation:
     return trajectory_job.evaluation(config, config.task)
 
 
-found = {"lr": 5e-4, "lr_decay_steps": 15_000, "horizon": 21, "exploration_steps": 7500, "architecture": "strided"}
 job = Job(
     environments=environments,
     model=model,
     objective=trajectory_job.objective,
     evaluation=evaluation,
-    config=RoomRunnerConfig().with_options(**settings(**found)),
+    config=RoomRunnerConfig().with_options(**settings(**TABLE_A1["asi"])),
     criterion="validation_soft_accuracy",
     reproduces="Adaptive skip intervals (chapter 2 of the thesis): room runner (Fig. 2.9); no run of full length",
     figures=trajectory_job.figures,
     data=Data(RoomRunnerOptions, make_trajectories),
-    studies=STUDIES,
+    studies=studies(TABLE_A1),
     comparisons="tables/room_runner.py",
 )

@@ -126,6 +126,9 @@ def test_the_studies_have_the_spaces_of_the_thesis(name: str) -> None:
         choices = {option: entry.values for option, entry in study.space.entries.items() if isinstance(entry, Choice)}
         sizes[method] = math.prod(map(len, choices.values()))
         fixed = {option: entry for option, entry in study.space.entries.items() if not isinstance(entry, Choice)}
+        (suggestion,) = study.suggestions  # tables A.1 and A.2
+        assert suggestion.keys() == choices.keys()
+        assert all(value in choices[option] for option, value in suggestion.items())
         for point in ({o: v[0] for o, v in choices.items()}, {o: v[-1] for o, v in choices.items()}):
             job.config.with_options(**fixed, **point).check()
     common = 3 * 3 * 2 * 3

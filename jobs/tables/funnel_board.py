@@ -1,16 +1,10 @@
 """Funnel board as found by the thesis' search (table A.2). The text prints no accuracies."""
 
 from concord.analysis.skip_figures import accuracy_figure
+from concord.runs.trajectory_job import TABLE_A2, settings_of
 from concord.training import Comparison
 
-SMALL = {"lr": 7.5e-4, "kernels": 32, "exploration_steps": 0}
-METHODS = {
-    "ASI": {},
-    "ASI, no exploration": {"horizon": 18, "lr_decay_steps": 10_000, "architecture": "strided", **SMALL},
-    "Δt = 1": {"skip": "fixed", "stride": 1, **SMALL},
-    "Δt = 2": {"skip": "fixed", "stride": 2, "architecture": "strided", **SMALL},
-    "Δt = 3": {"skip": "fixed", "stride": 3, "architecture": "strided", **SMALL},
-}
+METHODS = settings_of(TABLE_A2)
 COLUMNS = {
     "soft accuracy": "ood_soft_accuracy",
     "hard accuracy": "ood_hard_accuracy",

@@ -1,14 +1,9 @@
 """Room runner as found by the thesis' search (table A.1). The text prints no accuracies."""
 
 from concord.analysis.skip_figures import accuracy_figure
+from concord.runs.trajectory_job import TABLE_A1, settings_of
 from concord.training import Comparison
 
-PLAIN = {"architecture": "plain", "exploration_steps": 0}
-METHODS = {
-    "ASI": {},
-    "ASI, no exploration": {"horizon": 18, **PLAIN},
-    **{f"Δt = {stride}": {"skip": "fixed", "stride": stride, **PLAIN} for stride in (1, 2, 3)},
-}
 # Half the size and half the kernels, and 3,000 steps for every method.
 SMALL = {"size": 32, "trajectories": 200, "kernels": 24, "lr": 1e-3, "lr_decay_steps": 0, "evaluations": 5}
 STRIDED = {**SMALL, "architecture": "strided", "epochs": 30, "exploration_steps": 0}
@@ -42,7 +37,7 @@ comparisons = {
         title="ASI by its horizon",
     ),
     "table-a.1": Comparison(
-        METHODS,
+        settings_of(TABLE_A1),
         seeds=8,
         first_seed=1,
         columns=COLUMNS,

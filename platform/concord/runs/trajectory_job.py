@@ -22,7 +22,7 @@ from concord.environments.trajectories import TrajectoryTask
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
 from concord.runs.trajectory_choice import TrajectoryChoice
-from concord.space import Choice, Entry, Space
+from concord.space import Choice, Entry, Space, Value
 from concord.training import EnvironmentEvaluation, Job, Outcome, Study, TrainConfig
 from concord.training.evaluation import Mode
 
@@ -170,7 +170,39 @@ _METHODS: dict[str, dict[str, Entry]] = {
     "asi-no-exploration": {**_HORIZONS, "exploration_steps": 0},
     **{f"fixed-{stride}": {"skip": "fixed", "stride": stride} for stride in (1, 2, 3)},
 }
-STUDIES: Mapping[str, Study] = {
-    name: Study(Space(_SEARCHED | method), selection="validation") for name, method in _METHODS.items()
+_COMMON: dict[str, Value] = {"lr": 5e-4, "lr_decay_steps": 15_000, "kernels": 48, "architecture": "plain"}
+TABLE_A1: Mapping[str, dict[str, Value]] = {
+    "asi": {**_COMMON, "horizon": 21, "exploration_steps": 7500, "architecture": "strided"},
+    "asi-no-exploration": {**_COMMON, "horizon": 18},
+    **{f"fixed-{stride}": _COMMON for stride in (1, 2, 3)},
 }
-"""The spaces of the thesis (appendix A.0.3)."""
+"""What the thesis' search found for room runner, by the study; there was none for a stride of 3."""
+_NARROW: dict[str, Value] = {**_COMMON, "lr": 7.5e-4, "kernels": 32, "architecture": "strided"}
+TABLE_A2: Mapping[str, dict[str, Value]] = {
+    "asi": {**_COMMON, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"},
+    "asi-no-exploration": {**_NARROW, "horizon": 18, "lr_decay_steps": 10_000},
+    "fixed-1": {**_NARROW, "architecture": "dilated"},
+    **{f"fixed-{stride}": _NARROW for stride in (2, 3)},
+}
+"""The same for funnel board."""
+
+
+def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
+    """The spaces of the thesis (appendix A.0.3); what its search found is tried first."""
+    return {
+        name: Study(Space(_SEARCHED | method), suggestions=(found[name],), selection="validation")
+        for name, method in _METHODS.items()
+    }
+
+
+def settings_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
+    """What a table compares: the settings of each study, with what makes it the method."""
+    names = {"asi": "ASI", "asi-no-exploration": "ASI, no exploration"}
+    fixed = {
+        name: {option: entry for option, entry in method.items() if not isinstance(entry, Choice)}
+        for name, method in _METHODS.items()
+    }
+    return {
+        names.get(name, name.replace("fixed-", "Δt = ")): {"exploration_steps": 0, **fixed[name], **found[name]}
+        for name in _METHODS
+    }
