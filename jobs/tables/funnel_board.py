@@ -1,10 +1,10 @@
 """Funnel board as found by the thesis' search (table A.2). The text prints no accuracies."""
 
 from concord.analysis.skip_figures import accuracy_figure
-from concord.runs.trajectory_job import TABLE_A2, settings_of
+from concord.runs.trajectory_job import TABLE_A2, methods_of
 from concord.training import Comparison
 
-METHODS = settings_of(TABLE_A2)
+METHODS = methods_of(TABLE_A2)
 COLUMNS = {
     "soft accuracy": "ood_soft_accuracy",
     "hard accuracy": "ood_hard_accuracy",

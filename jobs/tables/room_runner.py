@@ -1,7 +1,7 @@
 """Room runner as found by the thesis' search (table A.1). The text prints no accuracies."""
 
 from concord.analysis.skip_figures import accuracy_figure
-from concord.runs.trajectory_job import TABLE_A1, settings_of
+from concord.runs.trajectory_job import TABLE_A1, methods_of
 from concord.training import Comparison
 
 # Half the size and half the kernels, and 3,000 steps for every method.
@@ -37,7 +37,7 @@ comparisons = {
         title="ASI by its horizon",
     ),
     "table-a.1": Comparison(
-        settings_of(TABLE_A1),
+        methods_of(TABLE_A1),
         seeds=8,
         first_seed=1,
         columns=COLUMNS,

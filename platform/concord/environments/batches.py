@@ -1,5 +1,6 @@
 """Batches that depend on the seed, the environment and the step, and on nothing else."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -85,11 +86,11 @@ class BatchStream:
         laid = [source.after if isinstance(source, Switching) else source for source in sources]
         self._examples = end_to_end([*laid, *(source.before for source in switching.values())], device)
         of = [*range(len(sources)), *switching]
-        starts = [sum(self._sizes[index] for index in of[:place]) for place in range(len(of))]
+        starts = list(itertools.accumulate((self._sizes[index] for index in of), initial=0))
         self._starts = starts[: len(sources)]
         self._before = {
             index: (source.epochs, start - self._starts[index])
-            for (index, source), start in zip(switching.items(), starts[len(sources) :], strict=True)
+            for (index, source), start in zip(switching.items(), starts[len(sources) : -1], strict=True)
         }
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}

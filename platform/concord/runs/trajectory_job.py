@@ -195,7 +195,7 @@ def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
     }
 
 
-def settings_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
+def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
     """What a table compares: the settings of each study, with what makes it the method."""
     names = {"asi": "ASI", "asi-no-exploration": "ASI, no exploration"}
     fixed = {
