@@ -141,7 +141,7 @@ def test_a_study_reads_what_is_not_in_memory_as_it_is_needed(made: Path, capsys:
     given = ["--method", "asi", "--trials", "1", "--architecture", "plain", "--output", str(made)]
     assert main(["tune", "room-runner", *small, *given, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
-    assert (said["finished"], said["failed"]) == (1, 0)
+    assert (said["finished"], said["failed"], said["metric"]) == (1, 0, "validation_soft_accuracy")
     assert 0 <= said["best"]["metrics"]["validation_soft_accuracy"] <= 1
 
 

@@ -190,7 +190,9 @@ TABLE_A2: Mapping[str, dict[str, Value]] = {
 def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
     """The spaces of the thesis (appendix A.0.3); what its search found is tried first."""
     return {
-        name: Study(Space(_SEARCHED | method), suggestions=(found[name],), selection="validation")
+        name: Study(
+            Space(_SEARCHED | method), suggestions=(found[name],), selection="validation", metric="soft_accuracy"
+        )
         for name, method in _METHODS.items()
     }
 

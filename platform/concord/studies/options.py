@@ -45,7 +45,8 @@ class StudyOptions(OptionGroup):
     environments left out in turn, or the o.o.d. test (which makes an oracle of the study, and is called so); the job's
     own choice for the method if not given."""
     metric: str | None = None
-    """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
+    """Measure to judge by, such as accuracy, loss or worst_accuracy; if not given the job's own choice for the method,
+    else accuracy, or loss where there is none."""
     mode: Mode | None = None
     """Whether the measure is to be large or small, where the job does not say."""
     folds: int = 0

@@ -197,7 +197,7 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
     stop_rule.check(checked.reported)
     usual = next(iter(checked.measures)) if own else "accuracy" if "train_accuracy" in checked.reported else "loss"
-    measure = study_options.metric or usual
+    measure = study_options.metric or study.metric or usual
     plain = measure.removeprefix("worst_")
     mode_of, reported = dict(checked.measures), list(checked.reported)
     mode_of[plain] = mode = chosen_mode(measure, study_options.mode, mode_of)

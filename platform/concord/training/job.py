@@ -143,12 +143,14 @@ class Study:
         stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all of them hold.
         suggestions: points of the space that are tried first.
         selection: what its trials are judged by, unless ``--selection`` says otherwise.
+        metric: the measure of it, unless ``--metric`` says otherwise; None: accuracy, or loss where there is none.
     """
 
     space: Space
     stop_when: tuple[str, ...] = ()
     suggestions: tuple[Mapping[str, Value], ...] = ()
     selection: Literal["held-out", "validation", "leave-one-out", "oracle"] = "held-out"
+    metric: str | None = None
 
 
 @dataclass(frozen=True)
