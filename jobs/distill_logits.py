@@ -129,7 +129,7 @@ def objective(config: LogitsConfig) -> Objective:
     options, by_label = config.teaching, partial(loss, entropy_weight=config.entropy_weight)
     if options.teacher == "none":
         return options.alone(by_label, lambda: nn.Linear(256, PRIVILEGED), "3", privileged_of)
-    adam = partial(torch.optim.Adam, betas=(config.optimizer.beta1, 0.999))
+    adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config).outer, adam)
     made = partial(Oracle, mixings(config)[1]) if options.teacher == "oracle" else partial(perceptron, PRIVILEGED)
     return Distillation(by_label, made, Teaching(options.teaching_weight, divergence), learning, privileged_of)

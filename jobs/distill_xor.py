@@ -106,7 +106,7 @@ def objective(config: XorConfig) -> Objective:
     options = config.teaching
     if options.teacher == "none":
         return options.alone(loss, lambda: nn.Linear(128, 4), "2")
-    adam = partial(torch.optim.Adam, betas=(config.optimizer.beta1, 0.999))
+    adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config).outer, adam)
     made = Oracle if options.teacher == "oracle" else teacher
     return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)

@@ -47,6 +47,7 @@ def run(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) ->
 
 def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) -> list[Tensor]:
     """The update rules, on one vector of all weights."""
+    options = options.resolved()
     w = torch.cat([weight.flatten() for weight in start])
     first, second, velocity = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for index, step in enumerate(steps):
@@ -211,3 +212,28 @@ def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], messag
     TrainConfig().check()
     with pytest.raises(InputError, match=message):
         TrainConfig().with_options(**options).check()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "temporal-and-mask"])
+@pytest.mark.parametrize(
+    ("options", "beta1"),
+    [
+        ({}, 0.9),
+        ({"environment_momentum": 0.8}, 0.0),  # the gradients are averages over steps already
+        ({"environment_momentum": 0.8, "beta1": 0.5}, 0.5),
+        ({"beta1": 0.5}, 0.5),
+        # no gradient of an environment is averaged: the objective has one of all
+        ({"environment_momentum": 0.8, "objective": "vrex", "aggregator": "mean"}, 0.9),
+    ],
+    ids=str,
+)
+def test_gradients_are_averaged_over_steps_once(options: dict[str, Any], beta1: float, optimizer: str) -> None:
+    made = Optimization([nn.Parameter(torch.zeros(2))], config(optimizer=optimizer, **options), STEPS)
+    assert made.optimizer.param_groups[0]["betas"][0] == beta1
+    assert config(optimizer=optimizer, **options).resolved().optimizer.beta1 == beta1
+
+
+@pytest.mark.parametrize("beta1", [-0.1, 1.0])
+def test_a_decay_outside_its_range_is_refused(beta1: float) -> None:
+    with pytest.raises(InputError, match=rf"--beta1 {beta1}: must lie in \[0, 1\)"):
+        config(beta1=beta1).check()

@@ -19,6 +19,7 @@ from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Valu
 from concord.studies.options import Selection, StudyOptions, TuneOptions, with_config
 from concord.studies.plan import Plan
 from concord.studies.plan import make_plan as plan_study
+from concord.studies.spaces import SIGNIFICANCES
 from concord.training import Job, JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 
@@ -218,7 +219,7 @@ def _space(config: TrainConfig, method: str) -> Space:
         entries |= {"penalty_weight": _WEIGHTS[method]} if method in _WEIGHTS else {"inner_lr": LogUniform(1e-3, 1.0)}
         entries |= {"penalty_warmup": Choice(0.0, 0.1, 0.3)} if method in ("irm", "vrex") else {}
     elif method == "t-mask":
-        entries["significance"] = LogUniform(1e-5, 1e-1)
+        entries["significance"] = SIGNIFICANCES
     elif method != "mean":
         highest = 0.95 if method == "sand-mask" else 1.0  # where nothing ever passes at 1
         entries["threshold"] = Uniform(0.0, highest)

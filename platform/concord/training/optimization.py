@@ -34,7 +34,7 @@ class Optimization:
     def __init__(
         self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
     ) -> None:
-        options = config.optimizer
+        options = config.resolved().optimizer
         self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here
@@ -43,14 +43,13 @@ class Optimization:
         self._stepped = own if own is not None and own.optimizer is not None else None
         self._options = options
         self.optimizer: torch.optim.Optimizer
-        betas = (options.beta1, options.beta2)
         if options.optimizer == "adam":
-            self.optimizer = torch.optim.Adam(self._parameters, lr=options.lr, betas=betas)
+            self.optimizer = torch.optim.Adam(self._parameters, lr=options.lr, betas=options.betas)
         elif options.optimizer == "temporal-and-mask":
             self.optimizer = TemporalAndMaskAdam(
                 self._parameters,
                 options.lr,
-                (*betas, options.beta3),
+                (*options.betas, options.beta3),
                 options.temporal_threshold,
                 bias_correction=options.bias_correction,
             )

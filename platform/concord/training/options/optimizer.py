@@ -20,8 +20,9 @@ class OptimizerOptions(OptionGroup):
     """Learning rate."""
     momentum: float = 0.9
     """Momentum of SGD."""
-    beta1: float = 0.9
-    """β₁ of Adam, with and without mask."""
+    beta1: float | None = None
+    """β₁ of Adam, with and without mask. Where none is given 0.9, and 0 with --environment-momentum: the gradients are
+    averages over steps already, and two averages one after the other overshoot."""
     beta2: float = 0.999
     """β₂ of Adam, with and without mask."""
     beta3: float = 0.9
@@ -42,6 +43,11 @@ class OptimizerOptions(OptionGroup):
     """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
     # fmt: on
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        """β₁ and β₂ of Adam; of resolved options, where β₁ is what follows from the others."""
+        return 0.9 if self.beta1 is None else self.beta1, self.beta2
+
     def unused(self) -> frozenset[str]:
         """The options of other optimizers, and of what is switched off."""
         looked_at = {
@@ -58,7 +64,8 @@ class OptimizerOptions(OptionGroup):
         for option in ("l1", "l2", "clip"):
             self.require(option, values[option] >= 0, "must not be negative")
         for option in ("momentum", "beta1", "beta2", "beta3"):
-            self.require(option, 0 <= values[option] < 1, "must lie in [0, 1)")
+            right = (option == "beta1" and self.beta1 is None) or 0 <= values[option] < 1
+            self.require(option, right, "must lie in [0, 1)")
         right = 0 <= self.temporal_threshold <= 1
         self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.bias_correction or self.optimizer == "temporal-and-mask"

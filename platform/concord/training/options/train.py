@@ -42,10 +42,15 @@ class TrainConfig(RunConfig):
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
 
     def resolved(self) -> Self:
-        """With the aggregator that ``auto`` stands for, and the weight of the penalty where none is given."""
-        weight = self.objective.penalty.penalty_weight
-        weight = objective_type(self.objective.objective).default_weight if weight is None else weight
-        return super().resolved().with_options(aggregator=self.chosen_aggregator, penalty_weight=weight)
+        """With the aggregator that ``auto`` stands for, and the penalty's weight and β₁ where none is given."""
+        weight, beta1 = self.objective.penalty.penalty_weight, self.optimizer.beta1
+        kind = objective_type(self.objective.objective)
+        weight = kind.default_weight if weight is None else weight
+        averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
+        if beta1 is None:
+            beta1 = 0.0 if averaged else self.optimizer.betas[0]
+        chosen = {"aggregator": self.chosen_aggregator, "penalty_weight": weight, "beta1": beta1}
+        return super().resolved().with_options(**chosen)
 
     def unused(self) -> frozenset[str]:
         """Also what needs gradients of environments, with an objective that has one gradient of all."""
