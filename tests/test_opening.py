@@ -75,7 +75,7 @@ def test_what_a_threshold_means_is_said() -> None:
     assert mask(8, steps_per_update=4)[0] == passing("29 of 32 signs", "2.6e-6", "32 votes", "0.8125")
     assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples", "0.8125")]
     assert mask(10, aggregator="t-mask") == [
-        "10 environments, t-test at 1.0e-3: a mean must be 4.78 standard errors from 0"
+        "10 environments, t-test at 1.0e-5: a mean must be 8.83 standard errors from 0"
     ]
     assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
     assert mask(32, aggregator="xor-mask") == [
@@ -138,4 +138,4 @@ def test_what_follows_from_the_options_is_a_parameter() -> None:
     assert found == {"chance_fraction": 42 / 2**20, "threshold": 0.9}
     assert mask_parameters(TrainConfig().with_options(aggregator="mean"), 20) == {}
     by_test = mask_parameters(TrainConfig().with_options(aggregator="t-mask"), 3)
-    assert by_test == {"chance_fraction": 1e-3, "significance": 1e-3}
+    assert by_test == {"chance_fraction": 1e-5, "significance": 1e-5}

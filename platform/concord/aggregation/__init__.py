@@ -17,14 +17,13 @@ own is a :class:`Statistic`, a name and a function. In a training loop of one's 
 
 from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaled, rescaling_factor
 from concord.aggregation.and_mask import AndMask
-from concord.aggregation.chance import agreeing_signs, chance_of, threshold_at_chance
+from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, agreeing_signs, chance_of, threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.selection import (
     AGGREGATORS,
-    DEFAULT_SIGNIFICANCE,
     SIGN_MASKS,
     WITH_CHANCE,
     AggregatorName,

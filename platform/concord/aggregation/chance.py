@@ -16,6 +16,9 @@ from decimal import ROUND_CEILING, Context
 from concord.aggregation.agreement import check_threshold, required_agreement
 from concord.errors import ArgumentError
 
+DEFAULT_SIGNIFICANCE = 1e-5
+"""The part of the components that chance keeps where neither a threshold nor a significance is given, at most."""
+
 MUCH_BY_CHANCE = 0.01
 """A mask is to hold chance back: that more than this part of the components pass by chance alone is much."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from concord.aggregation.and_mask import AndMask
-from concord.aggregation.chance import threshold_at_chance
+from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, threshold_at_chance
 from concord.aggregation.geometric_mean import GeometricMean
 from concord.aggregation.mean import Mean
 from concord.aggregation.rule import Aggregator
@@ -36,7 +36,7 @@ WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 # does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all of them
 # share does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
 # to agree: a shortcut of most environments would pass.
-_USUAL, DEFAULT_SIGNIFICANCE, _LEAST = 0.8, 1e-5, 0.5
+_USUAL, _LEAST = 0.8, 0.5
 _BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from scipy.special import stdtrit
 
+from concord.aggregation.chance import DEFAULT_SIGNIFICANCE
 from concord.aggregation.rule import Update
 from concord.aggregation.statistic import GRADIENT, SQUARE, Statistic, Statistics
 from concord.errors import ArgumentError
@@ -30,7 +31,7 @@ class TMask:
     component but zeros is kept.
     """
 
-    significance: float = 1e-3
+    significance: float = DEFAULT_SIGNIFICANCE
     """p, the part of the components that chance keeps, above 0 and below 1."""
 
     # Σg² is compared with (Σg)² / d, from which it differs by (d - 1) / q² where t is just q: for d = 3 and p = 1e-3 by
