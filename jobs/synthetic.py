@@ -2,8 +2,8 @@
 
 Every training environment is separated perfectly, and easily, by its shortcuts; the pooled data too. Only the
 spirals hold in the test environment, where shortcuts are random. ``concord train synthetic`` trains with the
-AND-mask, ``--aggregator mean`` gives the baseline; ``concord compare synthetic`` makes the paper's Fig. 6, 14 and 15,
-``concord report synthetic`` Fig. 7.
+AND-mask, with fewer than 18 environments with the t-mask, and ``--aggregator mean`` gives the baseline;
+``concord compare synthetic`` makes the paper's Fig. 6, 14 and 15, ``concord report synthetic`` Fig. 7.
 """
 
 import functools
@@ -14,6 +14,8 @@ from typing import Any, Literal, Self
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from concord.aggregation import DEFAULT_SIGNIFICANCE
+from concord.aggregation.chance import least_environments
 from concord.analysis.correlation_report import CorrelationReport, report_correlations
 from concord.analysis.figures import method_name
 from concord.analysis.synthetic_figures import data_figure, decision_figure
@@ -25,6 +27,9 @@ from concord.models.mlp_options import MLPOptions
 from concord.options import option_values
 from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
+from concord.training.options import AggregatorOptions
+
+COUNTING = ("threshold", "significance", "environment_momentum", "steps_per_update", "per_example", "vectorize")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +46,24 @@ class SyntheticConfig(TrainConfig):
     """How the first weights are drawn."""
     # fmt: on
 
+    @property
+    def chosen_aggregator(self) -> str:
+        """``auto`` is the t-mask of averages over steps where there are too few environments to go by signs.
+
+        What is given of how the mask counts is meant for the AND-mask.
+        """
+        chosen, asked = super().chosen_aggregator, self.aggregation
+        few = 1 < self.spirals.environments < least_environments(DEFAULT_SIGNIFICANCE)
+        counted = any(getattr(asked, name) != getattr(AggregatorOptions(), name) for name in COUNTING)
+        counted = counted or self.data.environments_per_step > 0
+        return "t-mask" if few and asked.aggregator == "auto" and chosen == "and-mask" and not counted else chosen
+
     def resolved(self) -> Self:
-        """With the paper's number of epochs where it is 0."""
+        """With the paper's number of epochs where it is 0, and the averages over steps that the t-mask wants."""
+        by_test = self.aggregation.aggregator == "auto" and self.chosen_aggregator == "t-mask"
+        asked = self.with_options(aggregator="t-mask", environment_momentum=0.9) if by_test else self
         paper = max(1, round(3000 / max(self.spirals.environments, 1)))
-        return super().resolved().with_options(epochs=self.schedule.epochs or paper)
+        return super(SyntheticConfig, asked).resolved().with_options(epochs=self.schedule.epochs or paper)
 
 
 def environments(config: SyntheticConfig) -> Environments:
