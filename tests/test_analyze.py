@@ -134,7 +134,7 @@ def test_runs_stand_side_by_side_by_ray(
     said = analyze("synthetic", *words, "--json").json
     assert [run["run"] for run in said["runs"]] == ["mask-1", "mask-2", "mean-1"]
     mask, mean = said["methods"]
-    assert (mask["method"], mask["seeds"], mean["method"], mean["seeds"]) == ("and-mask", 2, "mean", 1)
+    assert (mask["method"], mask["seeds"], mean["method"], mean["seeds"]) == ("t-mask", 2, "mean", 1)
     bounds = [run["inconsistency"]["bound"][0] for run in said["runs"]]
     assert mask["ilc"][0]["bound"]["mean"] == pytest.approx(-(bounds[0] + bounds[1]) / 2)
     assert mask["ilc"][0]["bound"]["std"] == pytest.approx(abs(bounds[0] - bounds[1]) / 2**0.5)
@@ -145,10 +145,10 @@ def test_runs_stand_side_by_side_by_ray(
     assert "mean-1: was analyzed so before" in alone.err
     shown = analyze("synthetic", *words, "--results", str(tmp_path))
     assert shown.err.count("was analyzed so before") == 3
-    assert "ILC       and-mask, ε 0.1" in shown.out
+    assert "ILC       t-mask, ε 0.1" in shown.out
     # The same numbers as a document's table, with what they were made by.
     text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
-    assert "| AND-mask | 2 |" in text
+    assert "| t-mask | 2 |" in text
     assert f"{(bounds[0] + bounds[1]) / 2:.3f} ± " in text
     assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --examples 32" in text
     assert str(tmp_path) not in text

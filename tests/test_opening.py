@@ -74,8 +74,8 @@ def test_what_a_threshold_means_is_said() -> None:
     assert mask(32, environments_per_step=16)[0] == passing("15 of 16 signs", "5.2e-4", "16 environments")
     assert mask(8, steps_per_update=4)[0] == passing("29 of 32 signs", "2.6e-6", "32 votes", "0.8125")
     assert mask(2, per_example=True, batch_size=16) == [passing("29 of 32 signs", "2.6e-6", "32 examples", "0.8125")]
-    assert mask(10, aggregator="t-mask") == [
-        "10 environments, t-test at 1.0e-5: a mean must be 8.83 standard errors from 0"
+    assert mask(20, aggregator="t-mask") == [
+        "20 environments, t-test at 1.0e-4: a mean must be 4.9 standard errors from 0"
     ]
     assert mask(32, aggregator="mean") == mask(32, aggregator="sand-mask") == []
     assert mask(32, aggregator="xor-mask") == [
@@ -117,6 +117,8 @@ def test_a_mask_that_chance_passes_is_warned_of_where_it_is_not_asked_for(
         (7, {"environment_momentum": 0.9}, "these 7 environments agree fully with probability 1.6e-2,"),
         (10, {"significance": 0.01}, "these 10 environments agree fully with probability 2.0e-3,"),
         (7, {"aggregator": "geometric-mean"}, "these 7 environments agree fully with probability 1.6e-2,"),
+        (7, {"aggregator": "t-mask"}, "these 7 environments agree fully with probability 1.6e-2,"),
+        (20, {"aggregator": "t-mask"}, None),
         (7, {"aggregator": "mean"}, None),
         (7, {"threshold": 0.0}, None),
         (2, {"per_example": True, "threshold": 0.2}, None),
@@ -138,4 +140,4 @@ def test_what_follows_from_the_options_is_a_parameter() -> None:
     assert found == {"chance_fraction": 42 / 2**20, "threshold": 0.9}
     assert mask_parameters(TrainConfig().with_options(aggregator="mean"), 20) == {}
     by_test = mask_parameters(TrainConfig().with_options(aggregator="t-mask"), 3)
-    assert by_test == {"chance_fraction": 1e-5, "significance": 1e-5}
+    assert by_test == {"chance_fraction": 1e-4, "significance": 1e-4}

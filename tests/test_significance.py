@@ -71,7 +71,7 @@ BASE = TrainConfig()
         ({"aggregator": "geometric-mean"}, 20, GeometricMean(1.0)),
         ({"aggregator": "sand-mask"}, 20, SandMask(0.8)),
         ({"aggregator": "xor-mask"}, 20, XorMask(0.8)),
-        ({"aggregator": "t-mask"}, 3, TMask(1e-5)),
+        ({"aggregator": "t-mask"}, 3, TMask(1e-4)),
         ({"aggregator": "t-mask", "significance": 1e-6}, 3, TMask(1e-6)),  # which three signs cannot have
         ({"aggregator": "mean"}, 20, Mean()),
     ],

@@ -172,6 +172,37 @@ def test_every_quantity_of_the_data_is_an_option() -> None:
     assert {field.name for field in dataclasses.fields(Spirals)} - renamed <= options
 
 
+@pytest.mark.parametrize(
+    ("options", "rule", "averaged"),
+    [
+        ({"environments": 2}, "t-mask", 0.9),
+        ({"environments": 17}, "t-mask", 0.9),
+        ({"environments": 18}, "and-mask", 0.0),
+        ({"environments": 1}, "and-mask", 0.0),
+        ({"environments": 7, "aggregator": "and-mask"}, "and-mask", 0.0),
+        ({"environments": 7, "aggregator": "t-mask"}, "t-mask", 0.0),
+        ({"environments": 7, "objective": "vrex"}, "mean", 0.0),
+        # What is given of how a mask counts is meant for the AND-mask.
+        ({"environments": 7, "threshold": 0.8}, "and-mask", 0.0),
+        ({"environments": 7, "significance": 0.1}, "and-mask", 0.0),
+        ({"environments": 7, "steps_per_update": 2}, "and-mask", 0.0),
+        ({"environments": 7, "environment_momentum": 0.5}, "and-mask", 0.5),
+        ({"environments": 7, "environments_per_step": 2}, "and-mask", 0.0),
+    ],
+    ids=str,
+)
+def test_the_rule_follows_from_the_number_of_environments_where_none_is_given(
+    options: dict[str, Any], rule: str, averaged: float
+) -> None:
+    asked = config(**options)
+    asked.check()
+    resolved = asked.resolved()
+    assert asked.chosen_aggregator == resolved.aggregation.aggregator == rule
+    assert asked.method == resolved.method
+    assert resolved.aggregation.environment_momentum == averaged
+    assert resolved.resolved() == resolved
+
+
 def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) -> None:
     """Fig. 6 and 14 have a column a method, Fig. 15 a line a method and a point a number of environments."""
     small = {"examples": 16, "test_examples": 20, "batch_size": 8, "epochs": 2, "hidden_units": 8, "evaluations": 2}

@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 from scipy.special import stdtrit
 
-from concord.aggregation.chance import DEFAULT_SIGNIFICANCE
 from concord.aggregation.rule import Update
 from concord.aggregation.statistic import GRADIENT, SQUARE, Statistic, Statistics
 from concord.errors import ArgumentError
@@ -31,7 +30,7 @@ class TMask:
     component but zeros is kept.
     """
 
-    significance: float = DEFAULT_SIGNIFICANCE
+    significance: float = 1e-4
     """p, the part of the components that chance keeps, above 0 and below 1."""
 
     # Σg² is compared with (Σg)² / d, from which it differs by (d - 1) / q² where t is just q: for d = 3 and p = 1e-3 by

@@ -100,7 +100,8 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     what = "example" if config.aggregation.per_example else what
     if isinstance(test := config.rule(environments), TMask) and config.aggregation.own_rule is None and voters > 1:
         asked = f"a mean must be {test.quantile(voters):.3g} standard errors from 0"
-        return [f"mask: {_count(voters, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+        lines = [f"mask: {_count(voters, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+        return lines + _expectation(config, environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
     chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
@@ -117,15 +118,20 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
             strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, voters), voters)
             stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {voters} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
-    together = config.data.environments_per_step or environments
-    enough, mask = least_environments(DEFAULT_SIGNIFICANCE), isinstance(rule, AndMask | GeometricMean)
-    if mask and rule.threshold >= _MEANT_TO_MASK and together < enough and not config.aggregation.per_example:
-        by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
-        lines.append(
-            f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
-            f"{by_chance}, {enough} or more with at most {seldom}; which method to take: concord compare JOB methods"
-        )
-    return lines
+    meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
+    return lines + _expectation(config, environments) * meant
+
+
+def _expectation(config: TrainConfig, environments: int) -> list[str]:
+    """What to expect where so few environments agree fully by chance that a mask cannot tell."""
+    together, enough = config.data.environments_per_step or environments, least_environments(DEFAULT_SIGNIFICANCE)
+    if together >= enough or config.aggregation.per_example:
+        return []
+    by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
+    return [
+        f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
+        f"{by_chance}, {enough} or more with at most {seldom}; which method to take: concord compare JOB methods"
+    ]
 
 
 def _sign_mask(config: TrainConfig, environments: int) -> SignMask | None:

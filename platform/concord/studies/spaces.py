@@ -62,7 +62,7 @@ def wide(config: TrainConfig) -> Space:  # noqa: ARG001
     )
 
 
-# Of the t-test: with 7 and 10 environments 1e-5 held on the spirals where 1e-3 did not (docs/results.md).
+# Of the t-test: what holds on the spirals with 7 to 32 environments lies between 1e-5 and 1e-3 (docs/results.md).
 SIGNIFICANCES = LogUniform(1e-6, 1e-1)
 
 

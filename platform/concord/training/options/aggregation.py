@@ -25,7 +25,7 @@ class AggregatorOptions(OptionGroup):
     options then."""
     significance: float | None = None
     """Largest chance with which what has nothing in common may pass the mask, in place of --threshold: τ follows from
-    it and from the number of environments of a step. t-mask has 1e-5 if it is not given."""
+    it and from the number of environments of a step. t-mask has 1e-4 if it is not given."""
     threshold: float | None = None
     """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. Where none is given
     and 18 environments or more vote, it is the least that chance reaches with at most 1e-5, and 0.5; with fewer 0.8."""
