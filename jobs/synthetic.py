@@ -29,7 +29,7 @@ from concord.space import Choice, Entry, OneOf, Space, Uniform
 from concord.training import Job, Outcome, Report, Study, TrainConfig
 from concord.training.options import AggregatorOptions
 
-COUNTING = ("threshold", "significance", "environment_momentum", "steps_per_update", "per_example", "vectorize")
+COUNTING = ("threshold", "environment_momentum", "steps_per_update", "per_example")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class SyntheticConfig(TrainConfig):
     def chosen_aggregator(self) -> str:
         """``auto`` is the t-mask of averages over steps where there are too few environments to go by signs.
 
-        What is given of how the mask counts is meant for the AND-mask.
+        What is given of how a mask counts signs is meant for the AND-mask.
         """
         chosen, asked = super().chosen_aggregator, self.aggregation
         few = 1 < self.spirals.environments < least_environments(DEFAULT_SIGNIFICANCE)

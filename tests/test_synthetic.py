@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from concord.aggregation import TMask
 from concord.analysis.gradient_correlation import (
     Correlation,
     Moments,
@@ -28,6 +29,7 @@ from concord.environments import BatchStream, Spirals
 from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
+from concord.studies.spaces import derived
 from concord.training import FinishedRun, ProcessContext, load_job, train
 from concord.training.loop import Silent
 from concord.training.process import tune_process
@@ -172,6 +174,14 @@ def test_every_quantity_of_the_data_is_an_option() -> None:
     assert {field.name for field in dataclasses.fields(Spirals)} - renamed <= options
 
 
+def test_a_study_around_few_environments_varies_what_their_rule_looks_at() -> None:
+    space, few = derived(config(environments=10)), config(environments=10)
+    assert "significance" in space.names()
+    tried = few.with_options(significance=1e-6)  # signs of ten agree more often by chance
+    tried.check()
+    assert tried.resolved().rule(10) == TMask(1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "rule", "averaged"),
     [
@@ -182,9 +192,9 @@ def test_every_quantity_of_the_data_is_an_option() -> None:
         ({"environments": 7, "aggregator": "and-mask"}, "and-mask", 0.0),
         ({"environments": 7, "aggregator": "t-mask"}, "t-mask", 0.0),
         ({"environments": 7, "objective": "vrex"}, "mean", 0.0),
-        # What is given of how a mask counts is meant for the AND-mask.
+        # What is given of how a mask counts signs is meant for the AND-mask.
         ({"environments": 7, "threshold": 0.8}, "and-mask", 0.0),
-        ({"environments": 7, "significance": 0.1}, "and-mask", 0.0),
+        ({"environments": 7, "significance": 0.1}, "t-mask", 0.9),
         ({"environments": 7, "steps_per_update": 2}, "and-mask", 0.0),
         ({"environments": 7, "environment_momentum": 0.5}, "and-mask", 0.5),
         ({"environments": 7, "environments_per_step": 2}, "and-mask", 0.0),

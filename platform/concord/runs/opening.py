@@ -119,7 +119,7 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
             stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {voters} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
-    return lines + _expectation(config, environments) * meant
+    return lines + (_expectation(config, environments) if meant else [])
 
 
 def _expectation(config: TrainConfig, environments: int) -> list[str]:
