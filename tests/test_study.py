@@ -133,7 +133,7 @@ def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResu
         run = trials[task.key]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.data.tags["concord.trial"] == str(task.trial)
-        used = {"l2": 0.0, "aggregator": "and-mask"} | task.point
+        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | task.point
         assert run.data.params == {name: str(value) for name, value in used.items()}
         assert run.data.metrics == ended.metrics
         assert len(ended.history) == 2
@@ -283,8 +283,8 @@ def test_no_direction_is_guessed(output: Path, options: dict[str, Any], line: st
 def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, output: Path) -> None:
     result = study(output, job_file=MEASURED, vary=("objective=erm,irm",), lr=0.1, search="grid")
     stand_for: dict[str, dict[str, Any]] = {
-        "erm": {"aggregator": "and-mask", "epochs": 2},
-        "irm": {"aggregator": "mean", "epochs": 3, "penalty_weight": 1e4},
+        "erm": {"aggregator": "and-mask", "beta1": 0.9, "epochs": 2},
+        "irm": {"aggregator": "mean", "beta1": 0.9, "epochs": 3, "penalty_weight": 1e4},
     }
     _, children = mlflow(result)
     config = load_job(MEASURED).job.config
