@@ -193,6 +193,8 @@ def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
         (["maskes"], "table maskes: job tiny-compared has no such table; did you mean masks?"),
         (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
+        (["masks", "--concurrent", "-1"], "--concurrent -1: must not be negative"),
+        (["masks", "--gpus-per-trial", "0"], "--gpus-per-trial 0.0: must be above 0"),
         (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
         (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
         (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),

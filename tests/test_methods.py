@@ -159,6 +159,8 @@ def test_a_method_whose_seeds_diverge_is_not_recommended() -> None:
         ("--aggregator mean", "--aggregator mean: the methods are compared; leave it out"),
         ("--seeds 1", "--seeds 1: must be at least 2, to have a spread"),
         ("--trials 0", "--trials 0: must be at least 1"),
+        ("--concurrent -1", "--concurrent -1: must not be negative"),
+        ("--gpus-per-trial 0", "--gpus-per-trial 0.0: must be above 0"),
         ("--epochs 0", "--epochs 0: must be at least 1"),
     ],
 )

@@ -724,6 +724,8 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
         ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that lost its workers runs again; leave it out"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
         ({"name": "a/b"}, "--name a/b: letters, digits, .*"),
+        ({"concurrent": -1}, "--concurrent -1: must not be negative"),
+        ({"gpus_per_trial": 0.0}, "--gpus-per-trial 0.0: must be above 0"),
         ({"concurrent": 3}, "--concurrent 3: 3 trials with a CPU each do not fit; .* enough for 2"),
         ({"workers": 4}, "--workers 4: more than the 3 training environments; .*"),
         ({"misshapen": "c"}, r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in .*"),

@@ -84,7 +84,7 @@ def _group(plan: Plan) -> TrialGroup:
         job=plan.job,
         base=plan.base,
         kept=plan.kept,
-        sharing=plan.options,
+        sharing=plan.options.sharing,
         experiment=experiment(plan.job.name),
         parameters={},
         tags=run_tags(plan.job.name, plan.job.path),

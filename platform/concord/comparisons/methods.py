@@ -6,7 +6,7 @@ trials as the others, and judged by what is no test: validation environments, or
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
@@ -16,7 +16,7 @@ from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, did_you_mean, option_values
 from concord.runs.preflight import preflight
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
-from concord.studies.options import Selection, StudyOptions, TuneOptions, with_config
+from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.studies.plan import Plan
 from concord.studies.plan import make_plan as plan_study
 from concord.studies.spaces import SIGNIFICANCES
@@ -61,14 +61,12 @@ class MethodsOptions(OptionGroup):
     """Whether the measure is to be large or small, where the job does not say."""
     folds: int = 0
     """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
-    concurrent: int = 0
-    """Runs at a time; 0 takes what the cluster holds."""
-    gpus_per_trial: float = 1.0
-    """GPUs of a run, with --use-gpu; 0.25 puts four on one."""
+    sharing: SharingOptions = field(default_factory=SharingOptions)
     # fmt: on
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError); those of a study it refuses itself."""
+        super().check()
         for method in self.methods:
             if method not in KNOWN:
                 near = did_you_mean(method, KNOWN) or f"; there are {', '.join(KNOWN)}"
@@ -149,7 +147,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             space = _space(changed, method)
             asked = StudyOptions(
                 trials=options.trials,
-                concurrent=options.concurrent,
+                sharing=options.sharing,
                 method=method,
                 startup=max(1, options.trials // 2),
                 selection=selection,
@@ -158,7 +156,6 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
                 folds=options.folds,
                 shortlist=0,
                 reruns=options.seeds,
-                gpus_per_trial=options.gpus_per_trial,
             )
             of_method = dataclasses.replace(job, job=dataclasses.replace(job.job, studies={method: Study(space)}))
             command_of = TuneOptions(study=asked, config=changed.with_options(name=f"{name}-{method}"))

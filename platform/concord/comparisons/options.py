@@ -1,9 +1,9 @@
 """The options of ``concord compare``: those of a comparison, and those of the job, for all its configurations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from concord.options import OptionGroup
-from concord.studies.options import with_config
+from concord.studies.options import SharingOptions, with_config
 from concord.training import RunConfig
 
 
@@ -17,19 +17,16 @@ class CompareOptions(OptionGroup):
     """Seeds of each configuration; the table's own number if not given."""
     first_seed: int | None = None
     """The first of them; the table's own if not given."""
-    concurrent: int = 0
-    """Runs at a time; 0 takes what the cluster holds."""
-    gpus_per_trial: float = 1.0
-    """GPUs of a run, with --use-gpu; 0.25 puts four on one."""
+    sharing: SharingOptions = field(default_factory=SharingOptions)
     # fmt: on
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
-        for option, least in (("seeds", 1), ("first_seed", 0), ("concurrent", 0)):
+        super().check()
+        for option, least in (("seeds", 1), ("first_seed", 0)):
             value = getattr(self, option)
             said = "must not be negative" if least == 0 else f"must be at least {least}"
             self.require(option, value is None or value >= least, said)
-        self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from concord.options import option_values
 from concord.runs.termination import signal_handler
 from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.options import SharingOptions
 from concord.studies.stopping import SCHEDULER
 from concord.studies.trial import Report, TrialProcess, TrialSpecCommon
 from concord.training import RunConfig as Options
@@ -61,18 +62,6 @@ class Room:
         return max(1, int(self.cpus))
 
 
-class Sharing(Protocol):
-    """The options that say how a cluster is divided among trials."""
-
-    @property
-    def concurrent(self) -> int:
-        """Trials at a time; 0 takes what the cluster holds."""
-
-    @property
-    def gpus_per_trial(self) -> float:
-        """GPUs of a trial, with --use-gpu."""
-
-
 Node = Mapping[str, float]
 
 
@@ -85,7 +74,7 @@ def nodes_to_be(config: Options) -> list[Node]:
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
-def room(options: Sharing, config: Options, nodes: Sequence[Node]) -> Room:
+def room(options: SharingOptions, config: Options, nodes: Sequence[Node]) -> Room:
     """Divide a cluster of these nodes among trials.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -19,14 +19,30 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharingOptions(OptionGroup):
+    """How a cluster is divided among trials, or among a comparison's runs."""
+
+    # fmt: off
+    concurrent: int = 0
+    """How many at a time; 0 takes what the cluster holds."""
+    gpus_per_trial: float = 1.0
+    """GPUs of each, with --use-gpu; 0.25 puts four on one."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        self.require("concurrent", self.concurrent >= 0, "must not be negative")
+        self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyOptions(OptionGroup):
     """One study; the same --name continues it. Options of the job given here are fixed: they leave the space."""
 
     # fmt: off
     trials: int = 64
     """Trials of the study; asking for more later extends it."""
-    concurrent: int = 0
-    """Trials at a time; 0 takes what the cluster holds."""
+    sharing: SharingOptions = field(default_factory=SharingOptions)
     method: str | None = None
     """Which of the job's studies; for every job there are also derived (from its configuration) and wide."""
     space: Path | None = None
@@ -62,9 +78,6 @@ class StudyOptions(OptionGroup):
     max_minutes: float = 0.0
     """Stop searching after this time (what runs then is run again when the study continues); 0 does not stop."""
 
-    gpus_per_trial: float = 1.0
-    """GPUs of a trial, with --use-gpu; 0.25 puts four on one."""
-
     reruns: int = 5
     """Runs of the best configuration with new seeds; 0 does none."""
     top: int = 5
@@ -73,11 +86,11 @@ class StudyOptions(OptionGroup):
 
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError)."""
+        super().check()
         for option in ("trials", "startup", "top"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
-        for option in ("concurrent", "folds", "shortlist", "max_minutes", "reruns"):
+        for option in ("folds", "shortlist", "max_minutes", "reruns"):
             self.require(option, getattr(self, option) >= 0, "must not be negative")
-        self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
         if self.selection == "leave-one-out":
             said = "leave-one-out knows a trial's score only at its end; choose another --selection, or no scheduler"
             self.require("scheduler", self.scheduler == "none", said)

@@ -12,7 +12,7 @@ import numpy as np
 
 from concord.aggregation import threshold_at_chance
 from concord.errors import InputError
-from concord.options import options_of
+from concord.options import option_values, options_of
 from concord.redaction import is_secret, without_secrets
 from concord.runs.folder import new_name, recorded_config
 from concord.runs.preflight import Checked, preflight
@@ -126,7 +126,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """What is written down of it, beside what every group of trials writes down."""
-        options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.options).items()}
+        options = {k: str(v) if isinstance(v, Path) else v for k, v in option_values(self.options).items()}
         return {
             "identity": self.identity(),
             "own": None if self.own is None else dataclasses.asdict(self.own),

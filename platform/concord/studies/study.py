@@ -9,6 +9,7 @@ from concord import logs
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
 from concord.job_files import built_in_jobs
+from concord.options import option_values
 from concord.runs.folder import RECORD, run_folder
 from concord.runs.lifecycle import Lineage
 from concord.runs.live_metrics import Published
@@ -65,7 +66,7 @@ def _group(plan: Plan) -> TrialGroup:
         "concord.oracle": plan.looks_at_test or "no",
     }
     parameters = {
-        **{k: v for k, v in vars(plan.options).items() if v not in (None, ())},
+        **{k: v for k, v in option_values(plan.options).items() if v not in (None, ())},
         "seed": plan.base.run.seed,
         "register": plan.base.run.register,
         "metric": plan.criterion.metric,
@@ -78,7 +79,7 @@ def _group(plan: Plan) -> TrialGroup:
         job=plan.job,
         base=plan.base,
         kept=plan.kept,
-        sharing=plan.options,
+        sharing=plan.options.sharing,
         experiment=experiment(plan.job.name),
         parameters=parameters,
         tags=tags,

@@ -15,8 +15,9 @@ from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import Folder
 from concord.studies import journal as journals
-from concord.studies.execution import Interruption, Room, Sharing, execute, nodes_to_be, room
+from concord.studies.execution import Interruption, Room, execute, nodes_to_be, room
 from concord.studies.journal import Journal, TrialResult, TrialSpec
+from concord.studies.options import SharingOptions
 from concord.studies.plan import kept_study
 from concord.studies.progress import StudyProgress
 from concord.studies.selection import Criterion
@@ -58,7 +59,7 @@ class TrialGroup:
     job: JobFile
     base: RunConfig
     kept: Folder
-    sharing: Sharing
+    sharing: SharingOptions
     experiment: str
     parameters: Mapping[str, object]
     tags: Mapping[str, str]
