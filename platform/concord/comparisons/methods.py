@@ -13,7 +13,7 @@ from concord.aggregation import AGGREGATORS
 from concord.comparisons.plan import METHODS, comparison_name
 from concord.errors import InputError, as_option
 from concord.objectives import ObjectiveName
-from concord.options import OptionGroup, did_you_mean, option_values
+from concord.options import OptionGroup, did_you_mean, option_values, options_of
 from concord.runs.preflight import preflight
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
 from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
@@ -186,7 +186,7 @@ def methods_name(job: JobFile, command: MethodsCommand) -> str:
     return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
 
 
-_OWN = {field.name for field in dataclasses.fields(MethodsOptions)} - {"selection"}
+_OWN = set(options_of(MethodsOptions)) - {"selection"}
 
 
 def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
