@@ -274,6 +274,16 @@ def test_what_to_try_depends_on_the_rule_and_the_number_of_environments() -> Non
     assert "try --significance 0.01, or more" in str(said_after(JOB, many, threshold=0.2, epochs=5))
 
 
+def test_the_t_test_is_advised_after_a_mask_of_many_signs_and_not_after_their_average() -> None:
+    names = [f"{name}{copy}" for name in "abcdefgh" for copy in range(3)]
+    many = Environments(lambda name: DATA[name[0]].data, train=names, validation="v")
+    advised = "--aggregator t-mask --environment-momentum 0.9"
+    assert advised in str(said_after(JOB, many, threshold=0.0))
+    said = str(said_after(JOB, many, **AVERAGED))
+    assert "try --aggregator and-mask --significance 1e-06, or more" in said
+    assert advised not in said
+
+
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.01, 10))
 def test_what_is_as_good_outside_never_falls_short(inside: float, gain: float, first: float) -> None:
     better = min(inside + gain, 1.0)

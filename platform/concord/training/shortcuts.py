@@ -85,19 +85,20 @@ def falls_short(inside: float, outside: float, first: float, mode: Mode) -> bool
 def _advice(job: Job[Any], config: TrainConfig, environments: int) -> str:
     """What to try, by the rule and the number of environments: a stricter mask, more environments, an objective.
 
-    A test of the gradients' means has something to go by where full agreement of the signs is no rare thing.
+    A test of the gradients' means asks what no count of signs does; an average is to be masked by signs first, where
+    they seldom agree by chance.
     """
     rule, voters = config.rule(environments), config.voters(environments)
     averaged, objective = isinstance(rule, Mean), config.objective.objective
     before = rule.chance(voters) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
     possible = [each for each in _ADVISED if each < before and least_environments(each) <= voters]
-    votes_are_few = 1 < voters == environments and chance_of(1.0, voters) > DEFAULT_SIGNIFICANCE
     tries = []
     plain = objective == "erm" and job.objective is None
     if possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
-    if votes_are_few and plain and isinstance(rule, Mean | SignMask):
+    by_test = isinstance(rule, SignMask) or (averaged and chance_of(1.0, voters) > DEFAULT_SIGNIFICANCE)
+    if plain and 1 < voters == environments and by_test:
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
         other = f"an --objective other than {objective}"
