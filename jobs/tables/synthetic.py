@@ -129,7 +129,7 @@ comparisons = {
         title="nothing given but the number of environments",
     ),
     "votes": Comparison(
-        on(VOTES, ENVIRONMENTS[1:5], 0.1, 3.0),
+        on(VOTES, ENVIRONMENTS[1:4], 0.1, 3.0),
         **FIVE,
         figures={"votes": robustness_figure},
         title="more votes or stricter ones, by the number of environments",
