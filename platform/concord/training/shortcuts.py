@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from concord.aggregation import DEFAULT_SIGNIFICANCE, AndMask, GeometricMean, Mean, SignMask, chance_of
+from concord.aggregation import DEFAULT_SIGNIFICANCE, AndMask, GeometricMean, Mean, SignMask
 from concord.aggregation.chance import least_environments
 from concord.environments import Environments
 from concord.training.evaluation import Mode, worst
@@ -93,12 +93,13 @@ def _advice(job: Job[Any], config: TrainConfig, environments: int) -> str:
     before = rule.chance(voters) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
     possible = [each for each in _ADVISED if each < before and least_environments(each) <= voters]
     tries = []
-    plain = objective == "erm" and job.objective is None
-    if possible and plain:
+    plain, few = objective == "erm" and job.objective is None, voters < least_environments(DEFAULT_SIGNIFICANCE)
+    if averaged and plain and not few:
+        tries.append("--aggregator and-mask")  # its default threshold is as seldom reached by chance as it should be
+    elif possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
-    by_test = isinstance(rule, SignMask) or (averaged and chance_of(1.0, voters) > DEFAULT_SIGNIFICANCE)
-    if plain and 1 < voters == environments and by_test:
+    if plain and 1 < voters == environments and (isinstance(rule, SignMask) or (averaged and few)):
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
         other = f"an --objective other than {objective}"
