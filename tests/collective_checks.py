@@ -74,7 +74,7 @@ from concord.objectives import (
 )
 from concord.objectives import objective as objective_named
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 SECONDS = 30  # after which a check counts as hanging
 TINY = 20 / (1 << 20)  # a bucket of 20 bytes, in MiB

@@ -23,7 +23,8 @@ from concord.studies.options import options_for
 from concord.studies.plan import make_plan
 from concord.studies.study import run_study
 from concord.training import ProcessContext, TrainConfig, load_job, train
-from concord.training.loop import Silent, check_environments
+from concord.training.context import Silent
+from concord.training.loop import check_environments
 
 SMALL: dict[str, Any] = {"levels": 3, "states": 24, "first_level": 10, "test_states": 5, "validation_states": 3}
 

@@ -25,7 +25,7 @@ from concord.studies import journal as journals
 from concord.studies.journal import TrialResult
 from concord.tracking import Store
 from concord.training import Comparison, ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "tiny_compared.py")
 NAME = "tiny-compared"

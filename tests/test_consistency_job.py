@@ -14,7 +14,7 @@ from concord.comparisons.plan import comparisons_of
 from concord.comparisons.results import KeptLine
 from concord.errors import InputError
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 RULES = ("mean", "and-mask", "geometric-mean")
 ROWS = {"all": (0, 1, 2, 3), "first two": (0, 1), "last two": (2, 3)}

@@ -15,7 +15,7 @@ from concord.comparisons.comparing import run_comparison
 from concord.runs.failures import is_outage
 from concord.runs.run import run
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

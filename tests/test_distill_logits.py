@@ -14,7 +14,7 @@ from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.objectives import ERM
 from concord.training import FinishedRun, Job, ProcessContext, TrainConfig, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 from concord.training.outcome import Evaluation
 
 FILE = load_job("distill-logits")

@@ -36,7 +36,7 @@ from concord.environments import BatchStream, Environments
 from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.training import Job, ProcessContext, TrainConfig, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 INPUTS, UNITS, PRIVILEGED = 4, 5, 3
 BY_LABEL = of_labels(lambda outputs, labels: mse_loss(outputs.squeeze(1), labels))

@@ -38,7 +38,7 @@ from concord.gradients.risk import as_risk
 from concord.runs.made_returns import ReturnData, ReturnOptions, make_returns
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 # --- Life
 

@@ -42,7 +42,7 @@ from concord.gradients import NonFiniteGradientError
 from concord.gradients.risk import as_risk
 from concord.objectives import ERM
 from concord.training import Job, ProcessContext, TrainConfig, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 BATCH, INPUTS, PRIVILEGED, UNITS = 6, 4, 3, 5
 BY_LABEL = of_labels(lambda outputs, labels: mse_loss(outputs.squeeze(1), labels))
@@ -309,7 +309,7 @@ class Kept(Silent):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         self.folder.mkdir(exist_ok=True)
         write(self.folder)
 

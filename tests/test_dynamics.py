@@ -43,7 +43,7 @@ from concord.errors import InputError
 from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
 from concord.training import Evaluation, FinishedRun, Job, Outcome, ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 TOY = load_job("skip-toy").job
 SHAPE = (1, 4, 4)
@@ -341,7 +341,7 @@ class Keeping(Silent):
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         self.count += 1
         (self.folder / str(self.count)).mkdir()
         write(self.folder / str(self.count))

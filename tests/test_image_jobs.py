@@ -11,7 +11,7 @@ from test_images import needs_shared_data, write_folder, write_mnist
 
 from concord.cli import main
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 from concord.training.process import tune_process
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"

@@ -19,7 +19,7 @@ from concord.studies.plan import make_plan
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.job import JobFile
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 FILE = load_job(str(Path(__file__).parent / "jobs" / "calibrated.py"))
 JOB: Job[Any] = FILE.job
@@ -38,7 +38,7 @@ class Kept(Silent):
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoints = folder, list[Path]()
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         folder = self.folder / str(len(self.checkpoints))
         folder.mkdir(parents=True)
         write(folder)

@@ -17,7 +17,8 @@ from concord.runs.preflight import preflight
 from concord.training import Job, TrainConfig
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate
 from concord.training.job import JobFile
-from concord.training.loop import ProcessContext, Silent, train
+from concord.training.context import ProcessContext, Silent
+from concord.training.loop import train
 from concord.training.metric_names import check_metric_names
 
 # Characters that MLflow has a place for, and some that it has not; names that other metrics have.

@@ -16,7 +16,7 @@ from concord.job_files import built_in_jobs
 from concord.runs.champion import criterion_of, shortfall
 from concord.runs.preflight import preflight
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ from concord.objectives import (
     reverse_gradient,
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
-from concord.training.loop import Silent, begun_objective
+from concord.training.context import Silent
+from concord.training.loop import begun_objective
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 
@@ -681,7 +682,7 @@ class Keeping:
     def log(self, metrics: dict[str, float], step: int) -> None:
         pass
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         folder = self.folder / str(len(self.checkpoints))
         folder.mkdir(parents=True)
         write(folder)

@@ -131,7 +131,7 @@ def test_the_job_on_sequences_trains_alone_and_masked_and_its_model_predicts_fra
 def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
     from concord.runs.preflight import preflight
     from concord.training import ProcessContext, train
-    from concord.training.loop import Silent
+    from concord.training.context import Silent
 
     (tmp_path / "reviews.py").write_text(snippet("reviews"))
     job = load_job(str(tmp_path / "reviews.py"))

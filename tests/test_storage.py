@@ -86,7 +86,7 @@ class Logged:
     def log(self, metrics: dict[str, float], step: int) -> None:
         self.metrics |= {(name, step): value for name, value in comparable(metrics).items()}
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         """None are needed."""
 
 

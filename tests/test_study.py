@@ -39,7 +39,8 @@ from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
 from concord.tracking import ChildRuns, Store, show
 from concord.training import ProcessContext, TrainConfig, load_job, train
-from concord.training.loop import Silent, prepare
+from concord.training.context import Silent
+from concord.training.loop import prepare
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "tiny_study.py")
 OTHER_JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")

@@ -31,7 +31,7 @@ from concord.models import MLP
 from concord.options import option_values, options_of
 from concord.studies.spaces import derived
 from concord.training import FinishedRun, ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 from concord.training.process import tune_process
 
 JOB = load_job("synthetic").job

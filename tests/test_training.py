@@ -35,7 +35,8 @@ from concord.training import Job, ProcessContext, TrainConfig, build_model, load
 from concord.training.checkpoint import MODEL, MOMENTUM, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
-from concord.training.loop import Silent, training
+from concord.training.context import Silent
+from concord.training.loop import training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
 
@@ -78,7 +79,7 @@ class Kept:
     def log(self, metrics: dict[str, float], step: int) -> None:
         self.logged.append((step, dict(metrics)))
 
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         if self.folder is not None:
             self.checkpoints.append(self.folder / f"checkpoint-{len(self.checkpoints)}")
             self.checkpoints[-1].mkdir(parents=True)

@@ -18,7 +18,7 @@ from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
 from concord.runs.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
-from concord.training.loop import Silent
+from concord.training.context import Silent
 
 ROOMS = load_job("room-runner")
 SMALL = {"size": 32, "trajectories": 4, "epochs": 1, "evaluations": 1, "kernels": 4}

@@ -53,6 +53,17 @@ class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
 
 
+class JobFailedError(RunFailedError):
+    """The job's own code raised. One line, and the traceback of that code, to be shown once."""
+
+    def __init__(self, line: str, traceback: str) -> None:
+        super().__init__(line, traceback)  # what the error is made of again in another process
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class StoppedError(RunFailedError):
     """The user stopped the work (Ctrl-C); what was finished is kept."""
 

@@ -1,5 +1,6 @@
 """A Python file of the user's, run from its text: on another node, there may be no such file."""
 
+import linecache
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
     if folder.is_absolute() and str(folder) not in sys.path:
         sys.path.append(str(folder))
     sys.modules[module.__name__] = module
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)  # for tracebacks on other nodes
     try:
         exec(compile(source, path, "exec"), module.__dict__)
     except (Exception, SystemExit) as error:  # the file is the user's: anything can be raised
@@ -57,3 +59,12 @@ def reason(error: BaseException, path: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     said = str(error).strip().split("\n")[0]
     return type(error).__name__ + (f": {said}" if said else "") + (f", line {lines[-1]}" if lines else "")
+
+
+def own_traceback(error: BaseException, path: str) -> str:
+    """The traceback of what was raised, from the first frame in the file of this path on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    shown = traceback.TracebackException(type(error), error, frames or error.__traceback__)
+    return "".join(shown.format(chain=False)).rstrip()

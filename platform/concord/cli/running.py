@@ -48,7 +48,6 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "train")
     from concord.cli.config_file import file_options, print_options
     from concord.runs.run import run
-    from concord.training.job import CustomJob
 
     file, rest = file_options(rest)
     record = _resumed_run(rest)
@@ -57,7 +56,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     config, print_config = _parse_over(job.job.config, rest, program, record, file, train_brief(job))
     if print_config:
         return print_options(job.name, config.resolved(), as_json)
-    report = job.job.run(job, config, info) if isinstance(job.job, CustomJob) else run(job, config, info)
+    report = run(job, config, info)
     if not as_json:
         _print_report(report)
     return report.as_json()
@@ -65,12 +64,13 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the run that goes on."""
-    from concord.runs.folder import kept_record, run_folder
+    from concord.record import require_record
+    from concord.runs.folder import run_folder
 
     name = option_value(words, "--name")
     if "--resume" not in words or not name or asks_for_help(words):
         return None
-    return kept_record(run_folder(_output_option(words), name))
+    return require_record(run_folder(_output_option(words), name))
 
 
 def _parse_over(

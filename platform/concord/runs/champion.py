@@ -7,7 +7,7 @@ from typing import Any
 from concord.errors import RunFailedError
 from concord.training.evaluation import Mode
 from concord.training.job import Job
-from concord.training.options import TrainConfig
+from concord.training.options import RunConfig
 
 
 def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
@@ -28,18 +28,19 @@ def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str,
         if mode is None:
             raise RunFailedError(f"criterion {job.criterion}: does not say whether large or small is good")
         return job.criterion, mode
-    for criterion in ("validation_accuracy", "validation_loss", "train_loss"):
+    usual = ("validation_accuracy", "validation_loss", "train_loss")
+    for criterion in usual if job.loop is None else job.loop.metrics:
         if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode
     raise RunFailedError("criterion: nothing to compare models by")
 
 
-def required(job: Job[Any], config: TrainConfig) -> Mapping[str, float]:
+def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
     """The least values of metrics with which a version of the job's model can be the champion."""
     return job.required(config) if job.required is not None else {}
 
 
-def shortfall(job: Job[Any], config: TrainConfig, metrics: Mapping[str, float]) -> str | None:
+def shortfall(job: Job[Any], config: RunConfig, metrics: Mapping[str, float]) -> str | None:
     """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
     for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)

@@ -1,26 +1,29 @@
-"""A run's life: reserved, begun or found again, and closed so that its folder and MLflow both say how it ended."""
+"""The life of a run, or of a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
 import itertools
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
-from concord.runs.folder import RECORD, RunFolder, kept_record, missing_run, new_name, recorded_config, run_folder
+from concord.record import RECORD, Events, Kind, read_record, write_record
+from concord.runs.folder import new_name, recorded_config, run_folder
 from concord.runs.resume import require_resumable
 from concord.runs.termination import Termination, sigterm_as_interrupt
-from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, display_path
-from concord.tracking import Store, redact
+from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
+from concord.tracking import Mirror, Store, redact
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
 # What the folder of a run may have before there is a record of it.
-_BEFORE_RECORD = frozenset({LOCK, OWNER, f"{RECORD}.new"})
+_BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
+# How long the end goes on trying to send what a store did not take; the second where a disk, perhaps its own, is full.
+_SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,13 @@ class Lineage:
 
 
 @dataclass
-class ReservedRun:
-    """A run that this process alone has. Nothing of it is changed until :func:`run_lifecycle`.
+class Reserved:
+    """A folder that this process alone has. Nothing of it is changed until :func:`opened`.
 
     Attributes:
+        kind: of what it is the record.
         job: the job's name.
-        config: the options, with the run's name.
+        config: the options, of a run with its name.
         folder: where its files are kept.
         store: MLflow's.
         record: what is recorded of it; None for a new one.
@@ -50,6 +54,7 @@ class ReservedRun:
         begun: whether it was begun, or went on.
     """
 
+    kind: Kind
     job: str
     config: RunConfig
     folder: Folder
@@ -60,13 +65,71 @@ class ReservedRun:
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """The name of the run or group."""
         return self.folder.place.name
 
+
+@dataclass(frozen=True)
+class Description:
+    """What a new record says, and how MLflow shows it.
+
+    Attributes:
+        experiment: in MLflow.
+        parameters, tags: of the MLflow run.
+        record: what is recorded beside kind, job, name, store and configuration.
+        artifacts: JSON values kept with the MLflow run, by file name, beside the configuration.
+    """
+
+    experiment: str
+    parameters: Mapping[str, object]
+    tags: Mapping[str, str]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Opened:
+    """A run or a group at work.
+
+    Attributes:
+        name: its name.
+        kept: where its files are kept.
+        store: MLflow's.
+        record: what it is.
+        events: what happened; written here.
+        resumed: whether it was there before.
+        status: how it ended, as MLflow calls it; set before the end.
+        report: what is recorded with its end.
+    """
+
+    name: str
+    kept: Folder
+    store: Store
+    record: dict[str, Any]
+    events: Events
+    resumed: bool
+    status: Status = "FINISHED"
+    report: dict[str, Any] = field(default_factory=dict)
+
     @property
-    def report(self) -> dict[str, Any] | None:
-        """What the run reported, as JSON, if it is finished."""
-        return self.record.get("report") if self.record is not None else None
+    def run_id(self) -> str:
+        """In MLflow."""
+        run_id: str = self.record["run_id"]
+        return run_id
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are on this machine."""
+        return self.kept.path
+
+    def describe(self, **more: Any) -> None:
+        """Add to what is recorded of it."""
+        self.record = write_record(self.kept, self.record["kind"], {**self.record, **more})
+
+    def keep_artifact(self, path: str) -> None:
+        """Keep a file of the folder, by its path in it, and show it in MLflow."""
+        self.kept.keep(path)
+        self.events.append("artifact", path=path)
 
 
 @contextlib.contextmanager
@@ -77,7 +140,7 @@ def reserved_run(
     *,
     placement: Collection[str] = RUNTIME_OPTIONS,
     defaults: RunConfig | None = None,
-) -> Iterator[ReservedRun]:
+) -> Iterator[Reserved]:
     """Have a new run, or with ``--resume`` an earlier one, to this process alone while the body runs.
 
     A name that a new run is given is taken from here on. If the body does not begin the run, nothing is left of that.
@@ -96,37 +159,70 @@ def reserved_run(
     """
     defaults = defaults_of(type(config)) if defaults is None else defaults
     given = run_folder(config.run.output, config.run.name) if config.run.name is not None else None
+
+    def check(folder: Folder) -> dict[str, Any] | None:
+        if config.run.resume:
+            return require_resumable(job, config, folder, placement, defaults)
+        _require_new(folder, config)
+        return None
+
     if given is not None:  # before the store is opened, which makes one
-        require_resumable(job, config, given, placement, defaults) if config.run.resume else _require_new(given, config)
+        check(given)
     store = Store.open(config.run.output, config.run.tracking_uri)
     with contextlib.ExitStack() as held:
         termination = held.enter_context(sigterm_as_interrupt())
-        record = None
-        if given is not None and config.run.resume:
-            folder = given
-            held.enter_context(folder.locked("run"))
-            record = require_resumable(
-                job, config, folder, placement, defaults
-            )  # who had it may have gone on with it until now
-            if "report" not in record and record.get("store", redact(store.uri)) != redact(store.uri):
-                raise InputError(
-                    f"--tracking-uri {redact(store.uri)}: the run {folder.place.name} was started with "
-                    f"{record['store']}; a resumed run goes on there"
-                )
-        else:
-            folder = given or _made_up(job, config, kind)
-            folder.make()
-            held.enter_context(folder.locked("run"))
-            _require_new(folder, config)
-            folder.empty()  # at an address: of a run of this name that was removed from the storage
+        folder = given or _made_up(job, config, kind)
+        record = held.enter_context(_locked(folder, "run", store, check))
         name = folder.place.name
         logs.bind_context(run=name, job=job)
-        reserved = ReservedRun(job, config.with_options(name=name), folder, store, record, termination)
+        reserved = Reserved("run", job, config.with_options(name=name), folder, store, record, termination)
         try:
             yield reserved
         finally:
             if record is None and not reserved.begun:
                 shutil.rmtree(folder.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
+    """Have a group of runs, new or earlier, to this process alone while the body runs; SIGTERM is as Ctrl-C there.
+
+    Args:
+        kind: study or comparison.
+        job: the job's name.
+        config: that every run of it starts from.
+        folder: of the group.
+
+    Raises:
+        InputError: another process is at work on it, or it cannot be read or written.
+    """
+    store = Store.open(config.run.output, config.run.tracking_uri)
+    with contextlib.ExitStack() as held:
+        termination = held.enter_context(sigterm_as_interrupt())
+        record = held.enter_context(_locked(folder, kind, store, lambda locked: read_record(locked, kind)))
+        reserved = Reserved(kind, job, config, folder, store, record, termination)
+        try:
+            yield reserved
+        finally:
+            if record is None and not reserved.begun:
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(
+    folder: Folder, kind: Kind, store: Store, check: Callable[[Folder], dict[str, Any] | None]
+) -> Iterator[dict[str, Any] | None]:
+    """Lock a folder; gives its record, which another process may have changed until now."""
+    folder.make()
+    with folder.locked(kind):
+        record = check(folder)
+        if record is None:
+            folder.empty()  # at an address: of one of this name that was removed from the storage
+        elif record["store"] != redact(store.uri):
+            raise InputError(
+                f"--tracking-uri {redact(store.uri)}: the {kind} {folder.place.name} was started with {record['store']}"
+            )
+        yield record
 
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
@@ -138,109 +234,116 @@ def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
     """Refuse a name that a run has (InputError). A folder that has no record yet is of a process that was killed."""
-    try:
-        names = set(folder.names())
-    except StorageError as error:
-        raise InputError(f"--output {error}") from error
-    output = display_path(config.run.output)
-    if RECORD in names:
-        name = folder.place.name
+    name, output = folder.place.name, display_path(config.run.output)
+    if read_record(folder) is not None:
         raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
-    if names - _BEFORE_RECORD:
-        raise InputError(
-            f"--name {folder.place.name}: {folder.display_path} is there, and is no run; give another name"
-        )
+    if set(folder.names()) - _BEFORE_RECORD:
+        raise InputError(f"--name {name}: {folder.display_path} is there, and is no run; give another name")
+
+
+def run_description(
+    config: RunConfig,
+    job: str,
+    tags: Mapping[str, str],
+    lineage: Lineage | None = None,
+    derived: Mapping[str, object] | None = None,
+) -> Description:
+    """How a run is shown: by the options that it looks at, and parameters that follow from them."""
+    left_out = config.unused()
+    recorded = recorded_config(config)
+    parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
+    tags = {**tags, **(lineage.tags if lineage else {})}
+    return Description(lineage.experiment if lineage else job, {**parameters, **(derived or {})}, tags)
 
 
 @contextlib.contextmanager
-def run_lifecycle(
-    reserved: ReservedRun,
-    tags: Mapping[str, str],
-    experiment: str | None = None,
-    derived: Mapping[str, object] = MappingProxyType({}),
-) -> Iterator[RunFolder]:
-    """Begin a run or go on with it, and see that MLflow says how it ended.
+def opened(reserved: Reserved, description: Description, info: Callable[[str], None]) -> Iterator[Opened]:
+    """Begin a run or group, or go on with it, and see that record and MLflow say how it ended.
 
-    Wrong input that is found before anything was done leaves nothing of a new run. Everything else is kept: a run that
-    was there before, and what is left of one whose folder went away.
-
-    Args:
-        reserved: the run.
-        tags: what is to be known of it, in MLflow.
-        experiment: in MLflow; None takes the job's name.
-        derived: parameters in MLflow beside the options, which follow from them.
+    Wrong input that is found before anything was done leaves nothing of a new one. Everything else is kept.
 
     Raises:
         StoppedError: by Ctrl-C or SIGTERM.
     """
-    run = _begun(reserved, tags, experiment, derived)
+    new = reserved.record is None
+    record = reserved.record if reserved.record is not None else _create(reserved, description)
     reserved.begun = True
+    events = Events(reserved.folder)
+    mirror = Mirror(reserved.store, record["run_id"], reserved.folder)
+    run = Opened(reserved.name, reserved.folder, reserved.store, record, events, resumed=not new)
+    seconds = _SENDING_SECONDS
     try:
-        if not run.resumed:
-            run.store.log_json(run.run_id, recorded_config(reserved.config), "config.json")
-            for name, source in reserved.config.sources().items():
-                run.store.log_text(run.run_id, source, name)
+        if not new:
+            reserved.store.resume_run(run.run_id)
+        events.append("began", resumed=not new)
         yield run
+        _end(run)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or reserved.termination.requested:
             _close(run, "KILLED")
             raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
-        if isinstance(error, InputError) and not run.resumed and _is_untouched(run):
-            run.store.delete_run(run.run_id)
+        untouched = not any(each.evaluations or each.checkpoints for each in events.history.values())
+        if isinstance(error, InputError) and new and untouched and run.kept.exists():
+            mirror.discard()
+            with contextlib.suppress(RunFailedError):
+                run.store.delete_run(run.run_id)
             run.kept.delete()
             raise
+        seconds = _FULL_DISK_SENDING_SECONDS if isinstance(error, FullDiskError) else seconds
         _close(run, "FAILED")
-        if isinstance(error, Exception) and (gone := missing_run(run.kept)):
+        if isinstance(error, Exception) and (gone := _removed(run.kept)):
             raise RunFailedError(gone) from error
         raise
+    finally:
+        unsent = mirror.close(seconds)
+        events.close()
+        if unsent and run.kept.exists():
+            again = f"--name {run.name}" + (" --resume" if reserved.kind == "run" else "")
+            info(f"tracking did not answer: {unsent} events are kept in {run.kept.display_path} and sent by {again}")
 
 
-def _begun(
-    reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None, derived: Mapping[str, object]
-) -> RunFolder:
+def _create(reserved: Reserved, description: Description) -> dict[str, Any]:
+    """Begin a new record and its run in MLflow; nothing is left of either where one of them fails."""
     config, store = reserved.config, reserved.store
-    kept = reserved.folder.claimed()
-    if reserved.record is not None:
-        run_id: str = reserved.record["run_id"]
-        store.resume_run(run_id)
-        return RunFolder(reserved.name, kept, store, run_id, True)
-    recorded = recorded_config(config)
-    left_out = config.unused()
-    parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
-    run_id = store.start_run(experiment or reserved.job, reserved.name, {**parameters, **derived}, tags)
-    run = RunFolder(reserved.name, kept, store, run_id, False)
+    recorded, sources = recorded_config(config), config.sources()
+    run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
     try:
-        sources = {"sources": named} if (named := config.sources()) else {}
-        run.record(job=reserved.job, run_id=run_id, store=redact(store.uri), config=recorded, **sources)
+        about = {"job": reserved.job, "name": reserved.name, "run_id": run_id, "store": redact(store.uri)}
+        record = {**about, "config": recorded, **({"sources": sources} if sources else {}), **description.record}
+        written = write_record(reserved.folder, reserved.kind, record)
+        for name, value in {"config.json": recorded, **description.artifacts}.items():
+            store.log_json(run_id, value, name)
+        for name, source in sources.items():
+            store.log_text(run_id, source, name)
     except BaseException as error:
         with contextlib.suppress(RunFailedError):
             store.delete_run(run_id)
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            raise InputError(
-                f"--output {display_path(config.run.output)}: cannot be written to ({error.strerror})"
-            ) from error
+            where = display_path(config.run.output)
+            raise InputError(f"--output {where}: cannot be written to ({error.strerror})") from error
+        reserved.folder.delete()
         raise
-    return run
+    return written
 
 
-def _is_untouched(run: RunFolder) -> bool:
-    """Whether nothing was done in a run, as far as can be told: the folder is its own, and has no checkpoint."""
+def _end(run: Opened) -> None:
+    run.events.append("ended", status=run.status, **run.report)
+    run.events.sync()
+
+
+def _close(run: Opened, status: Status) -> None:
+    """Record how it ended; where the folder is gone, say it in MLflow alone."""
+    run.status, run.report = status, {}
     try:
-        run.kept.check_claim()
-        done = [name for name in run.kept.names("checkpoints") if name.startswith("checkpoint_")]
-        return kept_record(run.kept)["run_id"] == run.run_id and not done
-    except (StorageError, TakenOverError, InputError):
-        return False
+        _end(run)
+    except RunFailedError:
+        with contextlib.suppress(RunFailedError):
+            run.store.finish_run(run.run_id, status)
 
 
-def _close(run: RunFolder, status: Status) -> None:
-    """Say in MLflow how the run ended, unless another process went on with it."""
-    try:
-        run.kept.check_claim()
-    except TakenOverError:
-        if missing_run(run.kept) is None:
-            return
-    except StorageError:
-        pass  # what cannot be asked has not changed, as far as anybody knows
-    with contextlib.suppress(RunFailedError):
-        run.store.finish_run(run.run_id, status)
+def _removed(folder: Folder) -> str | None:
+    """The line about a folder that was removed while its run was at work; None if its record is there."""
+    with contextlib.suppress(StorageError):  # which is reported where it stands in the way
+        if RECORD not in folder.names():
+            return f"{folder.display_path}: was removed while the run was at work"
+    return None

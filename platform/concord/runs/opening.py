@@ -18,7 +18,7 @@ from concord.aggregation import (
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance, least_environments
 from concord.environments import Environments
 from concord.redaction import redact
-from concord.runs.folder import RunFolder
+from concord.runs.lifecycle import Opened
 from concord.training.options import TrainConfig
 
 # A threshold below this asks for less than three quarters of the signs. It is meant to keep much, as 0 is, which
@@ -27,23 +27,21 @@ _MEANT_TO_MASK = 0.5
 
 
 def opening_lines(
-    run: RunFolder,
+    run: Opened,
     what: str,
-    data: str,
+    data: Sequence[str],
     criterion: tuple[str, str] | None,
     required: Mapping[str, float] = MappingProxyType({}),
-    mask: Sequence[str] = (),
 ) -> list[str]:
     """The first lines of a run.
 
     Args:
         run: the run.
-        what: is trained, and by how many.
-        data: which data do what.
+        what: is trained, and by how many workers.
+        data: lines about the data and the mask.
         criterion: the metric by which its model is compared with earlier ones, and ``max`` or ``min``; None if the
             model is not registered.
         required: the least values of metrics with which it can be the champion.
-        mask: see :func:`mask_lines`.
     """
     champion = "champion: none is selected, since the model is not registered"
     if criterion is not None:
@@ -52,16 +50,15 @@ def opening_lines(
         champion = f"champion: the version with the {size} {criterion[0]}{least}"
     return [
         f"run {run.name}: {what}",
-        f"data: {data}",
-        *mask,
+        *data,
         champion,
         f"kept in {run.kept.display_path}, tracked in {redact(run.store.uri)}",
     ]
 
 
-def method_line(config: TrainConfig) -> str:
-    """What a run of the training loop trains by, and how many workers it has."""
-    return f"{config.method}, {_count(config.parallel.workers, 'worker')}"
+def method_line(config: TrainConfig, on_ray: bool) -> str:
+    """What a run of the training loop trains by, how many workers it has, and whether they are Ray Train's."""
+    return f"{config.method}, {_count(config.parallel.workers, 'worker')}" + (" on Ray Train" if on_ray else "")
 
 
 def purposes(environments: Environments, held_out: float) -> str:

@@ -28,7 +28,7 @@ from concord.training.evaluation import (
     evaluate_batch,
     modes,
 )
-from concord.training.job import CustomJob, JobFile
+from concord.training.job import JobFile
 from concord.training.loop import begun_objective, build_model, check_environments
 from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
@@ -56,21 +56,19 @@ class Checked:
 def preflight(job: JobFile, config: Any) -> Checked:
     """Try data, model, loss and measures on one environment here, before anything is written or started.
 
-    Of a job with a loop of its own this tells what its trials report.
+    Of a job with a loop of its own only the options are checked.
 
     Raises:
         InputError: they cannot be used, or there are not the GPUs that are asked for.
     """
     config = config.resolved()
-    if isinstance(job.job, CustomJob):
-        loop = job.job.trials
-        if loop is None:
-            raise InputError(
-                f"job {job.name}: trains in a way of its own, and does not say how a trial is to; give trials"
-            )
-        if loop.check is not None:
-            loop.check(config)
-        return Checked(Environments.none(), None, dict(loop.metrics), dict(loop.metrics))
+    if (loop := job.job.loop) is not None:
+        with _blamed(job, "its options cannot be used"):
+            if loop.check is not None:
+                loop.check(config)
+            example = loop.example(config) if loop.example is not None else None
+        _check_criterion(job, loop.metrics)
+        return Checked(Environments.none(), example, dict(loop.metrics), dict(loop.metrics))
     _check_gpus(config)
     with _blamed(job, "its environments cannot be made"):
         environments = job.job.environments(config)
@@ -257,5 +255,5 @@ def _blamed(job: JobFile, what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"job {job.name}: {what} ({reason(error, job.path)})") from error

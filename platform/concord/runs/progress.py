@@ -1,10 +1,8 @@
-"""Progress of a run as its user sees it, read from the store: it works wherever the workers are."""
+"""Progress of a run as its user sees it: a bar on a terminal, a line every ten seconds elsewhere."""
 
-import contextlib
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -12,13 +10,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 from concord import logs
-from concord.errors import RunFailedError
-from concord.tracking import Store
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
-_LOOK_EVERY_SECONDS = 1.5
 _SAY_EVERY_SECONDS = 10.0
-_SHOWN = ("train_accuracy", "ood_accuracy", "train_loss", "ood_loss", "kept_fraction")
+_SHOWN = ("train_accuracy", "ood_accuracy", "train_return", "unseen_return", "train_loss", "ood_loss", "kept_fraction")
 _STARTING = "starting workers"
 _NO_BREAK_SPACE = "\u00a0"
 
@@ -42,11 +37,11 @@ class Display(Progress):
         self._task = self.add_task(what, total=None, count="", left="", details="")
 
     def waiting(self, what: str) -> None:
-        """Nothing can be counted now: say what is waited for."""
+        """Nothing can be counted now: show what is waited for."""
         self.reset(self._task, total=None, description=what, count="", left="", details="")
 
     def counting(self, what: str, done: float, total: int, count: str, seconds: float | None, details: str) -> None:
-        """So much is done.
+        """Show how much is done.
 
         Args:
             what: what is going on.
@@ -68,9 +63,7 @@ class Display(Progress):
 
 
 class RunProgress:
-    """Shows how far a run is: a bar on a terminal, a line every ten seconds elsewhere.
-
-    A context manager around the whole run, :meth:`training` around its training.
+    """Shows how far a run is; a context manager around the whole run.
 
     Args:
         info: takes a line.
@@ -79,6 +72,10 @@ class RunProgress:
     def __init__(self, info: Callable[[str], None]) -> None:
         self._say = info
         self._display: Display | None = None
+        self._metrics: dict[str, float] = {}
+        self._epochs = 0
+        self._pace = _Pace()
+        self._shown_at, self._shown_epoch = time.monotonic(), 0
 
     def __enter__(self) -> "RunProgress":
         if on_terminal():
@@ -95,82 +92,56 @@ class RunProgress:
         if self._display is not None:
             self._display.waiting(what)
 
-    @contextlib.contextmanager
-    def training(self, store: Store, run_id: str, epochs: int) -> Iterator[None]:
-        """While the body runs, show how far training is."""
-        done = threading.Event()
+    def training(self, epochs: int) -> None:
+        """Training begins; it ends with this epoch."""
+        self._epochs, self._shown_at = epochs, time.monotonic()
         self.waiting(_STARTING)
-        show = self._lines if self._display is None else self._bar
-        watcher = threading.Thread(target=show, args=(store, run_id, epochs, done), daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join(timeout=10)
 
-    def _lines(self, store: Store, run_id: str, epochs: int, done: threading.Event) -> None:
-        said, last, resumed = time.monotonic(), -1, _resumed(_metrics(store, run_id))
-        while not done.wait(_LOOK_EVERY_SECONDS):
-            if time.monotonic() - said < _SAY_EVERY_SECONDS:
-                continue
-            metrics = _metrics(store, run_id)
-            if _resumed(metrics) != resumed:
-                resumed = _resumed(metrics)
-                said, last = time.monotonic(), -1
-                self._say(resumed)
-                continue
-            epoch = int(metrics.get("epoch", 0))
-            if epoch > last:
-                said, last = time.monotonic(), epoch
-                self._say(f"epoch {epoch}/{epochs}  {'  '.join(_described(metrics))}" if epoch else _STARTING)
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Show these metrics with those that came before."""
+        self._metrics |= metrics
+        if RESUMED_SECONDS in metrics:  # workers that took the place of others, or of an earlier process's
+            self._pace = _Pace()
+            self._pace.at(metrics[RESUMED_EPOCH])
+            self._shown_at, self._shown_epoch = time.monotonic(), int(metrics[RESUMED_EPOCH])
+            self._say(_resumed(metrics))
+        if "epoch" not in metrics:
+            return
+        self._pace.at(metrics["epoch"])
+        epoch = int(metrics["epoch"])
+        if self._display is not None:
+            details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._described())
+            left = self._pace.seconds_left(self._epochs)
+            self._display.counting("training", epoch, self._epochs, f"{epoch}/{self._epochs} epochs", left, details)
+        elif epoch > self._shown_epoch and time.monotonic() - self._shown_at >= _SAY_EVERY_SECONDS:
+            self._shown_at, self._shown_epoch = time.monotonic(), epoch
+            self._say(f"epoch {epoch}/{self._epochs}  {'  '.join(self._described())}")
 
-    def _bar(self, store: Store, run_id: str, epochs: int, done: threading.Event) -> None:
-        display = self._display
-        assert display is not None
-        before = _metrics(store, run_id)  # of a resumed run, what its earlier processes did
-        pace = _Pace()
-        while not done.wait(_LOOK_EVERY_SECONDS):
-            metrics = _metrics(store, run_id)
-            if _resumed(metrics) not in ("", _resumed(before)):
-                before, pace = metrics, _Pace()
-                pace.at(metrics[RESUMED_EPOCH])
-                self._say(_resumed(metrics))
-            epoch = metrics.get("epoch")
-            if epoch is not None and (epoch != before.get("epoch") or pace.begun):
-                pace.at(epoch)
-            if pace.begun:
-                details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in _described(metrics))
-                count = f"{pace.done:.0f}/{epochs} epochs"
-                display.counting("training", pace.done, epochs, count, pace.seconds_left(epochs), details)
+    def _described(self) -> list[str]:
+        shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
+        if "workers" in self._metrics:  # where their number may change
+            shown.append(f"workers {self._metrics['workers']:.0f}")
+        return shown
 
 
 class _Pace:
-    """How many epochs are done, and how fast they come; what was done before the first look counts for no speed."""
+    """How fast epochs come; what was done before the first of them counts for no speed."""
 
     def __init__(self) -> None:
-        self.done = 0.0
         self._first: tuple[float, float] | None = None
-        self._last = 0.0
-
-    @property
-    def begun(self) -> bool:
-        return self._first is not None
+        self._last = (0.0, 0.0)
 
     def at(self, done: float) -> None:
-        """So many are done now."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (done, now)
-        if done != self.done:
-            self.done, self._last = done, now
+        """So many epochs are done now."""
+        self._last = (done, time.monotonic())
+        self._first = self._first or self._last
 
     def seconds_left(self, total: int) -> float | None:
-        """None where nothing was done yet since the first look."""
-        if self._first is None or self.done <= self._first[0]:
+        """None where nothing was done since the first epoch."""
+        if self._first is None or self._last[0] <= self._first[0]:
             return None
-        an_epoch = (self._last - self._first[1]) / (self.done - self._first[0])
-        return max((total - self.done) * an_epoch - (time.monotonic() - self._last), 0.0)
+        seconds = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        return max((total - self._last[0]) * seconds, 0.0)
 
 
 def on_terminal() -> bool:
@@ -186,24 +157,8 @@ def duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _metrics(store: Store, run_id: str) -> dict[str, float]:
-    try:
-        return store.metrics(run_id)
-    except RunFailedError:
-        return {}  # a store that does not answer is the metric log's to report
-
-
-def _described(metrics: dict[str, float]) -> list[str]:
-    shown = [f"{name} {metrics[name]:.3f}" for name in _SHOWN if name in metrics]
-    if "workers" in metrics:  # where their number may change
-        shown.append(f"workers {metrics['workers']:.0f}")
-    return shown
-
-
-def _resumed(metrics: dict[str, float]) -> str:
+def _resumed(metrics: Mapping[str, float]) -> str:
     """From where workers that were started in place of others, or by ``--resume``, went on, and what that cost."""
-    if RESUMED_SECONDS not in metrics:
-        return ""
     epoch, count, seconds = (metrics[name] for name in (RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS))
     workers = "one worker" if count == 1 else f"{count:.0f} workers"
     return f"training goes on from epoch {epoch:.0f} with {workers}, {seconds:.0f} s after it was there"

@@ -1,69 +1,126 @@
-"""The training loop on Ray Train: workers that own their environments, replaced when they die."""
+"""The training loop on Ray Train: workers that own their environments, replaced when they die.
 
-import contextlib
+The first worker tells a :class:`~concord.runs.channel.Channel` what happens; this process takes it from there. Workers
+begin at the last checkpoint that was told. With ``--min-workers`` the group may shrink to that number and grow again.
+Each new group divides the environments anew, so none is missed or counted twice: as rules only sum over environments,
+the result is the undisturbed run's, but for the order in which numbers are added.
+"""
+
 import logging
-import signal
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from concord import logs
-from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError, RunFailedError, to_be_sent
-from concord.options import option_values
+from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
-from concord.runs.checkpoints import CHECKPOINTS, KEPT, remove_partial_checkpoints
-from concord.runs.termination import signal_handler
-from concord.runs.worker import ERROR, METRICS, Trained, WorkerSpec, recorded_error, trained, work_as
-from concord.storage import Folder, apply_credentials, full_disk, storage_credentials
-from concord.tracking.journal import entries
-from concord.training.job import JobFile, job_from_source
-from concord.training.loop import ProcessContext
-from concord.training.options import TrainConfig
+from concord.runs.channel import FAILED, Channel, Message
+from concord.runs.execute import RunSpec, Sink, broadcast_from_rank0, evaluations_here, failure
+from concord.runs.failures import is_outage
+from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
+from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
+from concord.training.context import ProcessContext
+from concord.training.options import RunConfig
 from concord.training.outcome import Evaluation
 from concord.training.process import own_cores, tune_process
+from concord.training.steps_so_far import StepsSoFar
 
-# Of a run with a range of workers: how often it is looked whether there is room for more. To take them in costs what
+# Of a run with a range of workers: how often Ray Train checks whether there is room for more. Each time it costs what
 # was done since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long workers that are interrupted may take to end.
-_INTERRUPTED_SECONDS = 30.0
+# How long workers that are stopped may take to end.
+_STOPPING_SECONDS = 30.0
+_TAKE_SECONDS = 0.5
+_SCRATCH = "ray-train"
 
 
-def train_on_ray(
-    job: JobFile,
-    config: TrainConfig,
-    run_folder: Folder,
-    tracking_uri: str | None,
-    run_id: str | None,
-    left_out: str | None = None,
-) -> Trained:
-    """Train in ``--workers`` Ray Train workers; an existing checkpoint of the run is where it goes on.
-
-    With ``--min-workers`` the group may shrink to that and grow again. Each new group begins at the last
-    checkpoint and divides the environments anew, so none is missed or counted twice: as rules only sum over
-    environments, the result is the undisturbed run's, but for the order in which numbers are added.
+def evaluations_on_ray(spec: RunSpec, config: RunConfig, sink: Sink, start: str | None) -> Iterator[Evaluation]:
+    """Train in ``--workers`` Ray Train workers, in the Ray that this process is connected to.
 
     Raises:
-        InputError: the data, or the checkpoint, do not fit; said by a worker.
-        RunFailedError: training failed, also after ``max_failures`` replacements.
+        InputError: the data, or the checkpoint, do not fit; found by a worker.
+        RunFailedError: training failed, also after ``--max-failures`` replacements.
     """
+    import ray
+
+    scratch = spec.scratch or (spec.folder or Folder(config.run.output)) / _SCRATCH
+    actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Channel)
+    channel = actor.remote(start)
+    training, latest = _Training(spec, config, channel, scratch), 0
+    training.start()
+    try:
+        while True:
+            over = not training.is_alive()  # read before taking: then all that was told is there
+            for message in ray.get(channel.take.remote(_TAKE_SECONDS)):
+                if message.name == FAILED:
+                    raise message.fields["error"]
+                if message.name != "evaluated":
+                    sink(message.name, **message.fields)
+                elif spec.folder is not None or message.fields["epoch"] > latest:
+                    # Without checkpoints, workers that take the place of others begin from nothing.
+                    latest = message.fields["epoch"]
+                    yield Evaluation(**message.fields)
+            if over:
+                break
+        if training.error is not None:
+            raise RunFailedError(f"training failed: {_reason(training.error, spec)}") from training.error
+    finally:
+        if training.is_alive():
+            channel.stop.remote()
+            training.join(_STOPPING_SECONDS)
+        ray.kill(channel)
+        scratch.delete()
+
+
+class _Training(threading.Thread):
+    """Ray Train at work, in a thread of its own, so that this process can go on taking what the workers tell."""
+
+    def __init__(self, spec: RunSpec, config: RunConfig, channel: Any, scratch: Folder) -> None:
+        super().__init__(name="concord-ray-train", daemon=True)
+        self._trainer = _trainer(spec, config, channel, scratch)
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Train to the end."""
+        try:
+            with _this_cluster():
+                self._trainer.fit()
+        except BaseException as error:  # raised again in the thread that waits
+            self.error = error
+
+
+@contextmanager
+def _this_cluster() -> Iterator[None]:
+    """Tell Ray Train's actors which cluster is theirs: one looks for it, and fails where several Rays run on a machine.
+
+    By the list of what Ray Train passes on, which is not public; without it the run is the same, but for a traceback.
+    """
+    import ray
+
+    with suppress(ImportError, AttributeError):
+        from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+        ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
+    with environment_variables({"RAY_ADDRESS": ray.get_runtime_context().gcs_address}):
+        yield
+
+
+def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
     import ray.train
-    from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, TrainingFailedError
+    from ray.train import FailureConfig, LoggingConfig
     from ray.train.torch import TorchTrainer
 
     # Annotated by Ray as the classes of its first training library, which lack options of the present one.
     run_config: Any = ray.train.RunConfig
     scaling_config: Any = ray.train.ScalingConfig
+    trainer: Any = TorchTrainer
     cpus = ray.cluster_resources().get("CPU", 1.0)
     workers, least = config.parallel.workers, config.parallel.min_workers
-    trainer: Any = TorchTrainer(
+    return trainer(
         cast(Any, work),
-        train_loop_config={
-            "assignment": WorkerSpec(
-                job.path, job.source, job.rule, option_values(config), run_folder, tracking_uri, run_id, left_out
-            )
-        },
+        train_loop_config={"spec": spec, "channel": channel},
         scaling_config=scaling_config(
             num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
@@ -76,64 +133,108 @@ def train_on_ray(
             },
         ),
         run_config=run_config(
-            name=CHECKPOINTS,
-            **run_folder.place_for_ray(),
+            name="run",
+            **scratch.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.parallel.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=KEPT),
-            # What failed is said once, by what is raised here; Ray says it with a traceback of its own for every try.
+            # What failed is told once, by what is raised here; Ray logs it with a traceback of its own for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     )
-    run_folder.remove(ERROR)
-    remove_partial_checkpoints(run_folder)
-    try:
-        with _interruptible(), _this_cluster():
-            result = trainer.fit()
-    except (TrainingFailedError, ray.exceptions.RayError) as error:
-        why = run_folder.problem() or recorded_error(run_folder) or full_disk(error, run_folder.path) or _cause(error)
-        raise RunFailedError(f"training failed: {why}") from error
-    return trained(cast(Any, result.return_value), lambda: fetched_checkpoint(run_folder, result.checkpoint))
 
 
-def work(loop_config: dict[str, Any]) -> dict[str, Any]:
-    """One worker of Ray Train."""
+class _Stopped(Exception):
+    """The run was stopped, or has failed."""
+
+
+class _Teller:
+    """Tells the channel what happens; a sink in the first worker, and nothing in the others."""
+
+    def __init__(self, channel: Any, process: ProcessContext) -> None:
+        self._channel = channel
+        self._first = process.rank == 0
+        self._answer: Any = None
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        """Tell an event.
+
+        Raises:
+            _Stopped: the run has to end; known from the answer to what was told before.
+        """
+        import ray
+
+        if not self._first:
+            return
+        if self._answer is not None and (name in ("checkpoint", "evaluated") or ray.wait([self._answer], timeout=0)[0]):
+            if ray.get(self._answer):
+                raise _Stopped
+        self._answer = self._channel.tell.remote([Message(name, fields)])
+
+    def finish(self) -> None:
+        """Wait until everything was taken."""
+        import ray
+
+        if self._answer is not None:
+            ray.get(self._answer)
+
+
+def work(loop_config: Mapping[str, Any]) -> None:
+    """One worker of Ray Train. What new workers would only repeat is told, and none begins again."""
+    import ray
     import ray.train
     import ray.train.torch
 
-    assignment: WorkerSpec = loop_config["assignment"]
-    apply_credentials(assignment.storage_credentials)
+    spec: RunSpec = loop_config["spec"]
+    channel = loop_config["channel"]
+    apply_credentials(spec.storage_credentials)
     context = ray.train.get_context()
     tune_process(threads=max(1, own_cores() // context.get_local_world_size()))
-    place = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
+    process = ProcessContext(context.get_world_rank(), context.get_world_size(), ray.train.torch.get_device())
     here = ray.get_runtime_context()
     logs.inherit_context(
-        assignment.log_context, rank=place.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
+        spec.log_context, rank=process.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
     )
     _quiet_ray_train()
-    checkpoint = ray.train.get_checkpoint()
+    beginning = broadcast_from_rank0(ray.get(channel.begin.remote()) if process.rank == 0 else None, process)
+    if beginning.over:
+        return
+    tell = _Teller(channel, process)
     try:
-        start = fetched_checkpoint(assignment.folder, checkpoint) if checkpoint else None
-    except InputError as error:
-        return {"input_error": to_be_sent(error)}
-    return work_as(assignment, place, start, _keep)
+        file = spec.job()
+        config = file.job.config.with_options(**spec.options)
+        with _exported(spec, file.name, config, process) as so_far:
+            for evaluation in evaluations_here(
+                spec, file.job, config, process, tell, beginning.checkpoint, so_far=so_far
+            ):
+                tell("evaluated", **evaluation._asdict())
+        tell.finish()
+    except (InputError, NonFiniteGradientError, FullDiskError) as error:  # raised in every worker
+        if process.rank == 0:
+            told = to_be_sent(error) if isinstance(error, InputError) else error
+            _fail(channel, failure(error, spec.path) if isinstance(told, NonFiniteGradientError) else told)
+    except (Exception, SystemExit) as error:
+        # Raised in this worker while others wait for it: they have to be ended.
+        if isinstance(error, SystemExit) or not (isinstance(error, _Stopped) or is_outage(error)):
+            _fail(channel, failure(error, spec.path))
+        raise
 
 
-def _keep(folder: Path | None, metrics: dict[str, float]) -> None:
-    import ray.train
+def _fail(channel: Any, error: Exception) -> None:
+    """Tell a failure that new workers would only repeat."""
+    import ray
 
-    ray.train.report(metrics, checkpoint=None if folder is None else ray.train.Checkpoint.from_directory(folder))
+    ray.get(channel.tell.remote([Message(FAILED, {"error": error})]))
 
 
-def fetched_checkpoint(run_folder: Folder, checkpoint: Any) -> Path:
-    """A checkpoint's files on this machine.
-
-    Not by Ray's own way, which writes what is called ``../name`` in a storage outside the folder.
-
-    Raises:
-        InputError: it holds such a file.
-    """
-    path = Path(checkpoint.path)
-    return run_folder.fetch_tree(f"{CHECKPOINTS}/{path.name}") if run_folder.remote else path
+@contextmanager
+def _exported(spec: RunSpec, job: str, config: Any, process: ProcessContext) -> Iterator[StepsSoFar]:
+    """Show in Ray's metrics what the worker does; not for one of a study's many trials."""
+    so_far = StepsSoFar()
+    if spec.folder is None:
+        yield so_far
+        return
+    labels = {"run": str(config.run.name), "concord_job": job, "method": config.method, "rank": str(process.rank)}
+    with Published(RUN_METRICS, labels, RunSamples(so_far, first=process.rank == 0)):
+        yield so_far
 
 
 def _quiet_ray_train() -> None:
@@ -142,105 +243,9 @@ def _quiet_ray_train() -> None:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C be what it is elsewhere: Ray Train takes it for its own, here and ever after, and ends the process."""
-    with signal_handler(signal.SIGINT):
-        try:
-            yield
-        except SystemExit:
-            raise KeyboardInterrupt from None
-
-
-@contextlib.contextmanager
-def _this_cluster() -> Iterator[None]:
-    """Tell Ray Train's actors which cluster is theirs: one looks for it, and fails where several Rays run on a machine.
-
-    By the list of what Ray Train passes on, which is not public; without it the run is the same, but for a traceback.
-    """
-    import ray
-
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
-
-        ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
-    with environment_variables({"RAY_ADDRESS": ray.get_runtime_context().gcs_address}):
-        yield
-
-
-def distributed_evaluations(
-    job: JobFile, config: TrainConfig, folder: Folder, left_out: str | None = None
-) -> Iterator[Evaluation]:
-    """Train as :func:`train_on_ray` does, and give every evaluation as it comes; to be called inside a Ray cluster.
-
-    Closing the iterator ends the training. Nothing is tracked; ``folder`` is used until the end.
-
-    Raises:
-        InputError, RunFailedError: as :func:`train_on_ray`.
-    """
-    import ray
-
-    folder.path.mkdir(parents=True)
-    # The first worker may be on another node, or write to the very file on this one.
-    lines, journal = folder.lines(METRICS), folder.path / (f"{METRICS}.seen" if folder.remote else METRICS)
-    config = config.with_options(checkpoints=1)
-    # In a process of its own, so that it can be interrupted. Should it be killed instead, Ray Train looks for its
-    # cluster to give the workers' CPUs back, and does not know which where several run on one machine.
-    cluster = {"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
-    task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=cluster)(cast(Any, _last_evaluation))
-    trained = task.remote(
-        job.path, job.source, job.rule, option_values(config), folder, left_out, storage_credentials()
-    )
-    try:
-        seen, file, given, finished = 0, 0, 0, False
-        while not finished:
-            finished = bool(ray.wait([trained], timeout=0.5)[0])
-            lines.fetch(into=journal)
-            if not journal.exists():
-                continue
-            if (now := journal.stat().st_ino) != file:  # workers that begin anew put another in its place
-                seen, file = 0, now
-            for entry in entries(journal, seen):
-                seen = entry.end
-                if "train_loss" not in entry.metrics:
-                    continue
-                evaluation = Evaluation(int(entry.metrics["epoch"]), entry.step, entry.metrics)
-                if given < evaluation.epoch < config.schedule.epochs and not evaluation.ended_early:
-                    given = evaluation.epoch
-                    yield evaluation
-        result = ray.get(trained)
-        if isinstance(result, Exception):
-            raise result
-        yield result
-    finally:
-        # What Ctrl-C is to Ray Train: it ends the workers, and gives their CPUs back.
-        ray.cancel(trained, recursive=False)
-        if not ray.wait([trained], timeout=_INTERRUPTED_SECONDS)[0]:
-            ray.cancel(trained, force=True)
-
-
-def _last_evaluation(
-    path: str,
-    source: str,
-    rule: RuleFile | None,
-    options: dict[str, Any],
-    folder: Folder,
-    left_out: str | None,
-    given: dict[str, str],
-) -> Evaluation | Exception:
-    """Train; gives the last evaluation, or what went wrong."""
-    apply_credentials(given)
-    logging.getLogger("ray.train").setLevel(logging.ERROR)
-    job = job_from_source(path, source, rule)
-    try:
-        trained = train_on_ray(job, job.job.config.with_options(**options), folder, None, None, left_out)
-    except InputError as error:
-        return to_be_sent(error)
-    except RunFailedError as error:
-        return type(error)(str(error))
-    return trained.outcome.history[-1]
-
-
-def _cause(error: BaseException) -> str:
+def _reason(error: BaseException, spec: RunSpec) -> str:
+    """Why training failed, in one line."""
+    if spec.folder is not None and (why := spec.folder.problem() or full_disk(error, spec.folder.path)):
+        return why
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -7,8 +7,9 @@ from typing import Any
 
 from concord.errors import InputError
 from concord.options import NEEDED, flag_of, option_values
-from concord.redaction import HIDDEN, is_hidden, is_secret, without_secrets
-from concord.runs.folder import kept_record, recorded_config, restored_config
+from concord.record import require_record
+from concord.redaction import HIDDEN, is_hidden, is_secret
+from concord.runs.folder import recorded_config
 from concord.storage import Folder, resolve
 from concord.training.options import RunConfig
 
@@ -28,20 +29,16 @@ def require_resumable(
     Raises:
         InputError: there is no such run, or it was begun with other options or files.
     """
-    record = kept_record(kept)
+    record = require_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
-    ours = recorded_config(config.resolved())
-    # A run of a version that did not have an option yet was one with what is its default now, and earlier versions
-    # recorded what was asked for instead of what it stood for.
-    recorded = recorded_config(_at_defaults(config, defaults)) | without_secrets(record["config"])
-    theirs = recorded_config(restored_config(config, recorded).resolved())
-    theirs |= {option: value for option, value in recorded.items() if option in theirs and is_hidden(value)}
-    require_secrets(f"the run {config.run.name}", ours, recorded)
+    ours = json.loads(json.dumps(recorded_config(config.resolved())))
+    theirs = json.loads(json.dumps(recorded_config(_at_defaults(config, defaults).resolved()))) | record["config"]
+    require_secrets(f"the run {config.run.name}", ours, record["config"])
     for option in ours:
-        if is_secret(option):  # what is recorded of it is only that it was given
+        if is_secret(option) or option in placement:  # of a secret only that it was given is recorded
             continue
-        if option not in placement and json.loads(json.dumps(ours[option])) != json.loads(json.dumps(theirs[option])):
+        if ours[option] != theirs[option]:
             raise InputError(
                 f"{flag_of(option)} {ours[option]}: the run {config.run.name} was started with "
                 f"{theirs[option]}; a resumed run keeps its options"

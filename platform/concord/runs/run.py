@@ -1,4 +1,4 @@
-"""A whole run: checked, trained, tracked, drawn, its model registered. What ``concord train`` does."""
+"""A whole run: checked, trained, recorded, drawn, its model registered. What ``concord train`` does."""
 
 import contextlib
 import dataclasses
@@ -11,39 +11,43 @@ from typing import Any
 
 import torch
 
-from concord.errors import InputError, RunFailedError
+from concord.environments.summary import DataSummary
+from concord.errors import InputError, JobFailedError, RunFailedError
 from concord.options import option_values
+from concord.record import Events
 from concord.runs.champion import criterion_of, required, shortfall
+from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
-from concord.runs.lifecycle import Lineage, ReservedRun, reserved_run, run_lifecycle
-from concord.runs.local_train import prepare_workers, train_here, trains_here
+from concord.runs.execute import RunSpec, execute, needs_ray_train
+from concord.runs.lifecycle import Lineage, Opened, Reserved, opened, reserved_run, run_description
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
-from concord.runs.ray_train import train_on_ray
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
-from concord.runs.worker import METRICS, Trained
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, resolve
-from concord.tracking import MetricLog, Registered, Store, log_model, register
+from concord.tracking import Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
 from concord.training.loop import build_model
-from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
+from concord.training.options import RunConfig, TrainConfig
+from concord.training.outcome import Evaluation, Outcome
+from concord.training.process import tune_process
 from concord.training.shortcuts import shortcuts
 from concord.training.underfitting import underfitting
 
-# How long a run that is finished tries to send what was left of its metrics.
+# How long a finished run that is resumed tries to send what MLflow had not taken.
 _UNSENT_SECONDS = 30.0
-# Where MLflow keeps the weights of a model that is not exported, and what the run says about it.
+# Where MLflow keeps the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
 _NOT_A_MODEL = (
     "the model is not registered: MLflow's PyTorch models take one tensor, and this job's batches have another form; "
     f"its weights are the run's artifact {_WEIGHTS}/{MODEL}"
 )
+FIGURES, _METRICS = "figures", "metrics.json"
 Info = Callable[[str], None]
 
 
@@ -96,7 +100,7 @@ class FinishedRun:
         }
 
 
-def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None = None) -> FinishedRun:
+def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> FinishedRun:
     """Train a job from nothing, or resume it, and keep everything.
 
     Args:
@@ -114,72 +118,112 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
     config = config.resolved().with_options(**resolved_paths(config))
     check_cluster(config)
-    here = trains_here(config)
     checked = preflight(job, config)
-    if here:
-        prepare_workers()  # while the store is opened
-    environments = checked.environments
-    tags = run_tags(job.name, job.path, len(environments.train), environments.version)
-    tags |= lineage.tags if lineage else {}
-    # Which environments meet at a step depends on the processes, if a step takes some of them.
-    placement = RUNTIME_OPTIONS - ({"workers"} if config.data.environments_per_step else set())
-    experiment = lineage.experiment if lineage else None
-    derived = mask_parameters(config, len(environments.train))
     with (
-        reserved_run(job.name, config, config.method, placement=placement, defaults=job.job.config) as reserved,
+        reserved_run(
+            job.name, config, config.method, placement=config.placement, defaults=job.job.config
+        ) as reserved,
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
-        if reserved.report is not None:
-            return already_finished(reserved, reserved.report, info)
-        name, config = reserved.name, config.with_options(name=reserved.name)
+        if reserved.record is not None and (finished := _already_finished(reserved, info)):
+            return finished
+        config = reserved.config
         dashboard = None
-        if not here:
+        if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
             dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
-        with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment, derived) as opened:
-            store, run_id, kept = opened.store, opened.run_id, opened.kept
-            registers = config.run.register and checked.example is not None
-            criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
-            data = purposes(environments, config.data.held_out)
-            mask = mask_lines(config, len(environments.train))
-            for line in opening_lines(opened, method_line(config), data, criterion, required(job.job, config), mask):
+        environments = checked.environments
+        tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
+        derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None
+        description = run_description(config, job.name, tags, lineage, derived)
+        with full_disk_in_one_line(reserved.folder.path), opened(reserved, description, info) as begun:
+            for line in _opening(job, config, begun, checked):
                 info(line)
             if dashboard:
                 info(f"Ray dashboard {described(dashboard)}")
-            if not opened.resumed:
-                store.log_json(run_id, environments.by_purpose(), "environments.json")
-            with progress.training(store, run_id, config.schedule.epochs):
-                trained = (train_here if here else train_on_ray)(job, config, kept, store.uri, run_id)
+            if not begun.resumed and environments.train:
+                begun.store.log_json(begun.run_id, environments.by_purpose(), "environments.json")
+            progress.training(job.epochs(config))
+            outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest
-            end = trained.outcome.metrics
-            if end.get("spread_reached") == 0:
-                info(
-                    f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
-                    f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
-                )
             progress.waiting("drawing figures, registering the model")
-            report = _finished(job, config, store, run_id, name, kept, trained, checked, info, lineage)
-            # The store may have come back since the workers ended: what has taken the model takes the metrics, too.
-            unsent = trained.unsent
-            complete = report.model is not None or checked.example is None
-            if unsent and complete:
-                unsent = send_unsent(kept, store.uri, run_id)
-            if unsent:
-                info(
-                    f"tracking did not answer: {unsent} metrics are kept in {kept.display_path}/{METRICS} "
-                    f"and sent by --name {name} --resume"
-                )
-            with _said_if_failing(info, "status"):
-                store.finish_run(run_id, "FINISHED")
-            if advice := underfitting(trained.outcome.history, config):
-                info(advice)
-            if advice := shortcuts(trained.outcome.history, job.job, config, environments, checked.measures):
+            report = _finished(job, config, begun, outcome, data, checked, info, lineage)
+            for advice in _advice(job, config, outcome, checked):
                 info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-            if complete:
-                opened.record(report=report.as_json())
+            if report.model is not None or checked.example is None:  # otherwise --resume has still to keep it
+                begun.report = {"report": report.as_json()}
     return report
+
+
+def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -> list[str]:
+    """The first lines of a run."""
+    registers = config.run.register and checked.example is not None
+    criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
+    if not isinstance(config, TrainConfig):
+        what, *more = job.job.loop.opening(config) if job.job.loop and job.job.loop.opening else [config.method or ""]
+        return opening_lines(begun, what, more, criterion)
+    environments = checked.environments
+    lines = [f"data: {purposes(environments, config.data.held_out)}", *mask_lines(config, len(environments.train))]
+    what = method_line(config, needs_ray_train(config))
+    return opening_lines(begun, what, lines, criterion, required(job.job, config))
+
+
+def _trained(
+    job: JobFile, config: RunConfig, begun: Opened, progress: RunProgress, info: Info
+) -> tuple[Outcome, list[DataSummary]]:
+    """Train from the last checkpoint on, and record everything; gives the data, too."""
+    started = time.perf_counter()
+    kept, events = begun.kept, begun.events
+    start = last_checkpoint(kept, events.own.checkpoints, info)
+    remove_unlisted(kept, events.own.checkpoints)
+    data: list[DataSummary] = []
+
+    def take(name: str, /, **fields: Any) -> None:
+        if name == "data":
+            data.extend(fields["parts"])
+            return
+        events.append(name, **fields)
+        if name == "metrics":
+            progress.show(fields["metrics"])
+        elif name == "checkpoint":
+            events.sync()
+            remove_older(kept, events.own.checkpoints)
+
+    if not needs_ray_train(config):
+        tune_process()
+    spec = RunSpec(job.path, job.source, job.rule, option_values(config), kept)
+    with contextlib.closing(execute(spec, job, config, take, start)) as evaluations:
+        try:
+            for evaluation in evaluations:
+                events.append("evaluated", **evaluation._asdict())
+                progress.show({**evaluation.metrics, "epoch": float(evaluation.epoch)})
+        except JobFailedError as error:
+            info(error.traceback)
+            raise
+    history = tuple(Evaluation(*moment, metrics) for moment, metrics in sorted(events.own.evaluations.items()))
+    if not history:
+        raise RunFailedError(f"training failed: the loop of job {job.name} gave no evaluation")
+    return Outcome(history, time.perf_counter() - started, history[-1].step), data
+
+
+def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked) -> Iterator[str]:
+    """What the evaluations of a run suggest."""
+    if not isinstance(config, TrainConfig):
+        return
+    end = outcome.metrics
+    if end.get("spread_reached") == 0:
+        yield (
+            f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
+            f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
+        )
+    for line in (
+        underfitting(outcome.history, config),
+        shortcuts(outcome.history, job.job, config, checked.environments, checked.measures),
+    ):
+        if line:
+            yield line
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:
@@ -195,32 +239,32 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     return paths
 
 
-def already_finished(run: ReservedRun, said: Mapping[str, Any], info: Info) -> FinishedRun:
-    """The report of a run that is done, after sending what the store had not taken then."""
-    kept = run.folder
-    unsent = send_unsent(kept, run.store.uri, said["run_id"])
-    info(f"run {run.name} is finished" + (f"; {unsent} metrics are still not sent" if unsent else ""))
+def _already_finished(reserved: Reserved, info: Info) -> FinishedRun | None:
+    """The report of a run that is done, after sending what MLflow had not taken then; None if it is not done."""
+    kept, store = reserved.folder, reserved.store
+    events = Events(kept)
+    said: Mapping[str, Any] | None = (events.own.ended or {}).get("report")
+    events.close()
+    if said is None:
+        return None
+    unsent = Mirror(store, said["run_id"], kept).close(_UNSENT_SECONDS)
+    info(f"run {reserved.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
     return FinishedRun(
-        job=run.job,
-        name=run.name,
+        job=reserved.job,
+        name=reserved.name,
         run_id=said["run_id"],
         seconds=said["seconds"],
         model=said["model"],
         registered=_registered(said),
         kept=kept,
-        figures=tuple(sorted(each for each in (kept.path / "figures").glob("*") if each.suffix in (".png", ".gif"))),
+        figures=_figures(kept.path),
         metrics=said["metrics"],
-        tracking_uri=run.store.uri,
+        tracking_uri=store.uri,
     )
 
 
-def send_unsent(kept: Folder, tracking_uri: str, run_id: str) -> int:
-    """Send the metrics that the store has not taken, now that none is logged any more; gives how many are left."""
-    return MetricLog.going_on(kept.lines(METRICS), tracking_uri, run_id, None).close(_UNSENT_SECONDS)
-
-
 def _registered(said: Mapping[str, Any]) -> Registered | None:
-    """What became of a finished run's model, as the run said it then."""
+    """What became of a finished run's model, as the run reported it then."""
     name, _, version = (said["model"] or "").removeprefix("models:/").rpartition("/")
     if not name:  # no model was kept, or it was not to be registered
         return None
@@ -230,57 +274,66 @@ def _registered(said: Mapping[str, Any]) -> Registered | None:
 
 def _finished(
     job: JobFile,
-    config: TrainConfig,
-    store: Store,
-    run_id: str,
-    name: str,
-    kept: Folder,
-    trained: Trained,
+    config: RunConfig,
+    begun: Opened,
+    outcome: Outcome,
+    data: list[DataSummary],
     checked: Checked,
     info: Info,
     lineage: Lineage | None,
 ) -> FinishedRun:
-    metrics = {key: value for key, value in trained.outcome.metrics.items() if "/" not in key}
-    model = build_model(job.job, config)
-    read_weights(trained.checkpoint, model)
-    model.eval()
-    (kept.path / "metrics.json").write_text(json.dumps(trained.outcome.metrics, indent=1))
-    figures = _draw(job, config, trained, model, kept.path, info)
-    kept.keep("metrics.json", "figures")
+    """Draw the figures, and keep data and model in MLflow."""
+    store, run_id, kept = begun.store, begun.run_id, begun.kept
+    metrics = {key: value for key, value in outcome.metrics.items() if "/" not in key}
+    (kept.path / _METRICS).write_text(json.dumps(outcome.metrics, indent=1))
+    kept.keep(_METRICS)
+    model = _last_model(job, config, begun)
+    for path in _draw(job, config, outcome, model, kept.path, info):
+        begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
-    with _said_if_failing(info, "model"):
-        criterion, mode = criterion_of(job.job, metrics, checked.reported)
-        unfit = shortfall(job.job, config, metrics)
-        for figure in figures:
-            store.log_files(run_id, figure, "figures")
-        store.log_data(run_id, tracked_data(trained.data))
-        if checked.example is None:
-            store.log_files(run_id, trained.checkpoint / MODEL, _WEIGHTS)
+    with _reported_if_failing(info, "model"):
+        if data:
+            store.log_data(run_id, tracked_data(data))
+        if model is not None and checked.example is not None:
+            uri = log_model(store, run_id, model, checked.example)
+        elif model is not None:
+            store.log_files(run_id, kept.path / CHECKPOINTS / begun.events.own.checkpoints[-1] / MODEL, _WEIGHTS)
             store.note(run_id, _NOT_A_MODEL)
             info(_NOT_A_MODEL)
-        else:
-            uri = log_model(store, run_id, model, checked.example)
         if config.run.register and uri is not None:
+            name = job.model_name(config)
+            criterion, mode = criterion_of(job.job, metrics, checked.reported)
+            unfit = shortfall(job.job, config, metrics)
             tags = lineage.tags if lineage else {}
-            registered = register(store, uri, run_id, job.name, metrics, criterion, mode, tags, unfit)
+            registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"
     return FinishedRun(
         job=job.name,
-        name=name,
+        name=begun.name,
         run_id=run_id,
         seconds=0.0,
         model=uri if registered or not config.run.register else None,
         registered=registered,
         kept=kept,
-        figures=figures,
+        figures=_figures(kept.path),
         metrics=metrics,
         tracking_uri=store.uri,
     )
 
 
+def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Module | None:
+    """The model with the weights of the last checkpoint, in evaluation mode; None where the job has none."""
+    checkpoints = begun.events.own.checkpoints
+    if not job.job.has_model or not checkpoints:
+        return None
+    model = build_model(job.job, config)
+    read_weights(begun.kept.fetch_tree(f"{CHECKPOINTS}/{checkpoints[-1]}"), model)
+    return model.eval()
+
+
 @contextlib.contextmanager
-def _said_if_failing(info: Info, what: str) -> Iterator[None]:
+def _reported_if_failing(info: Info, what: str) -> Iterator[None]:
     """A store that fails, or a model that cannot be exported, does not undo a finished training."""
     try:
         yield
@@ -289,22 +342,29 @@ def _said_if_failing(info: Info, what: str) -> Iterator[None]:
 
 
 def _draw(
-    job: JobFile, config: TrainConfig, trained: Trained, model: torch.nn.Module, folder: Path, info: Info
-) -> tuple[Path, ...]:
+    job: JobFile, config: RunConfig, outcome: Outcome, model: torch.nn.Module | None, folder: Path, info: Info
+) -> list[Path]:
+    """Draw the figures of every run of the platform's loop, and the job's own."""
+    if job.job.loop is not None and job.job.figures is None:
+        return []
     from concord.analysis.figures import save
     from concord.analysis.training_curves import training_curves
     from concord.analysis.trajectory_figures import moving_picture
 
-    measures = ["accuracy"] if "train_accuracy" in trained.outcome.metrics else ["loss"]
-    drawn = {"curves": training_curves(trained.outcome.history, measures[0])}
-    if job.job.figures is not None:
+    measure = "accuracy" if "train_accuracy" in outcome.metrics else "loss"
+    drawn = {"curves": training_curves(outcome.history, measure)} if job.job.loop is None else {}
+    if job.job.figures is not None and model is not None:
         try:
-            drawn |= job.job.figures(job.job, config, trained.outcome, model)
+            drawn |= job.job.figures(job.job, config, outcome, model)
         except Exception as error:  # the user's; the training it came after is not lost by it
             info(f"the job's figures could not be drawn ({reason(error, job.path)})")
-    return tuple(
-        moving_picture(figure, folder / "figures" / f"{name}.gif")
+    return [
+        moving_picture(figure, folder / FIGURES / f"{name}.gif")
         if isinstance(figure, torch.Tensor)
-        else save(figure, folder / "figures" / f"{name}.png")
+        else save(figure, folder / FIGURES / f"{name}.png")
         for name, figure in drawn.items()
-    )
+    ]
+
+
+def _figures(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(each for each in (folder / FIGURES).glob("*") if each.suffix in (".png", ".gif")))

@@ -9,8 +9,9 @@ from torch import nn
 
 from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError
-from concord.runs.checkpoints import last_checkpoint
-from concord.runs.folder import kept_record, restored_config, run_folder
+from concord.record import EVENTS, read_history, require_record
+from concord.runs.checkpoints import CHECKPOINTS
+from concord.runs.folder import restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_rule
@@ -52,18 +53,19 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
         InputError: there is no such run, it is not finished or of another job, or its checkpoint does not fit.
     """
     folder = run_folder(output, name)
-    record = kept_record(folder)
+    record = require_record(folder)
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a run of job {record['job']}, not of {job.name}")
-    report = record.get("report")
-    if report is None:
+    folder.fetch(EVENTS)
+    own = read_history(folder).get("")
+    report = (own.ended or {}).get("report") if own is not None else None
+    if own is None or report is None:
         raise InputError(f"--name {name}: is not finished; concord train {job.name} --name {name} --resume goes on")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
-    checkpoint = last_checkpoint(folder)
-    if checkpoint is None:
+    if not own.checkpoints:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")
     model = build_model(job.job, config)
-    read_weights(checkpoint, model)
+    read_weights(folder.fetch_tree(f"{CHECKPOINTS}/{own.checkpoints[-1]}"), model)
     return TrainedModel(name, record["run_id"], job, config, model, report["metrics"])
 
 

@@ -1,12 +1,11 @@
 """Runs, metrics and models in MLflow: the only package that imports it, and not before it is needed.
 
-`Store` finds a store and keeps runs; `MetricLog` brings a training loop's metrics there without ever holding it up;
+`Store` finds a store and keeps runs; `Mirror` sends there what a record says, without ever holding the work up;
 `log_model` and `register` keep models and the champion among them.
 """
 
 from concord.redaction import redact
-from concord.tracking.child_runs import ChildRuns
-from concord.tracking.metric_log import MetricLog
+from concord.tracking.mirror import Mirror
 from concord.tracking.registry import (
     ModelVersion,
     Registered,
@@ -21,8 +20,7 @@ from concord.tracking.registry import (
 from concord.tracking.store import Run, Store, TrackedData
 
 __all__ = [
-    "ChildRuns",
-    "MetricLog",
+    "Mirror",
     "ModelVersion",
     "Registered",
     "Run",

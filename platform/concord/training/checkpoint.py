@@ -23,6 +23,16 @@ MOMENTUM = "environment_momentum.safetensors"
 RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS = "resumed/epoch", "resumed/workers", "resumed/seconds"
 
 
+class CheckpointError(InputError):
+    """A checkpoint cannot be read."""
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Refuse a checkpoint that is not what was written (CheckpointError)."""
+    if not folder.exists():
+        raise CheckpointError(f"checkpoint {folder}: it is not there")
+
+
 @dataclasses.dataclass
 class Progress:
     """How far a run has come.

@@ -1,6 +1,6 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -17,13 +17,18 @@ from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
 from concord.space import Space, Value
 from concord.training.comparison import Comparison
+from concord.training.context import RunContext
 from concord.training.evaluation import EnvironmentEvaluation, Measure, Mode, PerExample
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.rule_options import config_with_rule
 
-Config = TypeVar("Config", bound=TrainConfig)
-OwnConfig = TypeVar("OwnConfig", bound=RunConfig)
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def _not_given(config: RunConfig) -> Any:  # noqa: ARG001
+    """In place of a part that the job does not have."""
+    raise InputError("Job: a part is missing that only a job with a loop of its own can lack")
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,11 @@ class Job(Generic[Config]):
             the default. Without any, a space is derived from the configuration.
         comparisons: the tables of ``concord compare``, by name; or the Python file beside the job's own that has them,
             as ``comparisons = {…}``. Workers never read that file.
+        loop: in place of the platform's loop, with environments, loss or risk; see :class:`Loop`.
     """
 
-    environments: Callable[[Config], Environments]
-    model: Callable[[Config], nn.Module]
+    environments: Callable[[Config], Environments] = _not_given
+    model: Callable[[Config], nn.Module] = _not_given
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     config: Config = field(default_factory=TrainConfig)  # type: ignore[assignment]
     measures: Mapping[str, Measure | PerExample] | None = None
@@ -94,16 +100,24 @@ class Job(Generic[Config]):
     evaluation: EnvironmentEvaluation | Callable[[Config], EnvironmentEvaluation] | None = field(
         default=None, kw_only=True
     )
+    loop: "Loop[Config] | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_defaults(self)
         if isinstance(self.config, TrainConfig):
             object.__setattr__(self, "config", _with_objective(self.config, self.objective))
+        if self.loop is not None:
+            return
         own = self.objective is not None and self.loss is None
         if (self.loss is None) == (self.risk is None) and not own:
             raise InputError("Job: give a loss(outputs, targets) or a risk(model, batch, step), one of them")
         if callable(self.risk) and as_risk(self.risk) is not self.risk:
             raise InputError("Job: risk: takes other arguments; expected a function of (model, batch, step)")
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the job has a model, which a job with a loop of its own may lack."""
+        return self.model is not _not_given
 
     @property
     def batch_risk(self) -> Risk:
@@ -182,57 +196,39 @@ class Data:
 
 
 @dataclass(frozen=True)
-class TrialLoop(Generic[OwnConfig]):
-    """How studies and comparisons train a job that has a loop of its own.
+class Loop(Generic[Config]):
+    """A loop of the job's own, in place of the platform's: an agent's, for one.
+
+    It is given the options and a :class:`~concord.training.context.RunContext`. It gives every evaluation as it comes,
+    begins at the context's ``start``, and logs metrics, writes checkpoints and keeps files through it. Where the job
+    has a model, a checkpoint has its weights as ``model.safetensors``, and the last one's are registered.
 
     Attributes:
-        evaluations: trains with these options and gives every evaluation as it comes; it tracks nothing, and may be
-            ended at any of them.
+        run: the loop, a generator.
         epochs: the epoch of the last evaluation, from the options.
-        metrics: the names of the metrics in the evaluations, and whether large or small is good; None where trials are
-            not judged by it. They are judged by the first one, unless ``--metric`` names another.
-        check: refuses options with which there can be no trial (InputError); None refuses none.
+        metrics: the names of the metrics in the evaluations, and whether large or small is good; None where nothing is
+            chosen by it. Trials are judged by the first one, unless ``--metric`` names another.
+        check: refuses options, files that are missing and the like, before a run begins (InputError).
+        check_trial: refuses options with which a run can be no trial of a study (InputError).
+        example: a few inputs of the job's model, for the registry.
+        model_name: of the registered model, from the options; the job's name if not given.
+        opening: the first lines of a run: what is trained, then one about the data, for example.
+        uses_ray: whether a run of its own needs a Ray session.
     """
 
-    evaluations: Callable[[OwnConfig], Iterator[Evaluation]]
-    epochs: Callable[[OwnConfig], int]
+    run: Callable[[Config, RunContext], Iterator[Evaluation]]
+    epochs: Callable[[Config], int]
     metrics: Mapping[str, Mode | None]
-    check: Callable[[OwnConfig], None] | None = None
+    check: Callable[[Config], None] | None = None
+    check_trial: Callable[[Config], None] | None = None
+    example: Callable[[Config], Tensor] | None = None
+    model_name: Callable[[Config], str] | None = None
+    opening: Callable[[Config], Sequence[str]] | None = None
+    uses_ray: bool = False
 
     def __post_init__(self) -> None:
         if not self.metrics or next(iter(self.metrics.values())) not in ("max", "min"):
-            raise InputError(f"TrialLoop: metrics are {dict(self.metrics)}; the first has to say max or min")
-
-
-@dataclass(frozen=True)
-class CustomJob(Generic[OwnConfig]):
-    """A job that trains in a way of its own, not by the training loop: an agent, for one.
-
-    Attributes:
-        run: does the whole run, tracked, and gives the finished run that ``concord train`` shows; its arguments are
-            the job's file, the options, and a function that prints a line of progress.
-        config: the options at their defaults; derive from :class:`~concord.training.options.RunConfig`.
-        name: of the job and the registered model; None takes the file's.
-        reproduces: what of which paper, for ``concord jobs``.
-        report: options (a dataclass with defaults) and the function behind ``concord report``.
-        data: options (a dataclass with defaults) and the function behind ``concord data``.
-        trials: how studies and comparisons train the job; None: it has none.
-        studies: what ``concord tune`` searches, by the names of methods; without any, what ``--vary`` says.
-        comparisons: the tables of ``concord compare``, see :class:`Job`; columns are metrics of ``trials``.
-    """
-
-    run: Callable[["JobFile", OwnConfig, Callable[[str], None]], Any]
-    config: OwnConfig
-    name: str | None = None
-    reproduces: str = ""
-    report: "Report | None" = None
-    data: "Data | None" = None
-    trials: TrialLoop[OwnConfig] | None = None
-    studies: Mapping[str, "Study"] = field(default_factory=dict)
-    comparisons: Mapping[str, Comparison] | str = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _make_defaults(self)
+            raise InputError(f"Loop: metrics are {dict(self.metrics)}; the first has to be max or min")
 
 
 def _make_defaults(job: Any) -> None:
@@ -261,13 +257,13 @@ class JobFile:
     """A job and the file it came from, which is what travels to the workers.
 
     Attributes:
-        job: the job, with its name filled in; Any, since an :class:`CustomJob` has other parts.
+        job: the job, with its name filled in.
         path: the file.
         source: its text.
         rule: the user's own that --aggregator names, the fields of which are options of the job then; it travels, too.
     """
 
-    job: Any
+    job: Job[Any]
     path: str
     source: str
     rule: RuleFile | None = None
@@ -275,15 +271,18 @@ class JobFile:
     @property
     def name(self) -> str:
         """The job's name."""
-        name: str = self.job.name
-        return name
+        assert self.job.name is not None
+        return self.job.name
 
+    def epochs(self, config: Any) -> int:
+        """The epoch of the last evaluation of a run or trial with these options."""
+        epochs: int = config.schedule.epochs if self.job.loop is None else self.job.loop.epochs(config)
+        return epochs
 
-def epochs_of(file: JobFile, config: Any) -> int:
-    """The epoch of the last evaluation of a run or trial with these options."""
-    loop: TrialLoop[Any] | None = file.job.trials if isinstance(file.job, CustomJob) else None
-    epochs: int = config.schedule.epochs if loop is None else loop.epochs(config)
-    return epochs
+    def model_name(self, config: Any) -> str:
+        """The name of the registered model."""
+        named = self.job.loop.model_name if self.job.loop is not None else None
+        return self.name if named is None else named(config)
 
 
 def load_job(reference: str) -> JobFile:
@@ -314,7 +313,7 @@ def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> Job
     """
     module = run_source(path, source, "job", lambda problem: InputError(f"job {path}: {problem}"))
     job = getattr(module, "job", None)
-    if not isinstance(job, Job | CustomJob):
+    if not isinstance(job, Job):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
     job = replace(job, name=job.name or Path(path).stem.replace("_", "-"))
     _check_parts(job, path)
@@ -328,21 +327,21 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
     Raises:
         InputError: there is no such rule in the file, its fields cannot be options, or the job takes none.
     """
-    if isinstance(file.job, CustomJob):
-        raise ArgumentError("aggregator", rule.reference, f"job {file.name} trains in a way of its own, without it")
+    if file.job.loop is not None:
+        raise ArgumentError("aggregator", rule.reference, f"job {file.name} has a loop of its own, without it")
     config = config_with_rule(file.job.config, rule.load())
     return replace(file, job=replace(file.job, config=config), rule=rule)
 
 
-def _parts_of(job: Job[Any] | CustomJob[Any]) -> tuple[str, ...]:
+def _parts_of(job: Job[Any]) -> tuple[str, ...]:
     """The parts without which there is no job."""
-    if isinstance(job, CustomJob):
-        return ("run",)
+    if job.loop is not None:
+        return ("model",) if job.has_model else ()
     of_batch = "risk" if job.risk else "loss" if job.loss else "objective"
     return ("environments", "model", of_batch)
 
 
-def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
+def _check_parts(job: Job[Any], path: str) -> None:
     """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
 
     def require(right: bool, problem: str) -> None:
@@ -354,9 +353,10 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
 
     for part in _parts_of(job):
         value = getattr(job, part)
-        right = callable(value) and not (part == "model" and isinstance(value, nn.Module))
+        right = callable(value) and value is not _not_given and not (part == "model" and isinstance(value, nn.Module))
         require(right, f"{part} is of type {type(value).__name__}; expected a function, see Job")
-    kind = RunConfig if isinstance(job, CustomJob) else TrainConfig
+    require(isinstance(job.loop, Loop | None), f"loop is {job.loop!r}; expected Loop(run, epochs, metrics)")
+    kind = TrainConfig if job.loop is None else RunConfig
     said = f"config is {job.config!r}; expected an instance of a class from {kind.__name__}"
     require(isinstance(job.config, kind), said)
     right = maps_to(lambda each: isinstance(each, Study), job.studies)
@@ -365,13 +365,6 @@ def _check_parts(job: Job[Any] | CustomJob[Any], path: str) -> None:
     require(right, f"its name is {job.name!r}; expected text without '/' and ':'")
     right = isinstance(job.comparisons, str) or maps_to(lambda each: isinstance(each, Comparison), job.comparisons)
     require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")
-    if isinstance(job, CustomJob):
-        loop = "TrialLoop(evaluations, epochs, metrics)"
-        require(isinstance(job.trials, TrialLoop | None), f"trials is {job.trials!r}; expected {loop}")
-        what = "studies" if job.studies else "comparisons"
-        lacking = bool(job.studies or job.comparisons) and job.trials is None
-        require(not lacking, f"{what} need trials={loop} to train by")
-        return
     right = job.measures is None or maps_to(callable, job.measures)
     require(right, f"measures map names to Measure(function, mode=…), found {job.measures!r}")
     said = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}}), or what makes one"

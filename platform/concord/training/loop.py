@@ -5,9 +5,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
+from concord.training.context import ProcessContext, RunContext
 from concord.training.consistency import consistency_metrics
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
@@ -50,35 +51,6 @@ Item = TypeVar("Item")
 _LOGGED_STEPS = 20_000
 # What --vectorize says, as StackedGradients takes it.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
-
-
-class Reporter(Protocol):
-    """Where the loop's metrics and checkpoints go."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Keep metrics; called in the first process only, and must return at once."""
-
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        """Keep a checkpoint; called in every process, ``write`` to be used in the first only."""
-
-
-class Silent:
-    """A reporter that keeps neither metrics nor checkpoints: for runs of which the outcome is all that is wanted."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Nothing."""
-
-    def checkpoint(self, write: Callable[[Path], None], metrics: dict[str, float]) -> None:
-        """Nothing."""
-
-
-@dataclass(frozen=True)
-class ProcessContext:
-    """Where this process stands among those of the run."""
-
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
@@ -171,7 +143,7 @@ def train(
     job: Job[Any],
     config: TrainConfig,
     place: ProcessContext,
-    reporter: Reporter,
+    context: RunContext,
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
@@ -182,7 +154,7 @@ def train(
         job: what to train on what.
         config: the options.
         place: of this process.
-        reporter: takes metrics and checkpoints.
+        context: takes metrics and checkpoints.
         resume_from: a checkpoint's folder to go on from; the end is the one of an undisturbed run.
         load: gives the data of this process; None calls :func:`prepare`.
         so_far: is kept up to date at every step, for those who look on from another thread.
@@ -191,7 +163,7 @@ def train(
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    evaluations = training(job, config, place, reporter, resume_from, load, so_far)
+    evaluations = training(job, config, place, context, resume_from, load, so_far)
     while True:
         try:
             next(evaluations)
@@ -204,12 +176,12 @@ def training(
     job: Job[Any],
     config: TrainConfig,
     place: ProcessContext,
-    reporter: Reporter,
+    context: RunContext,
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
-    """What :func:`train` does, in pieces: gives every evaluation as it comes, and waits there to be asked on."""
+    """What :func:`train` does, in pieces: gives every evaluation as it comes, before the checkpoint that has it."""
     config = config.resolved()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
@@ -222,7 +194,7 @@ def training(
             stopping.read(resume_from)
     run.vectorize_as(progress.vectorize)
     if resume_from and place.rank == 0:
-        reporter.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
+        context.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
@@ -259,16 +231,16 @@ def training(
         if place.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
                 if at % every == 0 or at == step == schedule.epochs * run.steps_per_epoch:
-                    reporter.log(at_step, at)
-            if evaluated or last or step // every > (step - len(steps.each)) // every:
-                reporter.log(metrics, step)
+                    context.log(at_step, at)
+            if not evaluated and step // every > (step - len(steps.each)) // every:
+                context.log(metrics, step)
+        if evaluated:
+            yield progress.history[-1]
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
             progress.vectorize = run.vectorized()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
-            reporter.checkpoint(write, metrics)
-        if evaluated:
-            yield progress.history[-1]
+            context.checkpoint(write, step)
     return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
 
 

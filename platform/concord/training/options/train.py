@@ -88,6 +88,11 @@ class TrainConfig(RunConfig):
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
 
+    @property
+    def placement(self) -> frozenset[str]:
+        """Also where the data are, and how many workers train, unless that decides which environments meet at a step."""
+        return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
+
     def voters(self, environments: int) -> int:
         """How many gradients the aggregator compares at an update, of so many training environments.
 

@@ -1,0 +1,247 @@
+"""Executes a run: every evaluation as it comes, whether it trains in this process or on Ray Train.
+
+One worker trains in the process that asks. Several workers, or an address, mean Ray Train. What happens beside the
+evaluations (metrics of steps, checkpoints, artifacts) goes to a *sink*, in order, as events of the run's record.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from concord import logs
+from concord.aggregation.rule_file import RuleFile
+from concord.environments.summary import PURPOSES, DataSummary
+from concord.errors import InputError, JobFailedError, RunFailedError, first_line
+from concord.gradients import NonFiniteGradientError
+from concord.runs.checkpoints import CHECKPOINTS
+from concord.runs.failures import is_outage
+from concord.source_file import own_traceback, reason
+from concord.storage import Folder, FullDiskError, full_disk_in_one_line, require_space, storage_credentials
+from concord.training.job import Job, JobFile, job_from_source
+from concord.training.context import ProcessContext
+from concord.training.loop import WorkerData, prepare, training
+from concord.training.options import RunConfig, TrainConfig
+from concord.training.outcome import Evaluation
+from concord.training.steps_so_far import StepsSoFar
+
+class Sink(Protocol):
+    """Takes what happens in a run, beside its evaluations."""
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        """An event, see :mod:`concord.record`; ``data`` has the :class:`DataSummary` of what is trained on."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What any process that trains a run has to know of it.
+
+    Attributes:
+        path, source: the job's file.
+        rule: the user's own that is trained with, if it is.
+        options: the configuration's values; its class is the job's, which a worker makes from the source.
+        folder: for checkpoints and files; None keeps none.
+        scratch: for Ray Train's own files, which every node reaches; one in ``folder`` if not given.
+        left_out: a training environment that is not to be trained on.
+        log_context: how it logs.
+        storage_credentials: of the output and the data.
+    """
+
+    path: str
+    # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
+    source: str = field(repr=False)
+    rule: RuleFile | None
+    options: dict[str, Any] = field(repr=False)
+    folder: Folder | None = None
+    scratch: Folder | None = None
+    left_out: str | None = None
+    log_context: logs.Context = field(default_factory=logs.context)
+    storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
+
+    def job(self) -> JobFile:
+        """The job, made from its source."""
+        return job_from_source(self.path, self.source, self.rule)
+
+
+def ignore(name: str, /, **fields: Any) -> None:
+    """A sink for runs of which the evaluations are all that is wanted."""
+
+
+def needs_ray_train(config: RunConfig) -> bool:
+    """Whether a run trains on Ray Train, and not in this process."""
+    if not isinstance(config, TrainConfig):
+        return False  # a loop of the job's own starts what it needs
+    parallel = config.parallel
+    return bool(
+        parallel.workers > 1 or parallel.min_workers is not None or config.run.address or os.environ.get("RAY_ADDRESS")
+    )
+
+
+def execute(
+    spec: RunSpec, job: JobFile, config: RunConfig, sink: Sink = ignore, start: str | None = None
+) -> Iterator[Evaluation]:
+    """Train a run, and give every evaluation as it comes. Closing the iterator ends the training.
+
+    Args:
+        spec: the run.
+        job: made of the spec.
+        config: the options of the spec.
+        sink: takes what else happens.
+        start: the name of the checkpoint to go on from.
+
+    Raises:
+        InputError: the data, or the checkpoint, do not fit.
+        RunFailedError: training failed; a JobFailedError where the job's own code raised.
+    """
+    if needs_ray_train(config):
+        from concord.runs.ray_train import evaluations_on_ray
+
+        yield from evaluations_on_ray(spec, config, sink, start)
+        return
+    gpu = isinstance(config, TrainConfig) and config.parallel.use_gpu
+    process = ProcessContext(device=torch.device("cuda" if gpu else "cpu"))
+    try:
+        yield from evaluations_here(spec, job.job, config, process, sink, start)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, InputError | RunFailedError):
+            raise
+        raise failure(error, spec.path) from error
+
+
+def failure(error: BaseException, path: str) -> RunFailedError:
+    """What ended a training, as one line; where the job in this file raised it, with its traceback beside the line."""
+    if isinstance(error, NonFiniteGradientError):
+        return RunFailedError(str(error))
+    if isinstance(error, Exception) and is_outage(error):
+        return RunFailedError(f"training failed: {type(error).__name__}: {first_line(error)}")
+    return JobFailedError(f"training failed: {reason(error, path)}", own_traceback(error, path))
+
+
+def evaluations_here(
+    spec: RunSpec,
+    job: Job[Any],
+    config: RunConfig,
+    process: ProcessContext,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None = None,
+    so_far: StepsSoFar | None = None,
+) -> Iterator[Evaluation]:
+    """Train in this process, which may be one of several in the default process group."""
+    recorder = Recorder(spec.folder, process, sink, start)
+    if job.loop is not None:
+        yield from job.loop.run(config, recorder)
+        return
+    assert isinstance(config, TrainConfig)
+
+    def load_data() -> WorkerData:
+        prepared = prepare(job, config, process, spec.left_out)
+        if spec.folder is not None:
+            recorder.data = prepared.summaries()
+        return prepared
+
+    for evaluation in training(job, config, process, recorder, recorder.start, load or load_data, so_far):
+        recorder.tell_data()
+        yield evaluation
+
+
+class Recorder:
+    """What a loop tells of itself: metrics, checkpoints and files, see :class:`concord.training.loop.RunContext`.
+
+    Args:
+        folder: of the run; None keeps nothing.
+        process: which of the run's processes this is.
+        sink: takes the events; called in the first process only.
+        start: the name of the checkpoint to go on from.
+    """
+
+    def __init__(self, folder: Folder | None, process: ProcessContext, sink: Sink, start: str | None) -> None:
+        self._folder = folder
+        self._process = process
+        self._sink = sink
+        self.data: list[DataSummary] | None = [] if folder is not None else None
+        self.start = None if start is None or folder is None else folder.fetch_tree(f"{CHECKPOINTS}/{start}")
+
+    @property
+    def process(self) -> ProcessContext:
+        """Which of the run's processes this is."""
+        return self._process
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record metrics; in the first process only."""
+        self._sink("metrics", step=step, metrics=metrics)
+
+    def keep(self, path: str, write: Callable[[Path], None]) -> None:
+        """Keep a file in the run's folder, by its path there, and show it in MLflow; ``write`` makes it."""
+        if self._folder is not None and self._process.rank == 0:
+            file = self._folder.path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file)
+            self._folder.keep(path)
+            self._sink("artifact", path=path)
+
+    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
+        """Keep a checkpoint; called in every process, ``write`` is used in the first one.
+
+        Raises:
+            FullDiskError: in every process, since the others would wait for the first one.
+        """
+        if self._folder is None:
+            return
+        problem = None
+        if self._process.rank == 0:
+            try:
+                self._write_checkpoint(self._folder, write, step)
+            except FullDiskError as error:
+                problem = str(error)
+        problem = broadcast_from_rank0(problem, self._process)
+        if problem is not None:
+            raise FullDiskError(problem)
+
+    def _write_checkpoint(self, folder: Folder, write: Callable[[Path], None], step: int) -> None:
+        name = f"checkpoint_{step:012d}"
+        path = folder.path / CHECKPOINTS / name
+        new = path.with_name(f"{name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        with full_disk_in_one_line(folder.path):
+            try:
+                new.mkdir(parents=True)
+                write(new)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+            new.replace(path)
+            folder.keep(f"{CHECKPOINTS}/{name}")
+        self._sink("checkpoint", name=name, step=step)
+
+    def tell_data(self) -> None:
+        """Tell once what is trained on; called in every process."""
+        if self.data is None:
+            return
+        data, self.data = all_parts(self.data, self._process), None
+        if self._process.rank == 0:
+            self._sink("data", parts=data)
+
+
+def broadcast_from_rank0(value: Any, process: ProcessContext) -> Any:
+    """The first process's value, in every process."""
+    values = [value]
+    if process.world_size > 1:
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def all_parts(data: list[DataSummary], process: ProcessContext) -> list[DataSummary]:
+    """What all processes have, by purpose, each part once."""
+    gathered: list[list[DataSummary]] = [data]
+    if process.world_size > 1:
+        gathered = [[] for _ in range(process.world_size)]
+        dist.all_gather_object(gathered, data)
+    parts = list(dict.fromkeys(part for of_one in gathered for part in of_one))
+    return sorted(parts, key=lambda part: PURPOSES.index(part.purpose))

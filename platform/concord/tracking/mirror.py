@@ -1,0 +1,281 @@
+"""Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
+
+One thread reads the event file and sends what is new about once a second. A store that is down neither stops nor slows
+the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of the
+MLflow run stands for which run of a group, so that what was sent is not sent again, also by a process that continues. A
+process killed between sending and moving the cursor sends its last piece again; MLflow stores it once, since the points
+are equal in name, step, time and value.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from concord.metric_name import metric_name
+from concord.record import EVENTS, Event, read_events
+from concord.redaction import redact
+from concord.storage import Folder, StorageError, append_line, read_lines
+from concord.tracking.client import import_mlflow, is_final, one_line, pages, post
+from concord.tracking.store import Store, clean_parameters
+
+CURSOR = "events.sent"
+
+_logger = logging.getLogger("concord.tracking")
+
+_EVERY_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_CLOSING_PAUSE_SECONDS = 0.2
+_LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one call
+_LARGEST_PIECE = 4000  # metrics sent before the cursor moves
+_LONGEST_TAG = 5000
+_HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer, for which a server that has just started may need 15
+_PARENT, _KEY = "mlflow.parentRunId", "concord.task"
+
+
+@dataclass
+class _Piece:
+    """What one run has to be sent of some events that follow one another."""
+
+    began: Event | None = None
+    points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, ms, step
+    artifacts: list[str] = field(default_factory=list)
+    ended: Event | None = None
+
+
+class Mirror:
+    """The mirror of one record, at work until it is closed.
+
+    Args:
+        store: where it is mirrored.
+        run_id: the run in MLflow of the folder's own run or group.
+        folder: of the record, which this process has locked.
+    """
+
+    def __init__(self, store: Store, run_id: str, folder: Folder) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._folder = folder
+        self._file, self._cursor = folder.path / EVENTS, folder.path / CURSOR
+        self._sent = 0
+        self._children: dict[str, str] = {}
+        folder.fetch(CURSOR)
+        for entry, _ in read_lines(self._cursor) if self._cursor.exists() else ():
+            if isinstance(entry, list):
+                self._children[entry[0]] = entry[1]
+            else:
+                self._sent = entry
+        # A process may have been killed between making a child and writing it down.
+        self._adopts = self._file.exists() and self._file.stat().st_size > 0
+        self._experiment: str | None = None
+        self._refused: set[str] = set()
+        self._names: dict[str, str] = {}
+        self._wake = threading.Event()
+        self._deadline: float | None = None
+        self._sender = threading.Thread(target=self._send_until_closed, name="concord-mirror", daemon=True)
+        self._sender.start()
+
+    @property
+    def unsent(self) -> int:
+        """How many events the store has not taken."""
+        if not self._file.exists() or self._sent > self._file.stat().st_size:
+            return 0
+        return sum(1 for _ in read_events(self._file, self._sent))
+
+    def close(self, seconds: float) -> int:
+        """Send what is left, for at most so many seconds; gives how many events are still not sent."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + seconds
+            self._wake.set()
+            self._sender.join(seconds)
+        if self._cursor.exists():
+            with contextlib.suppress(StorageError):
+                self._folder.keep(CURSOR)
+        return self.unsent
+
+    def discard(self) -> None:
+        """Send nothing any more: the record is about to be deleted."""
+        self._sent = 1 << 62
+        self._deadline = time.monotonic()
+        self._wake.set()
+        self._sender.join(_EVERY_SECONDS)
+
+    def _send_until_closed(self) -> None:
+        pause, down = _EVERY_SECONDS, False
+        while True:
+            if self._deadline is None:
+                self._wake.wait(pause)
+            elif down:
+                time.sleep(_CLOSING_PAUSE_SECONDS)
+            closing = self._deadline is not None  # read before sending: then all that was recorded is in the file
+            try:
+                for pieces, end in self._pieces():
+                    for run, piece in pieces.items():
+                        self._send(run, piece)
+                    self._move_cursor(end)
+                    if down:
+                        _logger.warning("tracking at %s answers again; what was kept is being sent", self._shown)
+                    pause, down = _EVERY_SECONDS, False
+            except Exception as error:  # no failure of tracking may end this thread silently
+                if is_final(error):
+                    self._warn("refuses what is sent", error)
+                    return
+                if not down:
+                    self._warn("is not answering", error)
+                pause, down = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
+            if self._deadline is not None and (time.monotonic() >= self._deadline or (closing and not down)):
+                return
+
+    @property
+    def _shown(self) -> str:
+        return redact(self._store.uri)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        reason = one_line(error)
+        _logger.warning("tracking at %s %s (%s); events are kept in %s", self._shown, what, reason, self._file)
+
+    def _pieces(self) -> Iterator[tuple[dict[str, _Piece], int]]:
+        """Yield what was not sent yet by run, in pieces, each with the first byte after it."""
+        if not self._file.exists() or self._sent >= self._file.stat().st_size:
+            return
+        pieces: dict[str, _Piece] = {}
+        size, end = 0, self._sent
+        for event in read_events(self._file, self._sent):
+            piece = pieces.get(event.run)
+            # What a run did before it began again is of another child.
+            if size >= _LARGEST_PIECE or (piece is not None and event.name == "began"):
+                yield pieces, end
+                pieces, size, piece = {}, 0, None
+            piece = pieces.setdefault(event.run, piece or _Piece())
+            match event.name:
+                case "began":
+                    piece.began = event
+                case "metrics" | "evaluated":
+                    metrics, step = event.fields["metrics"], event.fields["step"]
+                    piece.points += [(self._name(key), float(value), event.at, step) for key, value in metrics.items()]
+                    size += len(metrics)
+                case "artifact":
+                    piece.artifacts.append(event.fields["path"])
+                case "ended":
+                    piece.ended = event
+            size += 1
+            end = event.end
+        if pieces:
+            yield pieces, end
+
+    def _name(self, name: str) -> str:
+        if (known := self._names.get(name)) is None:
+            known = self._names[name] = metric_name(name)
+        return known
+
+    def _send(self, run: str, piece: _Piece) -> None:
+        if run in self._refused:
+            return
+        try:
+            run_id = self._run_id if not run else self._child(run, piece.began)
+            parameters, tags = _described(piece)
+            self._log(run_id, piece.points, parameters if run else {}, tags)
+            for path in piece.artifacts:
+                if (file := self._folder.path / path).exists():
+                    self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
+            if piece.ended is not None:
+                self._store.client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
+            elif piece.began is not None:  # it may have ended in an earlier attempt
+                self._store.client.update_run(run_id, status="RUNNING")
+        except Exception as error:
+            # Asked again the store would say the same, and others wait: the child may have been deleted.
+            if not run or not is_final(error):
+                raise
+            if not self._refused:
+                self._warn("refuses some runs", error)
+            self._refused.add(run)
+
+    def _child(self, run: str, began: Event | None) -> str:
+        """The child of a run of the group; made where there is none, or where the run begins anew after a failure."""
+        if self._adopts:
+            self._adopt()
+        known = self._children.get(run)
+        if known is not None and (began is None or not began.fields.get("anew")):
+            return known
+        assert began is not None  # a run begins before anything else happens to it
+        if known is not None and self._store.client.get_run(known).info.status == "RUNNING":
+            return known  # it was made for this beginning
+        if self._experiment is None:
+            self._experiment = self._store.client.get_run(self._run_id).info.experiment_id
+        tags = {_PARENT: self._run_id, _KEY: run}
+        name = str(began.fields.get("name") or run)
+        made = self._store.client.create_run(self._experiment, began.at, tags, name)
+        self._children[run] = made.info.run_id
+        append_line(self._cursor, [run, made.info.run_id])
+        return str(made.info.run_id)
+
+    def _adopt(self) -> None:
+        """Find the children that were made and not written down when an earlier process was killed."""
+        client = self._store.client
+        experiment = client.get_run(self._run_id).info.experiment_id
+        of_parent = f"tags.`{_PARENT}` = '{self._run_id}'"
+        for found in pages(lambda token: client.search_runs([experiment], of_parent, page_token=token)):
+            if key := found.data.tags.get(_KEY):
+                self._children.setdefault(key, found.info.run_id)
+        self._adopts = False
+
+    def _log(
+        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        first = _LARGEST_BATCH - len(parameters) - len(tags)
+        if points or parameters or tags:
+            self._log_batch(run_id, points[:first], parameters, tags)
+        for start in range(first, len(points), _LARGEST_BATCH):
+            self._log_batch(run_id, points[start : start + _LARGEST_BATCH], {}, {})
+
+    def _log_batch(
+        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of trying again
+            metrics = [
+                # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
+                {"key": key, "value": value if math.isfinite(value) else json.dumps(value), "timestamp": at, "step": step}
+                for key, value, at, step in points
+            ]
+            body: dict[str, object] = {"run_id": run_id, "metrics": metrics}
+            body |= {part: [{"key": key, "value": value} for key, value in values.items()]
+                     for part, values in (("params", parameters), ("tags", tags)) if values}  # fmt: skip
+            post(self._store.uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
+            return
+        import_mlflow()
+        from mlflow.entities import Metric, Param, RunTag
+
+        self._store.client.log_batch(
+            run_id,
+            [Metric(*point) for point in points],
+            [Param(key, value) for key, value in parameters.items()],
+            [RunTag(key, value) for key, value in tags.items()],
+            synchronous=True,
+        )
+
+    def _move_cursor(self, end: int) -> None:
+        self._sent = end
+        append_line(self._cursor, end)
+
+
+def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:
+    """Parameters and tags that a beginning and an end add."""
+    parameters: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    if piece.began is not None:
+        parameters = clean_parameters(piece.began.fields.get("parameters", {}))
+        tags |= piece.began.fields.get("tags", {})
+    if piece.ended is not None:
+        tags |= _tags_of_end(piece.ended.fields)
+    return parameters, {name: redact(str(value))[:_LONGEST_TAG] for name, value in tags.items()}
+
+
+def _tags_of_end(fields: Mapping[str, Any]) -> dict[str, str]:
+    found = {"concord.stopped": fields.get("stopped"), "concord.failure": fields.get("failure")}
+    return {name: str(value) for name, value in found.items() if value}
