@@ -29,7 +29,7 @@ resolve: $(VENV)/installed-dev
 	$(BIN)/python tests/resolution_checks.py
 
 tables: $(VENV)/installed
-	$(BIN)/python -m concord.comparisons.documents docs/results README.md docs/*.md
+	$(BIN)/python -m concord.studies.documents docs/results README.md docs/*.md
 
 bench: $(VENV)/installed
 	$(BIN)/concord bench

@@ -105,10 +105,11 @@ class RunProgress:
             self._pace.at(metrics[RESUMED_EPOCH])
             self._shown_at, self._shown_epoch = time.monotonic(), int(metrics[RESUMED_EPOCH])
             self._say(_resumed(metrics))
-        if "epoch" not in metrics:
+        done = metrics.get("epoch", metrics.get(RESUMED_EPOCH))
+        if done is None:
             return
-        self._pace.at(metrics["epoch"])
-        epoch = int(metrics["epoch"])
+        self._pace.at(done)
+        epoch = int(done)
         if self._display is not None:
             details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._described())
             left = self._pace.seconds_left(self._epochs)
