@@ -49,7 +49,7 @@ def study() -> None:
     with shown:
         input()
         for run in runs:
-            shown.began(run)
+            shown.evaluated(run, 0.0)
         shown.evaluated(runs[1], 50.0)
         input()
         shown.ended(EndedRun(runs[0], [Evaluation(1, 1, {"validation_accuracy": 0.9})], 1.0, 0.0))

@@ -150,7 +150,9 @@ def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
     assert option_values(job.job.config)["width"] == 4
 
     def missing(*words: str) -> int:
-        plan = planned(job, ["rates"], [*words, "--output", str(output)], "concord compare", check=False)
+        witness = str(whole.plan.base.run.output / "witness")  # an option of the job, as the runs were given it
+        given = [*words, "--witness", witness, "--output", str(output)]
+        plan = planned(job, ["rates"], given, "concord compare", check=False)
         return len(read_results(plan).missing.get("rates", []))
 
     assert (missing(), missing("--width", "6")) == (0, 4)

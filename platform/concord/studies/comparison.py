@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +11,17 @@ from typing import Any
 
 from concord import logs
 from concord.analysis.figures import save
-from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
-from concord.job_files import built_in_jobs
 from concord.machine import machine
 from concord.record import read_history
 from concord.redaction import redact
 from concord.runs.tags import run_tags
-from concord.storage import display_path, resolve
 from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
+from concord.studies.plan import place_words
 from concord.studies.progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.selection import Judge
-from concord.studies.tables import KeptLine, Table, markdown, results_file, write_lines
+from concord.studies.tables import KeptLine, Table, cell, markdown, results_file, write_lines
 from concord.training import FinishedRun
 
 TABLES, FIGURES = "tables", "figures"
@@ -111,15 +108,12 @@ def run_comparison(plan: ComparisonPlan, words: Sequence[str], info: Callable[[s
 
 def command(plan: ComparisonPlan, words: Sequence[str]) -> str:
     """The command that makes the tables, or goes on with them."""
-    job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-    return shlex.join(["concord", "compare", job, *plan.tables, *map(redact, words)])
+    return shlex.join(["concord", "compare", plan.job.reference, *plan.tables, *map(redact, words)])
 
 
 def where(plan: ComparisonPlan) -> list[str]:
     """The options that say where a comparison is kept, unless it is at its usual place."""
-    output, usual = plan.base.run.output, resolve(DEFAULT_OUTPUT)
-    named = ["--name", plan.name] if plan.name != plan.job.name else []
-    return named + (["--output", display_path(output)] if output not in (usual, DEFAULT_OUTPUT) else [])
+    return [*(["--name", plan.name] if plan.name != plan.job.name else []), *place_words(plan.base.run.output)]
 
 
 def _train(plan: ComparisonPlan, pool: Any, origin: str, info: Callable[[str], None]) -> None:
@@ -150,15 +144,12 @@ def _train(plan: ComparisonPlan, pool: Any, origin: str, info: Callable[[str], N
         return
     column = next((each for table in plan.tables.values() for each in table.columns.values()), None)
 
-    class Told(Listed):
-        """Tells of each run what the first column is of."""
-
-        def ended(self, run: EndedRun) -> None:
-            if isinstance(column, str) and column in run.metrics:
-                info(f"{run.run.name}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
+    def tell(run: EndedRun) -> None:
+        if isinstance(column, str) and column in run.metrics:
+            info(f"{run.run.name}: {column} {run.metrics[column]:.4g}, {run.seconds:.0f} s")
 
     labels = {"study": plan.name, "concord_job": plan.job.name, "method": "comparison"}
-    pool.run(Told(proposals), progress, Judge(detail=plan.detail), labels=labels)
+    pool.run(Listed(proposals, tell), progress, Judge(detail=plan.detail), labels=labels)
     info(progress.line())
     kept = KeptRuns(pool.runs)
     failures = [ended.failure for run in wanted if (ended := kept.ended(run))]
@@ -185,9 +176,10 @@ def read_results(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Compari
                 failed[run.name] = ended.failure
             else:
                 distinct.add(ended.run.key)
-                finished = FinishedRun(run.seed, ended.run.point, ended.history)
+                finished = FinishedRun(run.seed, {**run.point, **ended.run.point}, ended.history)
                 rows.setdefault(run.configuration, []).append(finished)
-                values = {heading: _value(column, finished) for heading, column in comparison.columns.items()}
+                cells = {heading: cell(column, finished) for heading, column in comparison.columns.items()}
+                values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, ended.run.origin))
         tables.append(Table(name, comparison, lines))
         found[name] = rows
@@ -212,8 +204,3 @@ def write_runs(result: ComparisonResult, folder: Path) -> None:
     """Keep what the tables are made of, a JSON line a run."""
     for table in result.tables:
         write_lines(table.lines, results_file(folder, result.plan.job.name, table.name))
-
-
-def _value(column: Any, run: FinishedRun) -> float:
-    """A cell's number; not a number where the run does not report it."""
-    return float(run.metrics.get(column, math.nan) if isinstance(column, str) else column(run))

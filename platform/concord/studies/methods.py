@@ -4,6 +4,7 @@ A method is a rule or an objective. Each is tuned by a small study of its own ar
 trials as the others, and judged by what is no test: validation environments, or training environments left out in turn.
 """
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -12,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
-from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError, RunFailedError, StoppedError, as_option
-from concord.job_files import built_in_jobs
 from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
 from concord.redaction import is_secret, redact
@@ -23,10 +22,9 @@ from concord.runs.run import Info
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
-from concord.storage import resolve
 from concord.studies.comparison_plan import METHODS, comparison_name
 from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
-from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.plan import StudyPlan, place_words, plan_study
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.studies.spaces import SIGNIFICANCES, config_at
@@ -75,7 +73,7 @@ class MethodsOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError); those of a study it refuses itself."""
+        """Validate the options (InputError); a study validates its own."""
         super().check()
         for method in self.methods:
             if method not in KNOWN:
@@ -112,19 +110,15 @@ class MethodsPlan:
     """Studies that are to be compared.
 
     Attributes:
-        name: of the comparison.
         job: what is trained.
         base: the configuration that every method starts from.
-        options: of the comparison.
         studies: by method.
         left_out: the usual methods that the job cannot have, and why.
         environments: that each trial trains on, at least.
     """
 
-    name: str
     job: JobFile
     base: TrainConfig
-    options: MethodsOptions
     studies: Mapping[str, StudyPlan]
     left_out: Mapping[str, str]
     environments: int
@@ -149,24 +143,16 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     best: Selection = "validation" if there.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
+    shared = {each: value for each, value in option_values(options).items() if each in _OF_STUDIES}
     studies: dict[str, StudyPlan] = {}
     left_out: dict[str, str] = {}
     for method in options.methods or USUAL:
         try:
             changed = _changed(job, base, method)
             space = _space(changed, method)
-            asked = StudyOptions(
-                trials=options.trials,
-                sharing=options.sharing,
-                method=method,
-                startup=max(1, options.trials // 2),
-                selection=selection,
-                metric=options.metric,
-                mode=options.mode,
-                folds=options.folds,
-                shortlist=0,
-                reruns=options.seeds,
-            )
+            startup = max(1, options.trials // 2)
+            of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
+            asked = StudyOptions(shortlist=0).with_options(**shared, **of_study)
             of_method = dataclasses.replace(job, job=dataclasses.replace(job.job, studies={method: Study(space)}))
             command_of = TuneOptions(study=asked, config=changed.with_options(name=f"{name}-{method}"))
             studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
@@ -175,9 +161,10 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
                 raise InputError(f"{method}: {as_option(error)}") from error
             left_out[method] = as_option(error)
     if len(studies) < 2:
-        raise InputError(f"job {job.name}: nothing is there to compare with the average: {_listed(left_out)}")
+        reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
+        raise InputError(f"job {job.name}: nothing is there to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
-    return MethodsPlan(name, job, base, options, studies, left_out, fewer)
+    return MethodsPlan(job, base, studies, left_out, fewer)
 
 
 def check_methods(command: MethodsCommand, given: Collection[str]) -> None:
@@ -196,16 +183,17 @@ def methods_name(job: JobFile, command: MethodsCommand) -> str:
     return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
 
 
-_OWN = set(options_of(MethodsOptions)) - {"selection"}
+_OWN = options_of(MethodsOptions).keys() - {"selection"}
+_OF_STUDIES = {"trials", "metric", "mode", "folds", *options_of(SharingOptions)}
 
 
 def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
     """The job's settings with this method, and without what only another can have."""
     if method in _OBJECTIVES and job.job.objective is not None:
         raise InputError(f"--objective {method}: the job minimizes an objective of its own")
-    changes: dict[str, Any] = {"register": False, "aggregator": method if method in AGGREGATORS else "mean"}
+    changes: dict[str, Any] = {"register": False, "aggregator": method}
     if method in _OBJECTIVES:
-        changes |= {"objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
+        changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
     if method in _OBJECTIVES or method in ("mean", "sand-mask"):
@@ -244,16 +232,10 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
     }
     possible: dict[str, dict[str, Entry]] = {}
     for name, changes in ways.items():
-        try:
+        with contextlib.suppress(InputError):
             config.with_options(**changes).check()
-        except InputError:
-            continue
-        possible[name] = dict(changes)
+            possible[name] = dict(changes)
     return possible if len(possible) > 1 else {}
-
-
-def _listed(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{method}: {reason}" for method, reason in reasons.items())
 
 
 def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
@@ -286,8 +268,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     failed[method] = str(error)
                     info(f"{method}: {error}")
     except (StoppedError, KeyboardInterrupt):
-        job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-        again = shlex.join(["concord", "compare", job, METHODS, *map(redact, words)])
+        again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *map(redact, words)])
         raise StoppedError(f"stopped; what was finished is kept; continue with {again}") from None
     if len(found) < 2:
         said = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
@@ -299,18 +280,12 @@ def train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     """The command that trains a model with the recommended method and its settings."""
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
-    config = option_values(config_at(of_method.base, of_method.space, study.best.run.point))
-    usual = option_values(plan.job.job.config)
-    left_out = {"name", "register", "tracking_uri", "address", *(["output"] if _usual_place(plan) else [])}
-    unused = config_at(of_method.base, of_method.space, study.best.run.point).resolved().unused()
+    config, usual = config_at(of_method.base, of_method.space, study.best.run.point), option_values(plan.job.job.config)
+    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolved().unused()}
     changed = {
         name: value
-        for name, value in config.items()
-        if value != usual[name] and name not in left_out | unused and not is_secret(name) and value is not None
+        for name, value in option_values(config).items()
+        if name not in left_out and value not in (usual[name], None) and not is_secret(name)
     }
-    job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
-    return shlex.join(["concord", "train", job, *as_words(changed)])
-
-
-def _usual_place(plan: MethodsPlan) -> bool:
-    return plan.base.run.output in (resolve(DEFAULT_OUTPUT), DEFAULT_OUTPUT)
+    output = ["=".join(words)] if (words := place_words(plan.base.run.output)) else []
+    return shlex.join(["concord", "train", plan.job.reference, *as_words(changed), *output])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from concord.aggregation import threshold_at_chance
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.options import option_values, options_of
 from concord.record import Kind as GroupKind
@@ -24,7 +25,7 @@ from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
-from concord.storage import Folder
+from concord.storage import Folder, display_path, resolve
 from concord.studies.options import SharingOptions, StudyOptions
 from concord.studies.proposals import Kind, RunProposal
 from concord.studies.search import Search
@@ -100,6 +101,11 @@ class GroupPlan:
         return {name: value for name, value in option_values(config).items() if value != there[name]}
 
 
+def place_words(output: Path) -> list[str]:
+    """The option of a command that works on this output folder; none for the usual one."""
+    return [] if output in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT)) else ["--output", display_path(output)]
+
+
 def check_group(base: RunConfig, what: str) -> None:
     """Refuse options that no group can have (InputError)."""
     if base.run.resume:
@@ -153,7 +159,7 @@ class StudyPlan(GroupPlan):
     @property
     def looks_at_test(self) -> str | None:
         """What of it looks at the o.o.d. test, in words; None if nothing does."""
-        looks = (["selection"] if self.criterion.oracle else []) + (["early stopping"] if self.stop_rule.oracle else [])
+        looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
         return " and ".join(looks) or None
 
     @property
@@ -163,8 +169,7 @@ class StudyPlan(GroupPlan):
 
     def search(self) -> Search:
         """A search that has observed nothing yet."""
-        options = self.options
-        return Search(self.space, options.search, self.base.run.seed, self.first, options.startup)
+        return Search(self.space, self.options.search, self.base.run.seed, self.first, self.options.startup)
 
     def epochs(self, run: RunProposal) -> int:
         """The epoch of a trial's last evaluation."""

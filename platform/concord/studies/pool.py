@@ -33,13 +33,13 @@ from concord.runs.session import ray_session
 from concord.runs.termination import signal_handler
 from concord.studies.plan import GroupPlan
 from concord.studies.progress import STUDY_METRICS, GroupProgress
-from concord.studies.proposals import EndedRun, GroupRuns, Proposer, RunProposal
+from concord.studies.proposals import GroupRuns, Proposer, RunProposal
 from concord.studies.resources import TrialResources, expected_nodes, trial_resources
 from concord.studies.selection import Judge
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
 from concord.studies.trial import PoolSpec, Report, TrialProcess
-from concord.training import Evaluation, TrainConfig
+from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
 _DIED = "its process died (killed, or out of memory) and so did those that took its place"
@@ -209,7 +209,6 @@ class _Running:
     run: RunProposal
     deaths: int = 0
     began: float = field(default_factory=time.time)
-    history: list[Evaluation] = field(default_factory=list)
     last: Report | None = None
 
 
@@ -217,19 +216,11 @@ class _Runs(Searcher):
     """What is proposed, as Ray Tune asks for it. A run begins again if its process died, ``max_failures`` times."""
 
     def __init__(
-        self,
-        proposer: Proposer,
-        events: Events,
-        progress: GroupProgress,
-        interruption: Interruption,
-        max_failures: int,
+        self, proposer: Proposer, group: Events, progress: GroupProgress, interruption: Interruption, max_failures: int
     ) -> None:
         super().__init__()
-        self._proposer = proposer
-        self._events = events
-        self._progress = progress
-        self._interruption = interruption
-        self._max_failures = max_failures
+        self._proposer, self._group, self._progress = proposer, group, progress
+        self._interruption, self._max_failures = interruption, max_failures
         self._running: dict[str, _Running] = {}
         self._again: list[_Running] = []
 
@@ -253,10 +244,10 @@ class _Runs(Searcher):
             running = _Running(proposed)
         else:
             return None
-        run, earlier = running.run, self._events.history.get(running.run.key)
+        run, earlier = running.run, self._group.history.get(running.run.key)
         failed = earlier is not None and (earlier.ended or {}).get("status") == "FAILED"
-        self._events.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
-        self._progress.began(run)
+        self._group.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
+        self._progress.evaluated(run, 0.0)
         return running
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -265,11 +256,10 @@ class _Runs(Searcher):
             return
         running.last = report = Report(**json.loads(result["report"]))
         if report.failure is None:
-            evaluation = Evaluation(report.epoch, report.step, report.metrics)
-            running.history.append(evaluation)
             self._progress.evaluated(running.run, report.percent)
+            at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}
             with self._noticing():
-                self._events.append("evaluated", run=running.run.key, **evaluation._asdict())
+                self._group.append("evaluated", run=running.run.key, **at)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if result and not error:
@@ -284,28 +274,29 @@ class _Runs(Searcher):
         if error and running.deaths < self._max_failures:
             self._again.append(running)
             return
-        failure = _DIED if error or report is None else report.failure
-        stopped = None
-        if failure is None and report is not None:
+        if error or report is None:
+            why = {"failure": _DIED}
+        elif report.failure is not None:
+            why = {"failure": report.failure}
+        else:
             stopped = report.stopped if report.last else SCHEDULER
+            why = {} if stopped is None else {"stopped": stopped}
         with self._noticing():
-            self._end(running, failure, stopped)
+            self._end(running, "FAILED" if "failure" in why else "FINISHED", **why)
+            self._group.sync()
+            ended = GroupRuns(self._group.history).find(running.run.key)
+            assert ended is not None
+            self._proposer.ended(ended)
+            self._progress.ended(ended)
 
-    def _end(self, running: _Running, failure: str | None, stopped: str | None) -> None:
-        run, now = running.run, time.time()
-        ended = EndedRun(run, running.history, now - running.began, now, stopped, failure)
-        status = "FINISHED" if failure is None else "FAILED"
-        why = {name: why for name, why in (("stopped", stopped), ("failure", failure)) if why is not None}
-        self._events.append("ended", run=run.key, status=status, seconds=ended.seconds, **why)
-        self._events.sync()
-        self._proposer.ended(ended)
-        self._progress.ended(ended)
+    def _end(self, running: _Running, status: str, **why: str) -> None:
+        self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
 
     def give_up(self) -> None:
         """Record of what still runs that it was given up."""
         for running in (*self._running.values(), *self._again):
             with contextlib.suppress(RunFailedError):  # which the group ends with anyway
-                self._events.append("ended", run=running.run.key, status="KILLED", seconds=time.time() - running.began)
+                self._end(running, "KILLED")
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ class GroupProgress:
         self._info = info
         self._running: dict[str, float] = {}
         self._done = self._failed = self._here = 0
-        self._best: tuple[float, int, float] | None = None
+        self._best: list[EndedRun] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._started = time.monotonic()
@@ -47,17 +47,11 @@ class GroupProgress:
         with self._lock:
             self._done += 1
             self._failed += run.failure is not None
-            if self._criterion is not None and self._criterion.metric in run.metrics:
-                value, score = run.metrics[self._criterion.metric], self._criterion.score(run.metrics)
-                if self._best is None or score > self._best[0]:
-                    self._best = (score, run.run.trial, value)
-
-    def began(self, run: RunProposal) -> None:
-        """A run began."""
-        self.evaluated(run, 0.0)
+            if self._criterion is not None:
+                self._best = self._criterion.ranked([*self._best, run])[:1]
 
     def evaluated(self, run: RunProposal, percent: float) -> None:
-        """A run goes on."""
+        """A run began, or goes on."""
         with self._lock:
             self._running[run.key] = percent
 
@@ -83,32 +77,28 @@ class GroupProgress:
     def line(self) -> str:
         """All of it in one line."""
         with self._lock:
-            parts = [f"{self._done}/{self._total} {self._what}", *self._details()]
             left = self._left()
-        if left is not None:
-            parts.append(f"{duration(left)} left")
-        return ", ".join(parts)
+            parts = [f"{self._done}/{self._total} {self._what}", *self._details()]
+        return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
 
     def _details(self) -> list[str]:
         parts = [f"{len(self._running)} running"]
         if self._failed:
             parts.append(f"{self._failed} failed")
-        if self._best is not None and self._criterion is not None:
-            oracle = " (oracle)" if self._criterion.oracle else ""
-            parts.append(f"best {self._criterion.metric}{oracle} {self._best[2]:.4f} (trial {self._best[1]})")
+        if self._best and self._criterion is not None:
+            value, trial = self._best[0].metrics[self._criterion.metric], self._best[0].run.trial
+            parts.append(f"best {self._criterion.shown} {value:.4f} (trial {trial})")
         return parts
 
     def samples(self) -> list[Sample]:
         """The same as gauges: sums over the trials, which may be thousands."""
         with self._lock:
-            states = {
-                "running": len(self._running), "finished": self._done - self._failed, "failed": self._failed
-            }  # fmt: skip
-            samples = [Sample("concord_trials", float(count), (state,)) for state, count in states.items()]
-            samples.append(Sample("concord_trials_wanted", float(self._total)))
-            if self._best is not None and self._criterion is not None:
-                samples.append(Sample("concord_best_trial", self._best[2], (self._criterion.metric,)))
-        return samples
+            counts = {"running": len(self._running), "finished": self._done - self._failed, "failed": self._failed}
+            samples = [Sample("concord_trials", float(count), (state,)) for state, count in counts.items()]
+            if self._best and self._criterion is not None:
+                metric = self._criterion.metric
+                samples.append(Sample("concord_best_trial", self._best[0].metrics[metric], (metric,)))
+        return [*samples, Sample("concord_trials_wanted", float(self._total))]
 
     def _left(self) -> float | None:
         if self._here == 0:

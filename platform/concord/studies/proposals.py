@@ -1,6 +1,6 @@
 """The runs of a group: what is proposed, and how it ended, as the events of the group's record have it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -118,17 +118,14 @@ class Proposer(Protocol):
 
 
 class Listed:
-    """Proposes these runs in turn."""
+    """Proposes these runs in turn, and tells how each ended."""
 
-    def __init__(self, runs: Sequence[RunProposal]) -> None:
-        self._left = list(runs)
+    def __init__(self, runs: Sequence[RunProposal], tell: Callable[[EndedRun], None] = lambda _: None) -> None:
+        self._left, self.ended = list(runs), tell
 
     def next(self) -> RunProposal | None:
         """The next of them."""
         return self._left.pop(0) if self._left else None
-
-    def ended(self, run: EndedRun) -> None:
-        """Nothing follows from it."""
 
 
 class GroupRuns:

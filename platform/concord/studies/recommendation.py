@@ -6,7 +6,7 @@ with the same ones, so a method counts as better than the average only if it is 
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from concord.analysis.spread import with_spread
 from concord.space import format_point
 from concord.studies.results import StudyResult
 from concord.studies.selection import metric_on
-from concord.studies.tables import Cells, finite, mean_and_std, table
+from concord.studies.tables import Cells, Column, finite, mean_and_std, table
 
 _DIGITS = 3
 # A difference of less than so many standard errors is one that other seeds may turn around.
@@ -55,7 +55,7 @@ class MethodsResult:
 
     def cells(self) -> Cells:
         """Header and rows as a reader sees them, the best first; nothing was chosen by the test, which stands last."""
-        columns: dict[str, Callable[[str], Any]] = {
+        columns: dict[str, Column] = {
             "method": method_name,
             "trials": lambda method: len(self.studies[method].finished),
         }

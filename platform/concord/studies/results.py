@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from concord.storage import Folder
 from concord.studies.options import SELECTIONS
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.selection import Criterion, metric_on
-from concord.studies.tables import Cells, spread, table
+from concord.studies.tables import Cells, Column, Row, spread, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -128,13 +129,10 @@ class StudyResult:
 
         What was varied is shown as what it stood for, and with it what it decided: the aggregator of ``auto``.
         """
-        metric = self.criterion.metric
-        columns: dict[str, Callable[[EndedRun], Any]] = {
-            metric + " (oracle)" * self.criterion.oracle: lambda each: f"{each.metrics.get(metric, math.nan):.4g}"
-        }
+        columns: dict[str, Column] = {self.criterion.shown: self.criterion.metric}
         for name in [*self.varied(), *self._decided()]:
             columns[name] = lambda each, name=name: each.run.resolved.get(name, each.run.point.get(name))  # type: ignore[misc]
-        columns["trial"] = lambda each: each.run.trial
+        columns["trial"] = attrgetter("run.trial")
         return table(columns, self.finished[: int(self.record["options"]["top"])])
 
     def _decided(self) -> list[str]:
@@ -146,28 +144,21 @@ class StudyResult:
 
     def selections_table(self) -> Cells:
         """What every selection would have chosen, side by side."""
-        own = self.criterion.selection == "own"
-        validation = ["validation"] if self.record["validation"] else []
-        columns: dict[str, Callable[[Selected], Any]] = {
-            "selected by": lambda each: each.selection,
-            "among": lambda each: each.among,
-            "trial": lambda each: each.trial,
+        own, validation = self.criterion.selection == "own", ["validation"] if self.record["validation"] else []
+        splits = [""] if own else ["held_out", *validation, "left_out", "ood"]
+        columns: dict[str, Column] = {
+            f"{split} {self.measure}".strip(): metric_on(split, self.measure) for split in splits
         }
-        for split in [""] if own else ["held_out", *validation, "left_out", "ood"]:
-            metric = metric_on(split, self.measure)
-            columns[f"{split} {self.measure}".strip()] = lambda each, metric=metric: each.metrics.get(metric)  # type: ignore[misc]
-        return table(columns, self.by_selection())
+        first = {"selected by": attrgetter("selection"), "among": attrgetter("among"), "trial": attrgetter("trial")}
+        return table({**first, **columns}, self.by_selection())
 
     def reruns_table(self) -> Cells:
         """The best trial over its new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
-        over = {split: self.over_seeds(split) for split in splits}
-        columns: dict[str, Callable[[str], Any]] = {
-            f"best, {len(self.reruns)} new seeds": lambda split: f"{split} {self.measure}".replace("_", " ").strip()
-        }
-        for part in ("median", "least", "largest"):
-            columns[part] = lambda split, part=part: f"{spread(over[split])[part]:.4f}"  # type: ignore[misc]
-        return table(columns, [split for split in splits if over[split]])
+        labels = {f"{split} {self.measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
+        rows = [Row(label, spread(values)) for label, values in labels.items() if values]
+        columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
+        return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 
     def over_seeds(self, split: str) -> list[float]:
         """What the best trial's measure is on a split with the other seeds, as far as it is reported."""
@@ -260,7 +251,7 @@ def draw(result: StudyResult, info: Callable[[str], None]) -> list[Path]:
         if math.isfinite(each.metrics.get(criterion.metric, math.nan))
     ]
     axes = _axes(result.space, points)
-    metric = criterion.metric + " (oracle)" * criterion.oracle
+    metric = criterion.shown
     drawn = {"history": history_figure(points, metric, criterion.mode)}
     if len(points) > 1:
         drawn["slices"] = slices_figure(points, axes, metric)

@@ -59,6 +59,11 @@ class Criterion:
         return self.selection == "oracle"
 
     @property
+    def shown(self) -> str:
+        """The metric, marked where it is of the test."""
+        return self.metric + " (oracle)" * self.oracle
+
+    @property
     def label(self) -> str:
         """The selection, marked where it looks at the test."""
         return "o.o.d. test (oracle)" if self.oracle else self.selection

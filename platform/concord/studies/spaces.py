@@ -1,5 +1,6 @@
 """Which space a study searches: the job's, one for every job, a file's, with what the command line says over it."""
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -214,17 +215,13 @@ def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: Ow
     for name, entry in entries.items():
         point, moved = so_far.point, so_far.moved
         config = config_at(base, space, point)
-        if name not in options:
-            if isinstance(entry, OneOf):
-                so_far = min(
-                    (
-                        _own(inner, space, base, _with_fixed(inner, config, OwnPoint({**point, name: branch}, moved)))
-                        for branch, inner in entry.branches.items()
-                    ),
-                    key=lambda own: len(own.moved),
-                )
-            continue
-        if not isinstance(entry, _VARIED):
+        if isinstance(entry, OneOf) and name not in options:
+            ways = [
+                _own(inner, space, base, _with_fixed(inner, config, OwnPoint({**point, name: branch}, moved)))
+                for branch, inner in entry.branches.items()
+            ]
+            so_far = min(ways, key=lambda own: len(own.moved))
+        if name not in options or not isinstance(entry, _VARIED):
             continue
         domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
         wanted = option_values(config)[name]
@@ -241,31 +238,22 @@ def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: Ow
 def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:
     """The point in this branch, with the settings noted that it fixes to something else."""
     values = option_values(config)
-    other = {
-        name: _plainly(values[name])
-        for name, entry in branch.items()
-        if not isinstance(entry, _VARIED) and values.get(name, entry) != entry
-    }
+    fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _VARIED) and name in values}
+    other = {name: _plainly(values[name]) for name, entry in fixed.items() if values[name] != entry}
     return OwnPoint(own.point, {**own.moved, **other})
 
 
 def _nearest(domain: Domain, wanted: Value) -> Value:
     if contains(domain, wanted):
         return wanted
-    number = _number(wanted)
+    number = wanted if isinstance(wanted, (int, float)) and not isinstance(wanted, bool) else None
     if isinstance(domain, Choice):
-        numbers = [each for each in map(_number, domain.values) if each is not None]
+        numbers = [each for each in domain.values if isinstance(each, (int, float)) and not isinstance(each, bool)]
         if number is None or not numbers:
             return domain.values[0]
         return min(numbers, key=lambda each: abs(each - number))
-    if number is None:
-        return domain.low
-    within = min(max(number, domain.low), domain.high)
+    within = domain.low if number is None else min(max(number, domain.low), domain.high)
     return round(within) if isinstance(domain, Integers) else within
-
-
-def _number(value: Value) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _plainly(value: Any) -> Value:
@@ -287,39 +275,31 @@ def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[
             if not equals:
                 raise InputError(f"--suggest {text}: give NAME=VALUE,NAME=VALUE")
             name = name.strip().replace("-", "_")
-            words = [word for domain in domain_of(space, name) if isinstance(domain, Choice) for word in domain.values]
+            choices = [each.domain for each in _located(space, name) if isinstance(each.domain, Choice)]
+            words = [word for choice in choices for word in choice.values]
             given[name] = literal(value.strip(), words)
         points.append(_completed(space, given, f"--suggest {text}"))
-    varied = space.names()
     for suggestion in declared:
         # What the command line took out of the space, or narrowed, is no mistake of the job's.
-        try:
-            points.append(_completed(space, {k: v for k, v in suggestion.items() if k in varied}, "suggestion"))
-        except InputError:
-            continue
+        with contextlib.suppress(InputError):
+            known = {name: value for name, value in suggestion.items() if name in space.names()}
+            points.append(_completed(space, known, "suggestion"))
     return points
 
 
 def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
+    """The point with these values, and the first of its domain for each that is left out."""
     point: Point = {}
-    used = set()
     for located in space.varied():
-        if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
-            continue
-        domain = located.domain
-        if located.name in given:
-            value = given[located.name]
-            used.add(located.name)
+        if all(point.get(switch) == branch for switch, branch in located.conditions.items()):
+            domain = located.domain
+            first = domain.values[0] if isinstance(domain, Choice) else domain.low
+            point[located.name] = value = given.get(located.name, first)
             if not contains(domain, value):
                 raise InputError(f"{source}: {located.name} {value} is not in the space")
-            point[located.name] = value
-        elif isinstance(domain, Choice):
-            point[located.name] = domain.values[0]
-        else:
-            point[located.name] = domain.low
-    fixed = space.fixed(point)
-    for name in given:
-        if name not in used and (name not in fixed or fixed[name] != given[name]):
+    at = space.fixed(point) | point
+    for name, value in given.items():
+        if name not in at or at[name] != value:
             raise InputError(f"{source}: {name} is not varied here; a point is {format_point(point)}")
     return point
 
@@ -335,7 +315,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
     }
     base = config_at(base, Space(fixed), {})
     for one, other in ALTERNATIVES:
-        for first, second in itertools.product(*(_located_as(space, name) for name in (one, other))):
+        for first, second in itertools.product(*(_located(space, name) for name in (one, other))):
             shared = first.conditions.keys() & second.conditions.keys()
             if all(first.conditions[switch] == second.conditions[switch] for switch in shared):
                 raise InputError(f"space: {first.label} and {second.label}: one takes the place of the other; vary one")
@@ -362,35 +342,24 @@ def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, 
     kept: dict[str, Entry] = {}
     for name, entry in entries.items():
         if isinstance(entry, OneOf):
-            branches = {branch: _without_idle(inner, options) for branch, inner in entry.branches.items()}
-            if name not in options and not any(branches.values()):
-                continue
-            kept[name] = OneOf(branches)
-        else:
+            entry = OneOf({branch: _without_idle(inner, options) for branch, inner in entry.branches.items()})
+        if not isinstance(entry, OneOf) or name in options or any(entry.branches.values()):
             kept[name] = entry
     return kept
 
 
 def _extremes(entry: Entry) -> list[Any]:
-    if isinstance(entry, OneOf):
-        return list(entry.branches)
-    if isinstance(entry, Choice):
-        return list(entry.values)
-    if isinstance(entry, (Uniform, LogUniform, Integers)):
-        return [entry.low, entry.high]
-    return [entry]
+    if isinstance(entry, (OneOf, Choice)):
+        return list(entry.branches if isinstance(entry, OneOf) else entry.values)
+    return [entry.low, entry.high] if isinstance(entry, (Uniform, LogUniform, Integers)) else [entry]
 
 
-def domain_of(space: Space, name: str) -> list[Domain]:
+def _located(space: Space, name: str) -> list[LocatedDomain]:
     """Every domain of this name, of whichever branch."""
-    return [located.domain for located in _located_as(space, name)]
-
-
-def _located_as(space: Space, name: str) -> list[LocatedDomain]:
     return [located for located in space.varied() if located.name == name]
 
 
 def least_significance(space: Space, base: TrainConfig) -> float | None:
     """The smallest ``--significance`` of any trial; None if no trial has one."""
-    values = [value for domain in domain_of(space, "significance") for value in _extremes(domain)]
+    values = [value for located in _located(space, "significance") for value in _extremes(located.domain)]
     return min((each for each in [*values, base.aggregation.significance] if each is not None), default=None)

@@ -1,20 +1,18 @@
 """A whole study: searched or continued, judged, tracked, its best run again. What ``concord tune`` does."""
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 
 from concord import logs
-from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import RunFailedError, StoppedError
-from concord.job_files import built_in_jobs
 from concord.record import RECORD
 from concord.runs.folder import run_folder
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
 from concord.space import format_point
-from concord.storage import display_path, resolve
-from concord.studies.plan import StudyPlan
+from concord.studies.plan import StudyPlan, place_words
 from concord.studies.pool import Interruption, Pool, open_group
 from concord.studies.progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed, RunProposal
@@ -42,19 +40,12 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
     except StoppedError:
         if pool is None:
             raise
+        done = len(pool.runs.ended("trial"))
+        again = shlex.join([plan.job.reference, "--name", plan.name, *place_words(plan.base.run.output)])
         raise StoppedError(
-            f"stopped after {len(pool.runs.ended('trial'))} of {plan.trials} trials; "
-            f"continue with concord tune {job_and_place(plan)}"
+            f"stopped after {done} of {plan.trials} trials; continue with concord tune {again}"
         ) from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
-
-
-def job_and_place(plan: StudyPlan) -> str:
-    """The words of a command that continues this study."""
-    job, output = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path, plan.base.run.output
-    return f"{job} --name {plan.name}" + (
-        "" if output == resolve(DEFAULT_OUTPUT) else f" --output {display_path(output)}"
-    )
 
 
 class _Search:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from concord.analysis.figures import method_name
 from concord.analysis.spread import with_spread
@@ -15,20 +15,27 @@ from concord.storage import json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # in place of a table's name: what ``concord analyze`` found of several runs
-Row = TypeVar("Row")
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as a reader sees them."""
+Column = str | Callable[[Any], Any]
+"""A metric of a row, or what else is to be taken of it: text, a number, or the numbers of several runs."""
 
 
-def table(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row], digits: int = 3) -> Cells:
-    """A table of these rows.
+class Row(NamedTuple):
+    """A row of a table that has nothing but a name and numbers."""
 
-    Args:
-        columns: by heading, what a row has there: text, a number, or the numbers of several runs.
-        rows: what the columns are taken of.
-        digits: decimal places of a mean over runs.
-    """
-    return list(columns), [[_shown(cell(row), digits) for cell in columns.values()] for row in rows]
+    name: str
+    metrics: Mapping[str, Any]
+
+
+def table(columns: Mapping[str, Column], rows: Iterable[Any], digits: int = 3) -> Cells:
+    """A table with these columns, by heading, of these rows; ``digits`` are the decimal places of means over runs."""
+    return list(columns), [[_shown(cell(column, row), digits) for column in columns.values()] for row in rows]
+
+
+def cell(column: Column, row: Any) -> Any:
+    """What a row has in a column; None where it is a metric that the row does not have."""
+    return row.metrics.get(column) if isinstance(column, str) else column(row)
 
 
 def _shown(value: Any, digits: int) -> str:
@@ -36,7 +43,7 @@ def _shown(value: Any, digits: int) -> str:
         return "–"
     if isinstance(value, list):
         return with_spread(value, digits)
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def finite(values: Iterable[float]) -> list[float]:
@@ -128,19 +135,16 @@ class Table:
 
     def cells(self) -> Cells:
         """The table as a reader sees it, the paper's rows below ours."""
-        ours, paper = self.comparison.configurations, self.comparison.paper
-        rows: list[dict[str, Any]] = []
+        ours, paper, columns = self.comparison.configurations, self.comparison.paper, self.comparison.columns
+        rows: list[Row] = []
         for name in ours:
-            values = {
-                heading: [self._scale * value for value in self._values(name, heading)]
-                for heading in self.comparison.columns
-            }
-            rows.append({self.name: method_name(name), "seeds": self._seeds(name), **values})
+            values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
+            rows.append(Row(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
-                rows.append({self.name: f"{method_name(name)}, paper", "seeds": "", **self._published(name)})
-        rows += [{self.name: name, "seeds": "", **self._published(name)} for name in paper if name not in ours]
-        headings = (self.name, "seeds", *self.comparison.columns)
-        return table({heading: operator.itemgetter(heading) for heading in headings}, rows, self.comparison.digits)
+                rows.append(Row(f"{method_name(name)}, paper", self._published(name)))
+        rows += [Row(name, self._published(name)) for name in paper if name not in ours]
+        shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
+        return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)
 
     def _seeds(self, configuration: str) -> int:
         return sum(line.configuration == configuration for line in self.lines)
@@ -151,8 +155,10 @@ class Table:
 
     def _published(self, name: str) -> dict[str, str]:
         found = {heading: self.comparison.paper[name].get(heading, "") for heading in self.comparison.columns}
-        digits = self.comparison.digits
-        return {heading: each if isinstance(each, str) else f"{each:.{digits}f}" for heading, each in found.items()}
+        shown = {
+            key: each if isinstance(each, str) else f"{each:.{self.comparison.digits}f}" for key, each in found.items()
+        }
+        return {"seeds": "", **shown}
 
     def _paper(self, name: str, heading: str) -> tuple[float | None, float | None]:
         """The paper's mean and spread in the unit of the metric."""

@@ -293,7 +293,8 @@ def evaluate(
             means = sums[rows, index] / weights[rows, index]
             metrics[split_metric(split, measure_name)] = float(sums[rows, index].sum() / weights[rows, index].sum())
             if (mode := mode_of[measure_name]) is not None:
-                metrics[split_metric(split, measure_name, worst=True)] = worst(means.tolist(), mode)
+                poorest = means.max() if mode == "min" else means.min()  # NaN if one of them is
+                metrics[split_metric(split, measure_name, worst=True)] = float(poorest)
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics

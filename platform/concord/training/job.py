@@ -274,6 +274,11 @@ class JobFile:
         assert self.job.name is not None
         return self.job.name
 
+    @property
+    def reference(self) -> str:
+        """As the command line names it."""
+        return self.name if self.name in built_in_jobs() else self.path
+
     def epochs(self, config: Any) -> int:
         """The epoch of the last evaluation of a run or trial with these options."""
         epochs: int = config.schedule.epochs if self.job.loop is None else self.job.loop.epochs(config)
