@@ -62,7 +62,7 @@ def _without_control(text: str) -> str:
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     """The states of :mod:`terminal_progress`, one after the other."""
-    terminal = Terminal(sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("output")))
+    terminal = Terminal(sys.executable, str(SCRIPT))
     yield terminal
     terminal.close()
 

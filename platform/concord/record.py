@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, JsonLines, StorageError, display_path, full_disk_in_one_line
+from concord.storage import Folder, FullDiskError, JsonLines, StorageError, display_path, full_disk
 
 _logger = logging.getLogger("concord.record")
 
@@ -128,18 +128,17 @@ class Events:
         with self._lock:
             self._require_kept()
             try:
-                with full_disk_in_one_line(self.file):
-                    self._lines.append(line)
-            except RunFailedError as error:
+                self._lines.append(line)
+            except OSError as error:
+                problem = full_disk(error, self.file) or f"{self.file}: cannot be written ({error.strerror})"
                 if event != "metrics":
-                    raise
+                    raise FullDiskError(problem) from error
                 if not self._losing:
-                    _logger.warning("metrics are being lost: %s", error)
+                    _logger.warning("metrics are being lost: %s", problem)
                 self._losing = True
                 return
-            except OSError as error:
-                raise RunFailedError(f"{self.file}: cannot be written ({error.strerror})") from error
-            self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
+            if event != "metrics":
+                self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
 
     def sync(self) -> None:
         """Make what was appended outlive a power failure; at an address, send it.

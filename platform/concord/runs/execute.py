@@ -30,6 +30,7 @@ from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation
 from concord.training.steps_so_far import StepsSoFar
 
+
 class Sink(Protocol):
     """Takes what happens in a run, beside its evaluations."""
 

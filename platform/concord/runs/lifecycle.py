@@ -183,6 +183,19 @@ def reserved_run(
                 shutil.rmtree(folder.path, ignore_errors=True)
 
 
+def is_interrupted(output: Path, name: str, run_id: str) -> bool:
+    """Whether a run that MLflow takes for running has ended here without a word: no process has its folder."""
+    folder = run_folder(output, name)
+    if folder.remote or not (folder.path / RECORD).exists():
+        return False
+    try:
+        with folder.locked("run"):
+            record = read_record(folder)
+    except InputError:
+        return False
+    return record is not None and record["run_id"] == run_id
+
+
 @contextlib.contextmanager
 def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
     """Have a group of runs, new or earlier, to this process alone while the body runs; SIGTERM is as Ctrl-C there.

@@ -120,9 +120,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
     check_cluster(config)
     checked = preflight(job, config)
     with (
-        reserved_run(
-            job.name, config, config.method, placement=config.placement, defaults=job.job.config
-        ) as reserved,
+        reserved_run(job.name, config, config.method, placement=config.placement, defaults=job.job.config) as reserved,
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):

@@ -84,9 +84,11 @@ class Mirror:
     @property
     def unsent(self) -> int:
         """How many events the store has not taken."""
-        if not self._file.exists() or self._sent > self._file.stat().st_size:
+        if not self._file.exists() or self._sent >= self._file.stat().st_size:
             return 0
-        return sum(1 for _ in read_events(self._file, self._sent))
+        with self._file.open("rb") as lines:
+            lines.seek(self._sent)
+            return sum(line.endswith(b"\n") for line in lines)
 
     def close(self, seconds: float) -> int:
         """Send what is left, for at most so many seconds; gives how many events are still not sent."""
@@ -226,7 +228,11 @@ class Mirror:
         self._adopts = False
 
     def _log(
-        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run_id: str,
+        points: list[tuple[str, float, int, int]],
+        parameters: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
         first = _LARGEST_BATCH - len(parameters) - len(tags)
         if points or parameters or tags:
@@ -235,12 +241,21 @@ class Mirror:
             self._log_batch(run_id, points[start : start + _LARGEST_BATCH], {}, {})
 
     def _log_batch(
-        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run_id: str,
+        points: list[tuple[str, float, int, int]],
+        parameters: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
         if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of trying again
             metrics = [
                 # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
-                {"key": key, "value": value if math.isfinite(value) else json.dumps(value), "timestamp": at, "step": step}
+                {
+                    "key": key,
+                    "value": value if math.isfinite(value) else json.dumps(value),
+                    "timestamp": at,
+                    "step": step,
+                }
                 for key, value, at, step in points
             ]
             body: dict[str, object] = {"run_id": run_id, "metrics": metrics}
