@@ -432,58 +432,6 @@ def test_a_file_is_fetched_again_only_when_it_changed_and_is_gone_when_it_was_re
     assert not local(address / "x").exists()
 
 
-FETCH = """
-import pathlib, sys
-from concord.storage import local
-for address in sys.argv[1:]:
-    print(local(pathlib.Path(address)).stat().st_size, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_cache_keeps_to_its_limit_by_what_was_used_longest_ago_and_never_by_what_is_in_use(
-    storage: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data" / "below").mkdir(parents=True)
-    for name in "abcdef":
-        (tmp_path / "data" / "below" / name).write_bytes(bytes(1 << 20))
-    address = upload(storage, tmp_path / "data", "limited") / "below"
-    monkeypatch.setenv("CONCORD_CACHE_LIMIT", str(3.5 / 1024))
-
-    def another(*names: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", FETCH, *(str(address / name) for name in names)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in names] == ["1048576\n"] * len(names)
-        return process
-
-    def there() -> set[str]:
-        return {file.name for file in (tmp_path / "cache" / "data").rglob("*") if file.is_file()}
-
-    work = (Folder(ADDRESS / "limited-runs") / "a").claimed()
-    (work.path / "under way").write_bytes(bytes(10))
-    another("a", "b", "c").communicate()
-    another("a").communicate()
-    assert there() == {"a", "b", "c"}
-    with another("c") as lives:
-        local(address / "d")
-        assert there() == {"a", "c", "d"}
-        assert local(address / "e").is_file()
-        assert there() == {"c", "d", "e"}
-        assert local(address / "f").is_file()  # more than the limit is in use
-        assert there() == {"c", "d", "e", "f"}
-        lives.communicate()
-    another("b").communicate()
-    assert there() == {"b", "d", "e", "f"}
-    assert (work.path / "under way").exists()
-    assert local(address / "c").is_file()
-    assert there() == {"c", "d", "e", "f"}
-    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "other"))
-    monkeypatch.setenv("CONCORD_CACHE_LIMIT", "much")
-    with pytest.raises(InputError, match="CONCORD_CACHE_LIMIT much: must be a number of GiB, not negative"):
-        local(address / "a")
-
-
 def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
     storage.client().put_object(Bucket=BUCKET, Key="outside/../../../../../evil.txt", Body=b"1")
     with pytest.raises(InputError, match=r"s3://.*/outside: cannot be fetched; it holds .*evil\.txt"):

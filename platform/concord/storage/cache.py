@@ -1,10 +1,9 @@
 """This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there.
 
-fsspec's ``filecache`` and ``simplecache`` write a download where it is read, so that a process that is killed leaves
-half a file, and another one that reads meanwhile finds half of it; and neither limits how much it keeps.
+fsspec's ``filecache`` and ``simplecache`` write a download where it is read: a killed process leaves half a file, and
+another process that reads meanwhile finds half of it.
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -17,7 +16,6 @@ from typing import Any
 
 from concord.errors import InputError
 from concord.storage.address import display_path, is_remote, parts
-from concord.storage.cache_limit import make_room, use
 from concord.storage.credentials import endpoint
 from concord.storage.filesystem import filesystem, reason
 
@@ -30,8 +28,6 @@ _SETTLED_SECONDS = 2.0
 def cached(path: Path, kind: str) -> Path:
     """Where this machine has what is at an address: below CONCORD_CACHE, or in the system's place for caches.
 
-    From now on, as long as this process lives, it is not removed to make room (see :mod:`concord.storage.cache_limit`).
-
     Args:
         path: the address.
         kind: what for; what is read and what is written are kept apart.
@@ -43,9 +39,7 @@ def cached(path: Path, kind: str) -> Path:
     if not is_below(rest):
         raise InputError(f"{display_path(path)}: must be one plain address, without ..")
     server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
-    target = _root() / kind / f"{scheme}-{server}" / rest
-    use(_root(), target)
-    return target
+    return _root() / kind / f"{scheme}-{server}" / rest
 
 
 def local(path: Path) -> Path:
@@ -147,8 +141,6 @@ def is_below(name: str) -> bool:
 
 def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
     missing = [(each, target) for each, target in files if not _is_there(each, target)]
-    if missing:
-        make_room(_root(), sum((each.size or 0) - _size(target) for each, target in missing))
     if len(missing) == 1:
         _fetch(found, *missing[0])
     elif missing:
@@ -156,24 +148,12 @@ def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
             list(threads.map(lambda pair: _fetch(found, *pair), missing))
 
 
-def _size(file: Path) -> int:
-    """Bytes of a file that may not be there."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
 def _is_there(about: Any, target: Path) -> bool:
     try:
         kept = target.stat()
     except OSError:
         return False
-    there = bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
-    if there:  # noted here, since a disk may be mounted such that reading is not
-        with contextlib.suppress(OSError):
-            os.utime(target, ns=(time.time_ns(), kept.st_mtime_ns))
-    return there
+    return bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
 
 
 def _fetch(found: Any, about: Any, target: Path) -> None:
