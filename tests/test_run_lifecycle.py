@@ -26,7 +26,7 @@ from concord.runs.cluster_address import check_cluster, require_cluster
 from concord.runs.folder import RECORD, RunFolder
 from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.termination import sigterm_as_interrupt
-from concord.storage import LOCK, OWNER, Folder
+from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import Run
 from concord.training import load_job
@@ -220,37 +220,22 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
 # --- at an address
 
 
-def test_a_run_at_an_address_that_another_machine_has_is_that_machine_s_to_end(
+def test_wrong_input_leaves_nothing_of_a_new_run_at_an_address(
     s3: s3_server.Server, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.use(monkeypatch)
-    address, uri = Path(f"s3://{BUCKET}/runs"), f"sqlite:///{tmp_path / 'mlflow.db'}"
-    # Two machines would have a server; what is asked here is what each of them says to it.
-    store = Store.open(output, uri)
+    monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
+    address, store = Path(f"s3://{BUCKET}/runs"), Store.open(output)
+    # A server would track it; here is none.
     monkeypatch.setattr(Store, "open", classmethod(lambda *_: store))
-
-    def machine(name: str) -> None:
-        monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / name))
-
-    def another_machine_finishes_it() -> None:
-        machine("two")
-        with pytest.raises(InputError, match="--name a: there is a run of this name"):
-            train(address)
-        store.finish_run(train(address, resume=True).run_id)
-        machine("one")
-
-    machine("killed")
-    leftover = (Folder(address) / "runs" / "a").claimed()
-    assert leftover.names() == [OWNER]  # and no record: a name that can be used
-    machine("one")
     with pytest.raises(RunFailedError, match="for a test"):
-        train(address, another_machine_finishes_it, fails(RunFailedError))
-    (run,) = store.runs(JOB, finished_only=False)
-    assert run.status == "FINISHED"
+        train(address, fails(RunFailedError))
+    assert f"runs/runs/a/{RECORD}" in s3.keys("runs")
+    with pytest.raises(InputError, match="--name a: there is a run of this name"):
+        train(address)
     with pytest.raises(InputError, match="for a test"):
         train(address, fails(InputError), name="b")
     assert s3.keys("runs/runs/b") == []
-    assert f"runs/runs/a/{RECORD}" in s3.keys("runs")
 
 
 # --- what is refused before anything is touched

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -33,7 +32,6 @@ from concord.runs.run import FinishedRun, run
 from concord.storage import (
     Folder,
     StorageError,
-    TakenOverError,
     apply_credentials,
     display_path,
     local,
@@ -71,6 +69,13 @@ def storage(s3: s3_server.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Go on as on another machine, whose disk is empty."""
     return lambda: monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / f"cache-{time.monotonic_ns()}"))
+
+
+def made(name: str) -> Folder:
+    """A folder at an address, which this machine has a place for."""
+    folder = Folder(ADDRESS / name)
+    folder.make()
+    return folder
 
 
 def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -201,7 +206,8 @@ def test_a_run_that_is_not_there_and_reports_elsewhere_are_refused(
 def test_what_is_kept_is_there_on_another_machine_and_what_is_not_is_removed(
     storage: s3_server.Server, elsewhere: Callable[[], None]
 ) -> None:
-    folder = (Folder(ADDRESS / "folders") / "a").claimed()
+    folder = Folder(ADDRESS / "folders") / "a"
+    folder.make()
     (folder.path / "figures").mkdir()
     for name in ("figures/one.png", "figures/two.png", "record"):
         (folder.path / name).write_text(name)
@@ -221,28 +227,11 @@ def test_what_is_kept_is_there_on_another_machine_and_what_is_not_is_removed(
     assert not there.exists()
 
 
-def test_who_claims_a_folder_last_has_it_and_the_other_can_keep_nothing_more(storage: s3_server.Server) -> None:
-    first = Folder(ADDRESS / "claims").claimed()
-    lines = first.lines("lines")
-    lines.file.write_text("first\n")
-    lines.keep()
-    second = pickle.loads(pickle.dumps(Folder(ADDRESS / "claims").claimed()))
-    lines.file.write_text("first\nfirst again\n")
-    with pytest.raises(TakenOverError, match="went on with it in the meantime"):
-        lines.keep()
-    with pytest.raises(TakenOverError):
-        first.keep("lines")
-    others = second.lines("lines")
-    others.fetch()
-    assert others.file.read_text() == "first\n"
-    second.keep("lines")
-
-
 def test_a_growing_file_is_kept_in_pieces_of_whole_lines(
     storage: s3_server.Server, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("concord.storage.folder._PIECE", 100)
-    folder = Folder(ADDRESS / "growing").claimed()
+    folder = made("growing")
     lines = folder.lines("log")
     written = b""
     for number in range(30):
@@ -271,7 +260,7 @@ def test_a_growing_file_is_cut_in_all_its_pieces(
     storage: s3_server.Server, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("concord.storage.folder._PIECE", 50)
-    folder = Folder(ADDRESS / "cut").claimed()
+    folder = made("cut")
     written = [f"line {number:02d} {'x' * 11}\n".encode() for number in range(20)]  # of 20 bytes: 3 a piece
     for start in (19, 12, 7, 3, 0):  # within a piece, and between two
         lines = folder.lines("log")
@@ -293,18 +282,10 @@ def test_a_growing_file_is_cut_in_all_its_pieces(
         assert len([name for name in folder.names() if name.startswith("log.")]) == start // 3 + 1
         for name in folder.names():
             folder.remove(name) if name.startswith("log") else None
-    first = Folder(ADDRESS / "cut").claimed()
-    lines = first.lines("log")
-    lines.file.write_bytes(written[0])
-    lines.keep()
-    Folder(ADDRESS / "cut").claimed()
-    with pytest.raises(TakenOverError):
-        lines.cut(0, b"cut\n")
-    assert lines.file.read_bytes() == written[0]
 
 
 def test_a_storage_that_went_away_is_said_in_one_line(storage: s3_server.Server) -> None:
-    folder = Folder(ADDRESS / "gone").claimed()
+    folder = made("gone")
     (folder.path / "record").write_text("x")
     storage.stop()
     try:
@@ -323,7 +304,7 @@ def test_metrics_reach_mlflow_after_the_storage_and_end_as_the_branch_that_was_c
 ) -> None:
     store = Store.open(tmp_path, server.uri)
     run_id = store.start_run("elsewhere", "elsewhere", {}, {})
-    folder = Folder(ADDRESS / "metrics").claimed()
+    folder = made("metrics")
 
     def opened(start: int) -> MetricLog:
         return MetricLog.going_on(folder.lines("metrics.jsonl"), store.uri, run_id, start)

@@ -14,13 +14,13 @@ from concord.options import defaults_of
 from concord.runs.folder import RECORD, RunFolder, kept_record, missing_run, new_name, recorded_config, run_folder
 from concord.runs.resume import require_resumable
 from concord.runs.termination import Termination, sigterm_as_interrupt
-from concord.storage import LOCK, OWNER, Folder, StorageError, TakenOverError, display_path
+from concord.storage import LOCK, Folder, StorageError, display_path
 from concord.tracking import Store, redact
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
 # What the folder of a run may have before there is a record of it.
-_BEFORE_RECORD = frozenset({LOCK, OWNER, f"{RECORD}.new"})
+_BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _begun(
     reserved: ReservedRun, tags: Mapping[str, str], experiment: str | None, derived: Mapping[str, object]
 ) -> RunFolder:
     config, store = reserved.config, reserved.store
-    kept = reserved.folder.claimed()
+    kept = reserved.folder
     if reserved.record is not None:
         run_id: str = reserved.record["run_id"]
         store.resume_run(run_id)
@@ -226,21 +226,13 @@ def _begun(
 def _is_untouched(run: RunFolder) -> bool:
     """Whether nothing was done in a run, as far as can be told: the folder is its own, and has no checkpoint."""
     try:
-        run.kept.check_claim()
         done = [name for name in run.kept.names("checkpoints") if name.startswith("checkpoint_")]
         return kept_record(run.kept)["run_id"] == run.run_id and not done
-    except (StorageError, TakenOverError, InputError):
+    except (StorageError, InputError):
         return False
 
 
 def _close(run: RunFolder, status: Status) -> None:
-    """Say in MLflow how the run ended, unless another process went on with it."""
-    try:
-        run.kept.check_claim()
-    except TakenOverError:
-        if missing_run(run.kept) is None:
-            return
-    except StorageError:
-        pass  # what cannot be asked has not changed, as far as anybody knows
+    """Say in MLflow how the run ended."""
     with contextlib.suppress(RunFailedError):
         run.store.finish_run(run.run_id, status)

@@ -22,7 +22,6 @@ from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
 from concord.storage import (
     Folder,
     FullDiskError,
-    TakenOverError,
     full_disk_in_one_line,
     require_space,
     storage_credentials,
@@ -202,14 +201,13 @@ def open_log(assignment: WorkerSpec, start: int | None) -> tuple[MetricLog | Non
     """The log of a run, cut at a byte of its journal; or why its workers need not begin (again)."""
     folder = assignment.folder
     try:
-        folder.check_claim()
         if assignment.run_id is not None and (gone := missing_run(folder)):
             return None, gone
         if error := recorded_error(folder):
             return None, error
         with full_disk_in_one_line(folder.path):
             log = MetricLog.going_on(folder.lines(METRICS), assignment.tracking_uri, assignment.run_id, start)
-    except (TakenOverError, FullDiskError) as problem:
+    except FullDiskError as problem:
         return None, str(problem)
     return log, None
 

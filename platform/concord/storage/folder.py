@@ -4,27 +4,20 @@ What is kept is kept in the order in which it is sent, each file at once and as 
 finds what it names. A file that grows line by line is kept in pieces of whole lines (``NAME.000000``, ``NAME.000001``,
 …), of which only the last is ever sent again.
 
-Two processes must not go on with the same folder. A lock keeps those apart that see the same disk, and ends with the
-process that has it. It says nothing to a machine that shares an address only. There nothing tells a machine that died
-from one that is slow, so the one that claims the folder last has it, and the other is refused the next time it keeps
-something. (A conditional write would let the first one have a new folder; PyArrow's S3 file system has none.)
+Two processes must not work on the same folder. A lock keeps those apart that see the same disk, and ends with its
+process. A second machine that shares only an address is not noticed.
 """
 
 import bisect
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import itertools
-import json
 import logging
 import os
-import platform
 import re
-import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +28,10 @@ from concord.storage.address import display_path, is_remote
 from concord.storage.cache import cached, fetch_folder, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
-OWNER, LOCK = "owner.json", ".lock"
+LOCK = ".lock"
 _logger = logging.getLogger("concord.storage")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _PIECE = 256 << 10  # bytes after which a new piece is begun
-
-
-class TakenOverError(RunFailedError):
-    """Another process went on with this folder."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +44,9 @@ class Folder:
 
     Attributes:
         place: the folder, or its address.
-        claim: what says that it is this process's.
     """
 
     place: Path
-    claim: str | None = None
 
     @property
     def remote(self) -> bool:
@@ -146,32 +133,6 @@ class Folder:
             )
         return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
 
-    def claimed(self) -> "Folder":
-        """The same folder, which :meth:`locked` keeps on this machine, as this process's own wherever it is kept.
-
-        Raises:
-            InputError: it cannot be written to.
-        """
-        if not self.remote:
-            return self
-        claim = secrets.token_hex(8)
-        about = {"claim": claim, "host": platform.node(), "process": os.getpid(), "since": round(time.time())}
-        try:
-            self.make()
-            self._put(OWNER, json.dumps(about).encode())
-        except StorageError as error:
-            raise InputError(f"--output {error}") from error
-        return dataclasses.replace(self, claim=claim)
-
-    def check_claim(self) -> None:
-        """Raise TakenOverError if another process claimed the folder since this one did."""
-        if self.claim is None:
-            return
-        owner = json.loads(self._get(OWNER) or b"{}")
-        if owner.get("claim") != self.claim:
-            by = f"process {owner['process']} on {owner['host']} went on with it" if owner else "it was deleted"
-            raise TakenOverError(f"{self.display_path}: {by} in the meantime; this one ends")
-
     def fetch(self, *names: str) -> None:
         """Bring these files; those that are not kept are removed here."""
         for name in names if self.remote else ():
@@ -215,15 +176,8 @@ class Folder:
         raise InputError(problem)
 
     def keep(self, *names: str) -> None:
-        """Send these files, and all files of these folders, in this order.
-
-        Raises:
-            TakenOverError: see :meth:`check_claim`.
-        """
-        if not self.remote:
-            return
-        self.check_claim()
-        for name in names:
+        """Send these files, and all files of these folders, in this order."""
+        for name in names if self.remote else ():
             path = self.path / name
             for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
                 self._put(str(file.relative_to(self.path)), file.read_bytes())
@@ -380,11 +334,7 @@ class Lines:
             self._starts, self._kept = ends[:-1] or [0], ends[-1]
 
     def keep(self, end: int | None = None) -> None:
-        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``.
-
-        Raises:
-            TakenOverError: another process went on with the folder.
-        """
+        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``."""
         if not self._folder.remote:
             return
         with self._lock:
@@ -396,14 +346,12 @@ class Lines:
             content = content[: content.rfind(b"\n") + 1]
             if self._starts[-1] + len(content) == self._kept:
                 return
-            self._folder.check_claim()
             self._put_last(content)
 
     def cut(self, start: int, line: bytes) -> None:
         """Replace all from byte ``start`` on by one line, at once, here and where it is kept.
 
         Raises:
-            TakenOverError: another process went on with the folder.
             OSError: the disk of this machine is full; nothing is changed.
         """
         with self.file.open("rb") as lines:
@@ -415,7 +363,6 @@ class Lines:
             os.fsync(draft.fileno())
         if self._folder.remote:
             with self._lock:
-                self._folder.check_claim()
                 numbers = range(len(self._starts))
                 del self._starts[max(1, bisect.bisect_right(self._starts, start)) :]
                 # First the piece: a process killed before the others are removed has cut where the next one cuts again.

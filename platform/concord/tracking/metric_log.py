@@ -77,7 +77,7 @@ class MetricLog:
 
         `start` is the length of the journal that the run's checkpoint notes, 0 where the run begins anew. With None,
         of a checkpoint that notes none, nothing is cut, and of what is logged again the last value counts.
-        Raises RunFailedError if a piece of the journal is missing, TakenOverError, and OSError (disk full).
+        Raises RunFailedError if a piece of the journal is missing, and OSError (disk full).
         """
         lines.fetch()
         if start is not None:
