@@ -415,7 +415,7 @@ def test_a_file_is_fetched_again_only_when_it_changed_and_is_gone_when_it_was_re
 
 def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
     storage.client().put_object(Bucket=BUCKET, Key="outside/../../../../../evil.txt", Body=b"1")
-    with pytest.raises(InputError, match=r"s3://.*/outside: cannot be fetched; it holds .*evil\.txt"):
+    with pytest.raises(InputError, match=r"s3://.*/outside: it holds .*evil\.txt"):
         local(ADDRESS / "outside")
     assert not list(tmp_path.rglob("evil.txt"))
 
@@ -431,21 +431,21 @@ def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_serv
     good = fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
     assert (good / "model.safetensors").read_text() == "good/model.safetensors"
     assert (good / "deep" / "x").exists()
-    with pytest.raises(InputError, match=r"--output s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
+    with pytest.raises(InputError, match=r"s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
         fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
     assert not list(tmp_path.rglob("evil.txt"))
-    with pytest.raises(StorageError, match="is no name of a file below it"):
+    with pytest.raises(InputError, match="is no name of a file below it"):
         fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
 
 
 def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:
     folder = Folder(ADDRESS / "runs" / "names")
     storage.client().put_object(Bucket=BUCKET, Key="runs/names/checkpoints/../../../evil.txt", Body=b"1")
-    with pytest.raises(StorageError, match="it holds"):
-        folder.fetch_all("checkpoints")
+    with pytest.raises(InputError, match="it holds"):
+        folder.fetch("checkpoints")
     for name in ("../evil.txt", "a/../../evil.txt", "/evil.txt"):
-        for use in (folder.fetch, folder.remove, folder.fetch_tree):
-            with pytest.raises(StorageError, match="is no name of a file below it"):
+        for use in (folder.fetch, folder.remove):
+            with pytest.raises(InputError, match="is no name of a file below it"):
                 use(name)
     with pytest.raises(InputError, match=r"must be one plain address, without \.\."):
         local(ADDRESS / "data" / ".." / ".." / ".." / "evil.txt")

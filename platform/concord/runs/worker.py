@@ -59,7 +59,7 @@ class WorkerSpec:
         left_out: a training environment that is not to be trained on.
         on_ray: whether the worker is Ray's, so that there is somebody to show live metrics to.
         log_context: how it logs.
-        access: to the storages of the output and the data, see :func:`concord.storage.credentials`.
+        access: to the storages of the output and the data, see :func:`concord.storage.storage_credentials`.
     """
 
     path: str

@@ -1,8 +1,6 @@
 """The folder of a run or a study: on this machine's disk, or worked on here and kept at an address.
 
-What is kept is kept in the order in which it is sent, each file at once and as a whole, so that whoever finds a record
-finds what it names. A file that grows line by line is kept in pieces of whole lines (``NAME.000000``, ``NAME.000001``,
-…), of which only the last is ever sent again.
+Files are sent in the order in which they are named, each as a whole, so that a record is there after what it names.
 
 Two processes must not work on the same folder. A lock keeps those apart that see the same disk, and ends with its
 process. A second machine that shares only an address is not noticed.
@@ -25,7 +23,7 @@ from typing import Any
 
 from concord.errors import InputError, RunFailedError
 from concord.storage.address import display_path, is_remote
-from concord.storage.cache import cached, fetch_folder, is_below, replace
+from concord.storage.cache import cached, entries, fetch, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
 LOCK = ".lock"
@@ -134,46 +132,11 @@ class Folder:
         return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
 
     def fetch(self, *names: str) -> None:
-        """Bring these files; those that are not kept are removed here."""
+        """Bring these files, and all files of these folders; what is not kept is removed here."""
         for name in names if self.remote else ():
-            path, content = self._here(name), self._get(name)
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                replace(path, content)
-
-    def fetch_all(self, below: str) -> None:
-        """Bring all files that are in its folder ``below`` itself; others are removed here."""
-        if self.remote:
-            shutil.rmtree(self.path / below, ignore_errors=True)
-            self.fetch(*(f"{below}/{name}" for name in self.names(below)))
-
-    def fetch_tree(self, name: str) -> Path:
-        """Bring its folder ``name`` with all that is below, for every process of this machine; where it is then.
-
-        Of the folders beside it, what was brought before is removed here.
-
-        Raises:
-            InputError: it holds files that are called such that they would lie elsewhere on this machine's disk.
-        """
-        path = self._here(name)
-        if not self.remote:
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / ".lock").open("w") as lock, self._storage(name) as (files, root):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes fetches, the others find it there
-            for old in path.parent.iterdir():
-                if old.is_dir() and old != path:
-                    shutil.rmtree(old, ignore_errors=True)
-            try:
-                fetch_folder(files, root, path)
-            except InputError:
-                raise
-            except ValueError as error:
-                problem = f"--output {self.display_path}/{name}: {error}"
-            else:
-                return path
-        raise InputError(problem)
+            path = self._here(name)
+            with self._storage(name) as (files, root):
+                fetch(files, root, path)
 
     def keep(self, *names: str) -> None:
         """Send these files, and all files of these folders, in this order."""
@@ -191,15 +154,8 @@ class Folder:
         if not self.remote:
             folder = self.place / below
             return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-        from pyarrow import fs
-
         with self._storage(below) as (files, root):
-            listed = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-            names = sorted(each.base_name for each in listed)
-            for name in names:
-                if not is_below(name):
-                    raise ValueError(f"it holds {name}, which is no name of a file below it")
-            return names
+            return sorted(entries(files, root))
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder of it, here and where it is kept, if it is there."""
@@ -209,12 +165,10 @@ class Folder:
         else:
             path.unlink(missing_ok=True)
         if self.remote:
-            with contextlib.suppress(FileNotFoundError), self._storage(name) as (files, root):
+            with self._storage(name) as (files, root):
                 kind = files.get_file_info(root).type.name
-                if kind == "Directory":
-                    files.delete_dir(root)
-                elif kind == "File":
-                    files.delete_file(root)
+                if kind != "NotFound":
+                    files.delete_dir(root) if kind == "Directory" else files.delete_file(root)
 
     def empty(self) -> None:
         """Remove what this machine has of it; its lock, and what is kept elsewhere, stay."""
@@ -226,10 +180,8 @@ class Folder:
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed stays."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.remote:
-            with contextlib.suppress(StorageError, FileNotFoundError), self._storage() as (files, root):
-                files.delete_dir(root)
+        with contextlib.suppress(StorageError):
+            self.remove("")
 
     def place_for_ray(self) -> dict[str, Any]:
         """As Ray Train and Ray Tune take it: they write there from whatever node it is."""
@@ -241,12 +193,11 @@ class Folder:
     @contextlib.contextmanager
     def in_one_line(self) -> Iterator[None]:
         """What another writes there in the body fails as what this folder writes does."""
-        if not self.remote:
-            yield
-            return
         try:
             yield
         except OSError as error:
+            if not self.remote:
+                raise
             raise StorageError(f"{self.display_path}: {reason(error)}") from error
 
     def problem(self) -> str | None:
@@ -259,23 +210,15 @@ class Folder:
 
     @contextlib.contextmanager
     def _storage(self, below: str = "") -> Iterator[tuple[Any, str]]:
-        with in_one_line(self.place):
+        with in_one_line(self.display_path, StorageError):
             files, root = filesystem(self.place)
             yield files, f"{root}/{below}" if below else root
 
     def _here(self, name: str) -> Path:
-        """Where a file of it is on this machine, whoever said its name."""
+        """Where a file of it is on this machine; its name may come from a file that anybody wrote."""
         if not is_below(name):
-            raise StorageError(f"{self.display_path}: {name} is no name of a file below it")
+            raise InputError(f"{self.display_path}: {name} is no name of a file below it")
         return self.path / name
-
-    def _get(self, name: str) -> bytes | None:
-        with self._storage(name) as (files, path):
-            try:
-                with files.open_input_stream(path, compression=None) as content:
-                    return bytes(content.read())
-            except FileNotFoundError:
-                return None
 
     def _put(self, name: str, content: bytes) -> None:
         with self._storage(name) as (files, path):
@@ -286,7 +229,9 @@ class Folder:
 
 
 class Lines:
-    """A file that grows line by line, kept in pieces.
+    """A file that grows line by line, kept in pieces of whole lines (``NAME.000000``, …); only the last is sent again.
+
+    To be deleted with its last user: a file of 20 MB is sent whole in a third of a second, see :meth:`Folder.keep`.
 
     Args:
         folder: its folder.
@@ -323,7 +268,9 @@ class Lines:
             raise RunFailedError(
                 f"{self._folder.display_path}: a piece of {self._name} is missing; there are {numbers}"
             )
-        contents = [self._folder._get(self._piece(number)) or b"" for number in numbers]
+        pieces = [self._piece(number) for number in numbers]
+        self._folder.fetch(*pieces)
+        contents = [(self._folder.path / name).read_bytes() for name in pieces]
         target = into or self.file
         if contents:
             replace(target, b"".join(contents))
