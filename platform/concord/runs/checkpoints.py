@@ -57,11 +57,7 @@ def last_checkpoint(run_folder: Folder) -> Path | None:
     except (ValueError, LookupError) as error:
         at = f"{run_folder.display_path}/{CHECKPOINTS}/{SNAPSHOT}"
         raise RunFailedError(f"{at}: cannot be read ({error})") from error
-    if not listed:
-        return None
-    name = f"{CHECKPOINTS}/{listed[-1]['checkpoint_dir_name']}"
-    run_folder.fetch(name)
-    return run_folder.path / name
+    return run_folder.fetch_tree(f"{CHECKPOINTS}/{listed[-1]['checkpoint_dir_name']}") if listed else None
 
 
 def keep_checkpoint(run_folder: Folder, written: Path, metrics: Mapping[str, float]) -> None:

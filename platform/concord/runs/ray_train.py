@@ -133,10 +133,7 @@ def fetched_checkpoint(run_folder: Folder, checkpoint: Any) -> Path:
         InputError: it holds such a file.
     """
     path = Path(checkpoint.path)
-    if not run_folder.remote:
-        return path
-    run_folder.fetch(f"{CHECKPOINTS}/{path.name}")
-    return run_folder.path / CHECKPOINTS / path.name
+    return run_folder.fetch_tree(f"{CHECKPOINTS}/{path.name}") if run_folder.remote else path
 
 
 def _quiet_ray_train() -> None:

@@ -138,6 +138,11 @@ class Folder:
             with self._storage(name) as (files, root):
                 fetch(files, root, path)
 
+    def fetch_tree(self, name: str) -> Path:
+        """Bring its folder ``name`` with all that is below; gives where it is on this machine."""
+        self.fetch(name)
+        return self._here(name)
+
     def keep(self, *names: str) -> None:
         """Send these files, and all files of these folders, in this order."""
         for name in names if self.remote else ():
