@@ -108,7 +108,8 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     try:
         optimization.load_state_dict(states)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"checkpoint {folder}: {OPTIMIZER} is of another optimizer ({first_line(error)})") from error
+        problem = f"{OPTIMIZER} is of another optimizer or objective ({first_line(error)})"
+        raise InputError(f"checkpoint {folder}: {problem}") from error
     return progress
 
 
