@@ -18,8 +18,8 @@ from concord.studies.options import options_for
 from concord.studies.plan import make_plan
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
-from concord.training.job import JobFile
 from concord.training.context import Silent
+from concord.training.job import JobFile
 
 FILE = load_job(str(Path(__file__).parent / "jobs" / "calibrated.py"))
 JOB: Job[Any] = FILE.job
@@ -92,7 +92,7 @@ def test_a_resumed_run_with_an_objective_of_its_own_ends_bit_for_bit_as_an_undis
 def test_a_checkpoint_without_the_objectives_parameters_is_refused(tmp_path: Path) -> None:
     plain = Kept(tmp_path)
     train(dataclasses.replace(JOB, objective=None), config(epochs=1), ProcessContext(), plain)
-    with pytest.raises(InputError, match=r"cannot be read .*objective_module"):
+    with pytest.raises(InputError, match=r"optimizer\.pt is of another optimizer or objective .*objective_module"):
         train(JOB, config(), ProcessContext(), Silent(), resume_from=plain.checkpoints[0])
 
 

@@ -37,8 +37,8 @@ from concord.studies.plan import make_plan
 from concord.studies.spaces import config_at, least_significance, study_space
 from concord.tracking import Store
 from concord.training import Comparison, Job, ProcessContext, TrainConfig, load_job, train
-from concord.training.evaluation import ACCURACY, modes
 from concord.training.context import Silent
+from concord.training.evaluation import ACCURACY, modes
 from concord.training.options import AggregatorOptions
 from concord.training.shortcuts import falls_short, shortcuts
 

@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import logging
 import math
 import os
 import pickle
-import resource
 import shutil
 import signal
 import socket

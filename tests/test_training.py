@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.environments import BatchStream, Environment, Environments
-from concord.errors import InputError
+from concord.errors import CheckpointError, InputError
 from concord.gradients import (
     HookedGradients,
     NonFiniteGradientError,
@@ -32,10 +33,20 @@ from concord.gradients import (
 from concord.objectives import ObjectiveGradients
 from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
-from concord.training.checkpoint import MODEL, MOMENTUM, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
+from concord.training.checkpoint import (
+    CHECKSUMS,
+    MODEL,
+    MOMENTUM,
+    OPTIMIZER,
+    PROGRESS,
+    read_checkpoint,
+    read_weights,
+    verify_checkpoint,
+    write_checksums,
+)
+from concord.training.context import Silent
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
-from concord.training.context import Silent
 from concord.training.loop import training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
@@ -252,7 +263,7 @@ def test_a_checkpoint_without_the_averages_of_these_environments_is_refused_by_n
     with pytest.raises(InputError, match=r"momentum\.safetensors has no environment x"):
         train(others, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
     (kept.checkpoints[0] / MOMENTUM).write_bytes(b"cut short")
-    with pytest.raises(InputError, match=r"momentum\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"momentum\.safetensors is damaged"):
         train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
 
 
@@ -575,18 +586,51 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_parameter_that_differs(
         _read(checkpoint, nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("file", [MODEL, OPTIMIZER, "progress.json"])
-@pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, tmp_path: Path, file: str, damage: str) -> None:
-    for path in checkpoint.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    if damage == "missing":
-        (tmp_path / file).unlink()
-    else:
-        (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
-    with pytest.raises(InputError, match="cannot be read") as caught:
-        _read(tmp_path, network(CONFIG))
-    assert "\n" not in str(caught.value)
+def _cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-9 if file.suffix == ".safetensors" else len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+_WITH_CHECKSUM = (MODEL, OPTIMIZER, MOMENTUM, PROGRESS)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "problem"),
+    [
+        *((file, damage, "is damaged") for file in _WITH_CHECKSUM for damage in (_cut_short, _flip_a_bit)),
+        *((file, Path.unlink, "cannot be read (No such file") for file in _WITH_CHECKSUM),
+        *((CHECKSUMS, damage, "cannot be read (") for damage in (_cut_short, Path.unlink)),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(
+    tmp_path: Path, file: str, damage: Callable[[Path], object], problem: str
+) -> None:
+    kept = Kept(tmp_path)
+    train(JOB, MOMENTUM_CONFIG.with_options(epochs=1), ProcessContext(), kept)
+    folder = kept.checkpoints[0]
+    verify_checkpoint(folder)
+    damage(folder / file)
+    for read in (verify_checkpoint, lambda at: train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=at)):
+        with pytest.raises(CheckpointError) as caught:
+            read(folder)
+        assert str(caught.value).startswith(f"checkpoint {folder}: {file} {problem}")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_optimizer_that_would_run_code_is_refused_in_a_plain_line(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    torch.save({"state": Path("/")}, folder / OPTIMIZER)
+    write_checksums(folder)
+    with pytest.raises(CheckpointError) as caught:
+        _read(folder, network(CONFIG))
+    assert (
+        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds other things than an optimizer's state; not read"
+    )
 
 
 class Tied(nn.Module):

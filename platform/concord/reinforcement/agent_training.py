@@ -269,7 +269,7 @@ def initial_expert(config: AgentConfig) -> Expert | None:
 
 
 def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, info: Info) -> FinishedRun:
-    opened.kept.fetch_all(_CHECKPOINTS)
+    opened.kept.fetch(_CHECKPOINTS)
     for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
         partial.unlink()
     kept = _last_checkpoint(opened.folder, info)

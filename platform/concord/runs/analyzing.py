@@ -162,7 +162,7 @@ def _folder(model: ModelToAnalyze, trained: TrainedModel) -> Folder:
 def _kept(model: ModelToAnalyze, trained: TrainedModel) -> dict[str, Any] | None:
     """What was found before, if the same was asked."""
     folder = _folder(model, trained)
-    folder.fetch_all(FOLDER)
+    folder.fetch(FOLDER)
     try:
         found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The life of a run, or of a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
+"""The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
 import itertools

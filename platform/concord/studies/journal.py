@@ -83,7 +83,7 @@ class Journal:
         folder: of the study.
         tasks: every task that began, by key, in the order in which they did.
         ended: those that ended, in the order in which they did.
-        kept: where it is kept, if it is open: claimed by this process.
+        kept: where it is kept, if it is open.
     """
 
     folder: Path
@@ -161,7 +161,6 @@ def opened(folder: Path | Folder, what: str = "study") -> Iterator[Journal]:
     folder = kept.path
     with kept.locked(what):
         path = folder / TRIALS
-        kept = kept.claimed()
         sent = kept.lines(TRIALS)
         sent.fetch()
         with JsonLines(path) as lines:  # which cuts off what a kill left of a line

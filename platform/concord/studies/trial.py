@@ -49,7 +49,7 @@ class TrialSpecCommon:
         folder: for what a distributed trial leaves while it runs.
         detail: beginnings of the metrics of single environments that are reported all the same.
         log_context: how trials log.
-        access: to the storages of the output and the data, see :func:`concord.storage.credentials`.
+        access: to the storages of the output and the data, see :func:`concord.storage.storage_credentials`.
     """
 
     path: str

@@ -155,7 +155,7 @@ class Trials:
     """A group at work; made by :func:`opened`.
 
     Attributes:
-        kept: its folder, claimed by this process.
+        kept: its folder.
         journal: what began and ended.
         store: where it is tracked.
         run_id: its run in MLflow.

@@ -1,10 +1,10 @@
 """Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
 
 One thread reads the event file and sends what is new about once a second. A store that is down neither stops nor slows
-the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of the
-MLflow run stands for which run of a group, so that what was sent is not sent again, also by a process that continues. A
-process killed between sending and moving the cursor sends its last piece again; MLflow stores it once, since the points
-are equal in name, step, time and value.
+the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of
+the MLflow run stands for which run of a group, so that a process that continues sends nothing twice. A process killed
+between sending and moving the cursor leaves a piece that is sent again; MLflow stores it once, since the points are
+equal in name, step, time and value.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from concord.metric_name import metric_name

@@ -24,8 +24,8 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
-from concord.training.context import ProcessContext, RunContext
 from concord.training.consistency import consistency_metrics
+from concord.training.context import ProcessContext, RunContext
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
     EvaluatedPart,
@@ -41,7 +41,7 @@ from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.metric_names import MODEL_EVALUATIONS, without_clashes
 from concord.training.optimization import Optimization
-from concord.training.options import TrainConfig
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.steps_so_far import StepsSoFar
 
@@ -60,7 +60,7 @@ def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
     return list(items[start : start + each + (place.rank < more)])
 
 
-def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
+def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     """The job's model, its first weights drawn from the run's seed."""
     torch.manual_seed(config.run.seed)
     return job.model(config)

@@ -21,8 +21,8 @@ from concord.studies.journal import read, read_study
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule
 from concord.training import ProcessContext, load_job
-from concord.training.job import Job
 from concord.training.context import Silent
+from concord.training.job import Job
 from concord.training.loop import training
 from concord.training.process import tune_process
 

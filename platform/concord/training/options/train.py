@@ -90,7 +90,7 @@ class TrainConfig(RunConfig):
 
     @property
     def placement(self) -> frozenset[str]:
-        """Also where the data are, and how many workers train, unless that decides which environments meet at a step."""
+        """Also where the data are, and how many workers train, unless that decides which environments meet."""
         return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
 
     def voters(self, environments: int) -> int:
