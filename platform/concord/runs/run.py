@@ -31,6 +31,7 @@ from concord.storage import Folder, full_disk_in_one_line, require_reachable, re
 from concord.tracking import MetricLog, Registered, Store, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
+from concord.training.large_losses import large_losses
 from concord.training.loop import build_model
 from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.shortcuts import shortcuts
@@ -172,6 +173,8 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
                 )
             with _said_if_failing(info, "status"):
                 store.finish_run(run_id, "FINISHED")
+            if advice := large_losses(trained.outcome.history):
+                info(advice)
             if advice := underfitting(trained.outcome.history, config):
                 info(advice)
             if advice := shortcuts(trained.outcome.history, job.job, config, environments, checked.measures):
