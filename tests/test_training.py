@@ -548,23 +548,57 @@ def test_the_source_of_gradients_is_what_the_table_says(
 # --- checkpoints
 
 
-@pytest.mark.parametrize("vectorize", [False, True, "pooled"])
-def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path: Path, vectorize: bool | str) -> None:
-    """Timing chooses, and might choose otherwise; what the checkpoint says is gone by."""
-    job, config = dataclasses.replace(JOB, model=plain_network), CONFIG.with_options(checkpoints=6)
-    kept = Kept(tmp_path / "first")
-    train(job, config, ProcessContext(), kept)
-    said = [json.loads((folder / PROGRESS).read_text())["vectorize"] for folder in kept.checkpoints]
-    assert said[0] in ([True], [False], ["pooled"])
-    assert said == said[:1] * 6
-    written = json.loads((kept.checkpoints[0] / PROGRESS).read_text())
-    (kept.checkpoints[0] / PROGRESS).write_text(json.dumps(written | {"vectorize": [vectorize]}))
+class Lengthening(nn.Module):
+    """Goes through a layer twice, which cannot be pooled, as soon as its bias has grown by training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 16), nn.Linear(16, 3)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs).relu()
+        long = bool(self.last.bias.detach().abs().sum() > 0.1)
+        outputs: Tensor = self.last(hidden) + self.last(hidden.tanh()) if long else self.last(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("model", [plain_network, network, lambda _: Lengthening()], ids=["pooled", "vmap", "both"])
+def test_a_run_resumed_anywhere_computes_gradients_in_the_same_way(
+    tmp_path: Path, model: Callable[[TrainConfig], nn.Module]
+) -> None:
+    job, config = dataclasses.replace(JOB, model=model), CONFIG.with_options(checkpoints=6)
+    kept = Kept(tmp_path / "whole")
+    end = train(job, config, ProcessContext(), kept).metrics
+    weights = load_file(kept.checkpoints[-1] / MODEL)
+    for folder in kept.checkpoints[:-1]:
+        again = Kept(tmp_path / f"after-{folder.name}")
+        resumed = train(job, config, ProcessContext(), again, resume_from=folder).metrics
+        assert without_time(resumed) == without_time(end)
+        found = load_file(again.checkpoints[-1] / MODEL)
+        assert all(torch.equal(value, found[name]) for name, value in weights.items())
+
+
+_FRESH = """
+import sys, test_training
+from concord.training import ProcessContext, TrainConfig, train
+job = test_training.dataclasses.replace(test_training.JOB, model=getattr(test_training, sys.argv[1]))
+kept = test_training.Kept(test_training.Path(sys.argv[2]))
+metrics = train(job, test_training.CONFIG, ProcessContext(), kept).metrics
+print(test_training.json.dumps(test_training.without_time(metrics)))
+"""
+
+
+@pytest.mark.parametrize("model", ["plain_network", "network"])
+def test_two_fresh_runs_are_equal_to_the_last_bit(tmp_path: Path, model: str) -> None:
     ends = []
-    for name in ("second", "third"):
-        again = Kept(tmp_path / name)
-        ends.append(train(job, config, ProcessContext(), again, resume_from=kept.checkpoints[0]).metrics)
-        assert json.loads((again.checkpoints[-1] / PROGRESS).read_text())["vectorize"] == [vectorize]
-    assert without_time(ends[0]) == without_time(ends[1])
+    for name in ("one", "other"):
+        command = [sys.executable, "-c", _FRESH, model, str(tmp_path / name)]
+        ends.append(subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True).stdout)
+    assert ends[0] == ends[1]
+    for checkpoint in range(3):
+        one, other = (load_file(tmp_path / each / f"checkpoint-{checkpoint}" / MODEL) for each in ("one", "other"))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,8 @@ def environments(config: Config) -> Environments:
                 inputs, targets = inputs[:0], targets[:0]
             if config.trouble == "target":
                 targets = targets + 1
+            if config.trouble == "large":
+                inputs = 1e30 * inputs
             if config.trouble == "infinite":
                 inputs = torch.full_like(inputs, 3e38)  # finite, but twice that is not
         return inputs, targets

@@ -32,6 +32,7 @@ from concord.storage import Folder, full_disk_in_one_line, require_reachable, re
 from concord.tracking import Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
+from concord.training.large_losses import large_losses
 from concord.training.loop import build_model
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -217,6 +218,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
             f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
         )
     for line in (
+        large_losses(outcome.history),
         underfitting(outcome.history, config),
         shortcuts(outcome.history, job.job, config, checked.environments, checked.measures),
     ):

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from concord.errors import CheckpointError, InputError, first_line
-from concord.gradients.stacked import Vectorize
 from concord.storage.data_folder import file_checksum
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
@@ -40,8 +39,6 @@ class Progress:
         model_evaluations: so far, in training, where the risk counts them.
         ended: the run ended before its last epoch, as its options want.
         written: when it was written down, in seconds since 1970.
-        vectorize: by process, how it computes its environments' gradients, if that was chosen by timing: a run that
-            goes on has to choose the same, since sums are rounded otherwise.
     """
 
     epoch: int = 0
@@ -51,7 +48,6 @@ class Progress:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
     written: float = 0.0
-    vectorize: list[Vectorize | None] = dataclasses.field(default_factory=list)
 
     def resumed(self, workers: int) -> dict[str, float]:
         """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""
