@@ -1,6 +1,7 @@
 """The SQLite file of a store: killed while it is created it is created again, and one with runs is never touched."""
 
 import contextlib
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -80,7 +81,8 @@ def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
     from mlflow.store.tracking.dbmodels.initial_models import Base
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    file = tmp_path / "mlflow.db"
+    file = tmp_path / "a folder" / "mlflow.db"
+    file.parent.mkdir()
     uri = f"sqlite:///{file}"
     engine = sqlalchemy.create_engine(uri)
     Base.metadata.create_all(engine)
@@ -95,11 +97,21 @@ def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
     engine.dispose()
     before = file.read_bytes()
     with pytest.raises(InputError) as refused:
-        Store.open(tmp_path)
+        Store.open(file.parent)
     line = str(refused.value)
     assert line.startswith(f"the MLflow store {uri} has the schema {older}, and MLflow {mlflow.__version__} needs ")
-    assert line.endswith(f": copy the database, then run: mlflow db upgrade {uri}")
+    assert line.endswith(f": copy the database, then run: mlflow db upgrade '{uri}'")
     assert "\n" not in line
     assert file.read_bytes() == before
-    subprocess.run([sys.executable, "-m", *line.partition("run: ")[2].split()], check=True, capture_output=True)
-    assert Store.open(tmp_path).client.get_experiment("7").name == "an experiment"
+    subprocess.run([sys.executable, "-m", *shlex.split(line.partition("run: ")[2])], check=True, capture_output=True)
+    assert Store.open(file.parent).client.get_experiment("7").name == "an experiment"
+
+
+def test_an_sqlite_file_of_another_program_is_refused_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE cities (name); INSERT INTO cities VALUES ('Graz')")
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="it holds tables of another program; give http"):
+        Store.open(tmp_path, f"sqlite:///{file}")
+    assert file.read_bytes() == before

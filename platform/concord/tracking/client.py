@@ -16,8 +16,8 @@ from concord.errors import RunFailedError
 from concord.redaction import redact
 
 # What the store said about the request itself: asking again would bring the same answer.
-_LOGIN_CODES = ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED")
-_FINAL_CODES = (*_LOGIN_CODES, "BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
+LOGIN_CODES = ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED")
+_FINAL_CODES = (*LOGIN_CODES, "BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 
 
 def one_line(error: BaseException) -> str:
@@ -101,11 +101,6 @@ def unless(*codes: str) -> Iterator[None]:
 def is_final(error: BaseException) -> bool:
     """Tell whether `error` is the store's answer to the request, rather than a store that does not answer."""
     return getattr(error, "error_code", None) in _FINAL_CODES
-
-
-def refuses_login(error: BaseException) -> bool:
-    """Tell whether `error` says that a server does not accept the credentials."""
-    return getattr(error, "error_code", None) in _LOGIN_CODES
 
 
 @contextmanager

@@ -5,6 +5,7 @@ database that MLflow refuses from then on. It also upgrades a database of an old
 an SQLite file that is new or half-made gets its tables in one transaction, and a database of another schema is refused.
 """
 
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -55,7 +56,7 @@ def check_database(uri: str) -> None:
         raise ValueError(f"its driver is not installed ({error})") from None
     except Exception as error:  # each driver has its own
         raise ValueError(f"no database answers ({one_line(error)})") from None
-    if revision not in (None, _latest_revision()):
+    if revision is not None and revision != _latest_revision():
         _refuse_schema(uri, revision)
 
 
@@ -74,6 +75,8 @@ def create_tables(uri: str) -> None:
             return
         for table in set(sqlalchemy.inspect(connection).get_table_names()) - _FILLED_WITHOUT_RUNS:
             if connection.exec_driver_sql(f'SELECT 1 FROM "{table}"').first():
+                if revision is None:
+                    raise ValueError("it holds tables of another program")
                 _refuse_schema(uri, revision)
         engine = sqlalchemy.create_engine("sqlite://")
         _initialize_tables(engine)
@@ -95,8 +98,8 @@ def _latest_revision() -> str | None:
     return ScriptDirectory(str(Path(import_mlflow().__file__).parent / "store" / "db_migrations")).get_current_head()
 
 
-def _refuse_schema(uri: str, revision: str | None) -> NoReturn:
+def _refuse_schema(uri: str, revision: str) -> NoReturn:
     raise InputError(
         f"the MLflow store {redact(uri)} has the schema {revision}, and MLflow {import_mlflow().__version__} needs "
-        f"{_latest_revision()}: copy the database, then run: mlflow db upgrade {redact(uri)}"
+        f"{_latest_revision()}: copy the database, then run: mlflow db upgrade {shlex.quote(redact(uri))}"
     )

@@ -25,7 +25,7 @@ from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, resolve
-from concord.tracking.client import connect, failures, import_mlflow, one_line, pages, post, refuses_login, unless
+from concord.tracking.client import LOGIN_CODES, connect, failures, import_mlflow, one_line, pages, post, unless
 from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
 
 _DATABASES = ("postgresql", "mysql", "mssql")
@@ -245,28 +245,22 @@ class Store:
 
     def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
         """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
-        with failures(self.uri, f"read experiment {experiment!r}"):
-            entry = self.client.get_experiment_by_name(experiment)
         condition = "attributes.status = 'FINISHED'" if finished_only else ""
-        return [] if entry is None else list(self.search(condition, within=[entry.experiment_id]))
+        return list(self.search(condition, within=f"name = '{experiment}'"))
 
-    def search(
-        self, condition: str, order: str = NEWEST, within: Sequence[str] | None = None, page: int = 1000
-    ) -> Iterator[Run]:
+    def search(self, condition: str, order: str = NEWEST, within: str = "", page: int = 1000) -> Iterator[Run]:
         """Return the runs that fulfil a condition, asked for as they are taken.
 
         Args:
             condition: in MLflow's language; empty for all runs.
             order: in MLflow's language.
-            within: ids of experiments; None takes all.
+            within: condition of the experiments, in MLflow's language; empty for all.
             page: how many runs to ask for at a time.
         """
         with failures(self.uri, "search runs"):
-            if within is None:
-                experiments = pages(lambda token: self.client.search_experiments(page_token=token))
-                within = [each.experiment_id for each in experiments]
-            if within:
-                found = pages(lambda token: self.client.search_runs(within, condition, 1, page, [order], token))
+            asked = pages(lambda token: self.client.search_experiments(filter_string=within, page_token=token))
+            if experiments := [each.experiment_id for each in asked]:
+                found = pages(lambda token: self.client.search_runs(experiments, condition, 1, page, [order], token))
                 yield from map(self._run, found)
 
     def _experiment(self, name: str) -> str:
@@ -318,7 +312,7 @@ def _check_server(uri: str) -> None:
         post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, _ANSWER_SECONDS))
     except Exception as error:
         reason = f"no MLflow server answers ({one_line(error)})"
-        if refuses_login(error):
+        if getattr(error, "error_code", None) in LOGIN_CODES:
             reason = "the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)"
         elif "read timeout" in str(error).lower():
             reason = f"it took the connection and did not answer within {_ANSWER_SECONDS:g} s"
