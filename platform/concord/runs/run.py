@@ -269,7 +269,7 @@ def _registered(said: Mapping[str, Any]) -> Registered | None:
     if not name:  # no model was kept, or it was not to be registered
         return None
     reason = said.get("registration") or "registered when the run finished"
-    return Registered(name, int(version), said.get("champion", False), None, reason)
+    return Registered(name, int(version), said.get("champion", False), reason)
 
 
 def _finished(
