@@ -18,7 +18,7 @@ from concord.runs.consistency import DataAsked, analyzed
 from concord.runs.consistency_report import as_json, draw, metrics_of
 from concord.runs.folder import run_folder
 from concord.runs.progress import Display, on_terminal
-from concord.runs.session import ray_session
+from concord.runs.session import ray_session, require_shared_store
 from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
@@ -220,8 +220,11 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def _by_ray(models: Sequence[tuple[int, ModelToAnalyze]], info: Info) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each model's place and JSON as it comes, in any order."""
-    with ray_session(models[0][1].where):
+    where = models[0][1].where
+    with ray_session(where):
         import ray
+
+        require_shared_store(where)
 
         gpus = 1 if models[0][1].use_gpu else 0
         task: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_task)

@@ -22,7 +22,8 @@ from concord.runs.opening import mask_lines, mask_parameters, method_line, openi
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
 from concord.runs.ray_train import train_on_ray
-from concord.runs.session import ray_session
+from concord.runs.resources import require_resources
+from concord.runs.session import ray_session, require_shared_store
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.runs.worker import METRICS, Trained
@@ -136,7 +137,9 @@ def run(job: JobFile, config: TrainConfig, info: Info, lineage: Lineage | None =
         dashboard = None
         if not here:
             progress.waiting("starting Ray")
-            dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+            dashboard = session.enter_context(ray_session(config))
+            require_resources(config, info)
+            require_shared_store(config)
         with full_disk_in_one_line(reserved.folder.path), run_lifecycle(reserved, tags, experiment, derived) as opened:
             store, run_id, kept = opened.store, opened.run_id, opened.kept
             registers = config.run.register and checked.example is not None
