@@ -24,6 +24,7 @@ from concord.runs.lifecycle import Lineage, Opened, Reserved, opened, reserved_r
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
+from concord.runs.resources import require_resources
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
@@ -131,7 +132,8 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
-            dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+            dashboard = session.enter_context(ray_session(config))
+            require_resources(config, info)
         environments = checked.environments
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
         derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None

@@ -5,27 +5,23 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import ray
-import torch
 from ray import tune
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
 from ray.tune.search import Searcher
 
-from concord.errors import InputError
 from concord.options import option_values
 from concord.runs.termination import signal_handler
 from concord.storage import Folder
 from concord.studies.journal import TrialResult, TrialSpec
-from concord.studies.options import SharingOptions
+from concord.studies.resources import Room
 from concord.studies.stopping import SCHEDULER
 from concord.studies.trial import Report, TrialProcess, TrialSpecCommon
 from concord.training import RunConfig as Options
-from concord.training.options import parallel_of
 
 _DIED = "its process died (killed, or out of memory) and so did those that took its place"
 
@@ -41,77 +37,6 @@ class Source(Protocol):
 
     def ended(self, task: TrialSpec, ended: TrialResult) -> None:
         """The task is over."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """What trials run on.
-
-    Attributes:
-        concurrent: trials at a time.
-        cpus, gpus: of a trial's process.
-    """
-
-    concurrent: int
-    cpus: float
-    gpus: float
-
-    @property
-    def threads(self) -> int:
-        """Of a trial's process."""
-        return max(1, int(self.cpus))
-
-
-Node = Mapping[str, float]
-
-
-def nodes_to_be(config: Options) -> list[Node]:
-    """What the cluster that a study would use has, by node; if Ray would be started here, this machine."""
-    if ray.is_initialized():
-        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if config.run.address or os.environ.get("RAY_ADDRESS"):
-        return []  # not known before it is connected to
-    return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
-
-
-def room(options: SharingOptions, config: Options, nodes: Sequence[Node]) -> Room:
-    """Divide a cluster of these nodes among trials.
-
-    Raises:
-        InputError: it does not hold as many trials at a time as are asked for.
-    """
-    parallel = parallel_of(config)
-    cores = [node.get("CPU", 0.0) for node in nodes]
-    cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
-    if parallel.use_gpu and gpus == 0:
-        raise InputError("--use-gpu: the Ray cluster has no GPU")
-    if parallel.workers > 1:  # the process of the trial only looks on, while its workers train
-        most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
-        what = f"{parallel.workers} workers each"
-    elif parallel.use_gpu:
-        whole = options.gpus_per_trial
-        most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
-        most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
-    else:
-        most, what = int(cpus), "a CPU each"
-    if options.concurrent > most or most == 0:
-        asked = options.concurrent or 1
-        raise InputError(
-            f"--concurrent {asked}: {asked} trials with {what} do not fit; the Ray cluster has {cpus:g} CPUs and "
-            f"{gpus:g} GPUs, enough for {most}"
-        )
-    concurrent = options.concurrent or most
-    if parallel.workers > 1:
-        return Room(concurrent, 0.0, 0.0)
-    # A trial's process fits on one node.
-    share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
-    while share > 1 and sum(count // share for count in cores) < concurrent:
-        share -= 1
-    return Room(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
-
-
-def _fitting(gpus: float, each: float) -> int:
-    return int(gpus // each) if each >= 1 else int(gpus) * int(1 / each + 1e-9)
 
 
 class Interruption:

@@ -15,17 +15,18 @@ from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import Folder
 from concord.studies import journal as journals
-from concord.studies.execution import Interruption, Room, execute, nodes_to_be, room
+from concord.studies.execution import Interruption, execute
 from concord.studies.journal import Journal, TrialResult, TrialSpec
 from concord.studies.options import SharingOptions
 from concord.studies.plan import kept_study
 from concord.studies.progress import StudyProgress
+from concord.studies.resources import Room, check_trial_resources, trial_resources
 from concord.studies.selection import Criterion
 from concord.studies.shared_data import SharedData
 from concord.studies.stopping import StopRule, scheduler
 from concord.studies.trial import TrialSpecCommon
 from concord.tracking import ChildRuns, Store, redact
-from concord.training import JobFile, RunConfig, TrainConfig
+from concord.training import JobFile, RunConfig
 from concord.training.evaluation import Mode
 from concord.training.options import parallel_of
 
@@ -91,8 +92,7 @@ def opened(group: TrialGroup, tracked: Callable[[TrialSpec], Tracked], info: Inf
         StoppedError: the user stopped it; its text has to be completed by who knows how to continue.
     """
     base = group.base
-    if there := nodes_to_be(base):  # before anything is written, and before Ray takes its seconds to start
-        room(group.sharing, base, there)
+    check_trial_resources(group.sharing, base)  # before anything is written
     store = Store.open(base.run.output, base.run.tracking_uri)
     if (record := kept_study(group.kept)) is not None:
         before = record["store"]
@@ -100,9 +100,8 @@ def opened(group: TrialGroup, tracked: Callable[[TrialSpec], Tracked], info: Inf
             raise InputError(
                 f"--tracking-uri {redact(store.uri)}: the {group.what} {group.name} was started with {before}"
             )
-    of_session = base.with_options(workers=1) if isinstance(base, TrainConfig) else base
-    with sigterm_as_interrupt(), ray_session(of_session) as dashboard:
-        where = room(group.sharing, base, nodes_to_be(base))
+    with sigterm_as_interrupt(), ray_session(base) as dashboard:
+        where = trial_resources(group.sharing, base, info)
         group.kept.make()
         with journals.opened(group.kept, group.what) as journal:
             kept = journal.kept

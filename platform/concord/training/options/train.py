@@ -140,6 +140,15 @@ class TrainConfig(RunConfig):
         least = self.parallel.min_workers or self.parallel.workers
         return float(least) * self.parallel.use_gpu, f"--use-gpu: {least} workers want a GPU each"
 
+    def cpu_request(self) -> tuple[float, str]:
+        """One for each worker with --min-workers or --wait-for-resources; otherwise workers share the CPUs."""
+        workers, least = self.parallel.workers, self.parallel.min_workers
+        if least is not None:
+            return least, f"--min-workers {least}: each takes a CPU"
+        if self.run.wait_for_resources:
+            return workers, f"--workers {workers}: with --wait-for-resources each takes a CPU"
+        return 1, f"--workers {workers}: at least one CPU is needed"
+
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError), also beside those of other groups; a job may add checks."""
         super().check()
@@ -187,6 +196,7 @@ RUNTIME_OPTIONS = frozenset(
         "min_workers",
         "use_gpu",
         "address",
+        "wait_for_resources",
         "max_failures",
         "data_dir",
         "output",
