@@ -1,9 +1,7 @@
 """All options of a training run."""
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import torch
 
@@ -67,18 +65,7 @@ class TrainConfig(RunConfig):
         """The aggregator, also where it is ``auto``; ``FILE.py:RULE`` of a rule of the user's own."""
         if self.aggregation.aggregator != "auto":
             return self.aggregation.aggregator
-        return "and-mask" if self.objective.objective == "erm" and not self._own_objective_couples else "mean"
-
-    @property
-    def own_objective(self) -> Callable[[Any], Objective] | None:
-        """What makes the objective that the job minimizes in place of those of ``--objective``."""
-        return None
-
-    @property
-    def _own_objective_couples(self) -> bool:
-        with contextlib.suppress(Exception):  # the job's; what is wrong with it is said before the run
-            return self.own_objective is not None and self.own_objective(self.with_options(aggregator="mean")).coupled
-        return False
+        return "and-mask" if self.objective.objective == "erm" else "mean"
 
     @property
     def method(self) -> str:
