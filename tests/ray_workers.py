@@ -28,6 +28,7 @@ _IMPORTED_AT_ONCE = ("torch._dynamo", "concord.tracking.store")
 # Ray reads its environment when it is imported, and the node gives its workers one of theirs.
 _IMPORTED_BY_THE_FIRST = (
     "concord.runs.ray_train",
+    "concord.studies.trial",
     "ray._private.workers.default_worker",
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller",

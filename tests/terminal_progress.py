@@ -4,9 +4,10 @@ import sys
 import termios
 
 from concord.runs.progress import RunProgress
-from concord.studies.journal import TrialResult, TrialSpec
-from concord.studies.progress import StudyProgress
+from concord.studies.progress import GroupProgress
+from concord.studies.proposals import EndedRun, RunProposal
 from concord.studies.selection import Criterion
+from concord.training import Evaluation
 
 
 def info(line: str) -> None:
@@ -43,15 +44,15 @@ def resumed() -> None:
 
 
 def study() -> None:
-    tasks = [TrialSpec("trial", number, {}) for number in range(3)]
-    shown = StudyProgress("trials", 20, Criterion("validation", "validation_accuracy", "max"), info)
+    runs = [RunProposal("trial", number, {}) for number in range(3)]
+    shown = GroupProgress("trials", 20, info, Criterion("validation", "validation_accuracy", "max"))
     with shown:
         input()
-        for task in tasks:
-            shown.began(task)
-        shown.evaluated(tasks[1], 50.0)
+        for run in runs:
+            shown.began(run)
+        shown.evaluated(runs[1], 50.0)
         input()
-        shown.ended(tasks[0], TrialResult({"validation_accuracy": 0.9}, [], 1.0, 0.0))
+        shown.ended(EndedRun(runs[0], [Evaluation(1, 1, {"validation_accuracy": 0.9})], 1.0, 0.0))
         input()
 
 

@@ -24,7 +24,7 @@ from concord.reinforcement.expert import load_expert, save_expert, shipped_exper
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
 from concord.studies.options import options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.tracking import Store
 from concord.training import load_job
@@ -276,12 +276,12 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     job = load_job("coinrun-expert")
     given = expert_options(tmp_path) | {"trials": 1, "reruns": 0, "concurrent": 1, "threads": 1}
     given |= {"evaluations": 2, "evaluation_episodes": 2}
-    plan = make_plan(job, options_for(job.job.config).with_options(**given), set(given))
+    plan = plan_study(job, options_for(job.job.config).with_options(**given), set(given))
     result = run_study(plan, lambda _: None)
     assert not result.failed
-    task, ended = result.best
-    assert task.point == {"lr": 5e-4, "entropy": 0.01}
-    assert [(epoch, step) for epoch, step, _ in ended.history] == [(1, 128), (2, 256)]
+    ended = result.best
+    assert ended.run.point == {"lr": 5e-4, "entropy": 0.01}
+    assert [(at.epoch, at.step) for at in ended.history] == [(1, 128), (2, 256)]
     assert result.criterion.metric == "unseen_return"
     assert ended.metrics["steps"] == 256
     (winner,) = Store.open(tmp_path).runs("coinrun-expert")
@@ -291,7 +291,7 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     assert lineage.items() <= version.tags.items()
     assert winner.metrics["unseen_return"] == ended.metrics["unseen_return"]
     with pytest.raises(InputError, match="--runners 2: a trial samples and learns in its own process, on CPUs; give 0"):
-        make_plan(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
+        plan_study(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
 
 
 def test_the_scales_of_rewards_of_a_checkpoint_are_those_of_its_runners_by_number() -> None:

@@ -12,12 +12,12 @@ from command_line import Concord, Said
 
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
-from concord.comparisons.documents import with_tables
 from concord.errors import ArgumentError
 from concord.runs.analyzing import require_comparable
 from concord.runs.consistency import DataAsked, environment_losses
 from concord.runs.consistency_report import by_method
 from concord.runs.trained_model import model_of_run, model_of_version
+from concord.studies.documents import with_tables
 from concord.tracking import Store, models
 from concord.training import load_job
 

@@ -20,7 +20,7 @@ from concord.reinforcement.episodes import Step, policy_of
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
 from concord.studies.options import options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
@@ -316,10 +316,10 @@ def test_studies_of_both_methods_and_their_report(
             "data_dir": data, "output": tmp_path, "epochs": 2, "batch_size": 12, "states": 12, "evaluations": 2,
             "name": method, "search": "random",
         }  # fmt: skip
-        plan = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
+        plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
         result = run_study(plan, quiet)
         assert len(result.finished) == 2
-        points = [task.point for task, _ in result.finished]
+        points = [each.run.point for each in result.finished]
         assert all(("temporal_threshold" in point) == (method == "temporal-and-mask") for point in points)
     where = ["--data-dir", str(data), "--output", str(tmp_path)]
     assert main(["compare", "coinrun-clone", "clones", *FEW, *where]) == 0
@@ -358,12 +358,12 @@ def test_configurations_of_both_methods_differ_in_the_optimizer_alone() -> None:
 def test_the_studies_are_judged_by_validation_levels_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
     job = load_job("coinrun-clone")
     options = {"method": "adam", "data_dir": data, "output": tmp_path}
-    plan = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
+    plan = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert plan.criterion.metric == "validation_loss"
     assert plan.looks_at_test is None
     assert plan.identity()["data"] == CloningData(data).version
     options["selection"] = "oracle"
-    oracle = make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
+    oracle = plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert oracle.looks_at_test == "selection"
 
 

@@ -17,12 +17,13 @@ from test_study import comparable
 
 from concord.cli import main
 from concord.cli.comparing import planned
-from concord.comparisons.comparing import run_comparison
-from concord.comparisons.documents import with_tables
-from concord.comparisons.results import ComparisonResult, journal_of, read_results
 from concord.errors import InputError
-from concord.studies import journal as journals
-from concord.studies.journal import TrialResult
+from concord.options import option_values
+from concord.record import EVENTS, read_history, require_record
+from concord.storage import Folder
+from concord.studies.comparison import ComparisonResult, read_results, run_comparison
+from concord.studies.documents import with_tables
+from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
 from concord.training import Comparison, ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -38,8 +39,14 @@ def compared(output: Path, *tables: str, **options: Any) -> ComparisonResult:
     return run_comparison(plan, words, lambda _: None)
 
 
-def ended(result: ComparisonResult | Path) -> Mapping[str, TrialResult]:
-    return journals.read(result if isinstance(result, Path) else result.folder).ended
+def ended(result: ComparisonResult | Path) -> Mapping[str, EndedRun]:
+    folder = Folder(result if isinstance(result, Path) else result.folder)
+    return {each.run.key: each for each in GroupRuns(read_history(folder)).ended("run")}
+
+
+def run_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of its runs, as they are written."""
+    return [event for event in map(json.loads, (folder / EVENTS).read_text().splitlines()) if "run" in event]
 
 
 def trained_here(seed: int, **options: Any) -> Mapping[str, float]:
@@ -102,7 +109,7 @@ def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: C
 
 def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: ComparisonResult) -> None:
     client = Store.open(whole.plan.base.run.output).client
-    parent = client.get_run(journals.read_study(whole.folder)["run_id"])
+    parent = client.get_run(require_record(Folder(whole.folder), "comparison")["run_id"])
     children = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", max_results=100
     )
@@ -128,10 +135,31 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
 
 
+def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
+    whole: ComparisonResult, output: Path
+) -> None:
+    folder = output / "comparisons" / NAME
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_bytes((whole.folder / "record.json").read_bytes())
+    lines = (whole.folder / EVENTS).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    for event in events:  # as a version wrote them that did not have the option
+        event.get("point", {}).pop("width", None)
+    (folder / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    job = load_job(JOB_FILE)
+    assert option_values(job.job.config)["width"] == 4
+
+    def missing(*words: str) -> int:
+        plan = planned(job, ["rates"], [*words, "--output", str(output)], "concord compare", check=False)
+        return len(read_results(plan).missing.get("rates", []))
+
+    assert (missing(), missing("--width", "6")) == (0, 4)
+
+
 def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it(
     whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    before = (whole.folder / journals.TRIALS).read_bytes()
+    before = (whole.folder / EVENTS).read_bytes()
     output = str(whole.plan.base.run.output)
     assert main(["report", JOB_FILE, "--output", output, "--results", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
@@ -139,7 +167,7 @@ def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it
     assert shown["masks"]["rows"] == [row for row in whole.as_json()["rows"] if row["table"] == "masks"]
     assert shown["broken"]["missing"] == 2
     assert f"concord compare {JOB_FILE} broken --output {output} makes them" in printed.err
-    assert (whole.folder / journals.TRIALS).read_bytes() == before
+    assert (whole.folder / EVENTS).read_bytes() == before
     lines = [json.loads(line) for line in (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["seed"]) for line in lines][:2] == [("average", 0), ("average", 1)]
     assert set(lines[0]) == {"configuration", "seed", "values", "seconds", "command", "machine", "commit"}
@@ -155,8 +183,8 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (result["runs"], result["failed"], result["missing"]) == (1, 1, 0)
         assert "ArithmeticError: this model cannot be made" in result["error"]
-    events = [json.loads(line) for line in (output / "comparisons" / NAME / journals.TRIALS).read_text().splitlines()]
-    assert sorted(event["key"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
+    events = run_events(output / "comparisons" / NAME)
+    assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
 
 
 def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
@@ -254,7 +282,7 @@ def test_the_documents_tables_are_those_that_their_results_make() -> None:
 
 
 def test_a_documents_table_follows_its_results(whole: ComparisonResult, tmp_path: Path) -> None:
-    result = read_results(whole.plan, journal_of(whole.plan), whole.folder)
+    result = read_results(whole.plan)
     text = f"before\n<!-- results: {JOB_FILE} masks -->\nwrong\n<!-- end of results -->\nafter\n"
     tables = whole.folder / "tables"
     (tmp_path / "results").mkdir()

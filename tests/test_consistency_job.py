@@ -10,9 +10,9 @@ import pytest
 
 from concord.analysis.consistency_report import ConsistencyReport, Quantity, report_consistency
 from concord.cli import main
-from concord.comparisons.plan import comparisons_of
-from concord.comparisons.results import KeptLine
 from concord.errors import InputError
+from concord.studies.comparison_plan import comparisons_of
+from concord.studies.tables import KeptLine
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.context import Silent
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from concord.cli.comparing import planned
-from concord.comparisons.comparing import run_comparison
 from concord.runs.failures import is_outage
 from concord.runs.run import run
+from concord.studies.comparison import run_comparison
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 

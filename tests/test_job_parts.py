@@ -15,7 +15,7 @@ from concord.objectives import Objective
 from concord.runs.champion import criterion_of
 from concord.runs.preflight import preflight
 from concord.studies.options import options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.context import Silent
@@ -161,12 +161,12 @@ def test_an_evaluation_can_be_the_criterion_and_the_least_of_it_be_the_best() ->
     metrics = train(JOB, config(epochs=1), ProcessContext(), Silent()).metrics
     assert criterion_of(JOB, metrics, checked.reported) == ("validation_calibration_error", "min")
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
-    plan = make_plan(FILE, options, {"metric", "name"})
+    plan = plan_study(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
     with pytest.raises(InputError, match="criterion validation_drawn does not say whether large or small is good"):
         preflight(dataclasses.replace(FILE, job=dataclasses.replace(JOB, criterion="validation_drawn")), config())
     with pytest.raises(InputError, match="--metric drawn: the job does not say whether large or small is good"):
-        make_plan(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
+        plan_study(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
 
 
 def test_random_numbers_of_an_evaluation_depend_on_seed_environment_and_step_alone() -> None:

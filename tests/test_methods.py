@@ -12,16 +12,23 @@ from command_line import Concord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concord.comparisons.methods import KNOWN, MethodsCommand, MethodsPlan, methods_options_for, plan_methods
-from concord.comparisons.recommendation import MethodsResult
-from concord.comparisons.tuning import run_methods, train_command
+from concord.record import read_history
 from concord.storage import Folder
-from concord.studies import journal as journals
-from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.methods import (
+    KNOWN,
+    MethodsCommand,
+    MethodsPlan,
+    methods_options_for,
+    plan_methods,
+    run_methods,
+    train_command,
+)
+from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.tracking import Store
 from concord.tracking.registry import models
-from concord.training import load_job
+from concord.training import Evaluation, load_job
 
 JOBS = Path(__file__).parent / "jobs"
 OWN_OBJECTIVE = "--objective vrex: the job minimizes an objective of its own"
@@ -57,9 +64,10 @@ def test_every_method_gets_a_study_that_is_judged_as_the_others_and_the_best_is_
     assert len(rows) == 3
 
     # What was found is there, and nothing is trained again.
-    before = journals.read(planned.studies["vrex"].folder).ended
+    kept = planned.studies["vrex"].kept
+    before = GroupRuns(read_history(kept)).ended("trial")
     again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
-    assert journals.read(planned.studies["vrex"].folder).ended == before
+    assert GroupRuns(read_history(kept)).ended("trial") == before
     assert again.cells() == result.cells()
     store = Store.open(tmp_path, None)
     assert {"sensors-methods-mean", "sensors-methods-vrex"} < {run.name for run in store.runs("sensors-studies")}
@@ -77,7 +85,7 @@ def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: N
     result = run_methods(planned, [], lambda _: None)
     assert result.metric == "left_out_accuracy"
     for study, row in zip(result.studies.values(), result.as_json()["rows"], strict=True):
-        assert row["metrics"]["left_out_accuracy"] == {"mean": study.best[1].metrics["left_out_accuracy"], "std": None}
+        assert row["metrics"]["left_out_accuracy"] == {"mean": study.best.metrics["left_out_accuracy"], "std": None}
     assert "2 training environments are few votes for a mask" in " ".join(result.lines())
 
 
@@ -88,7 +96,8 @@ def study(method: str, values: Sequence[float], mode: str = "max", selection: st
     split = {"validation": "validation", "held-out": "held_out"}[selection]
     criterion = {"selection": selection, "metric": f"{split}_accuracy", "mode": mode}
     record = {"name": method, "criterion": criterion, "measure": "accuracy", "identity": {"space": {}}}
-    trial = TrialSpec("trial", 0, {"lr": 0.1}), TrialResult({f"{split}_accuracy": 1.0}, [], 1.0, 1.0)
+    evaluations = [Evaluation(1, 1, {f"{split}_accuracy": 1.0})]
+    trial = EndedRun(RunProposal("trial", 0, {"lr": 0.1}), evaluations, 1.0, 1.0)
     reruns = {seed: {f"{split}_accuracy": value, "ood_accuracy": -value} for seed, value in enumerate(values)}
     return StudyResult(Folder(Path(method)), record, [trial], [], [trial], {}, reruns)
 

@@ -18,11 +18,14 @@ from concord.cli.cluster import check_command
 from concord.cli.parsing import job_and_words, parse, with_own_rule
 from concord.errors import InputError
 from concord.options import option_values
+from concord.record import read_history
 from concord.runs.folder import recorded_config
 from concord.runs.run import run
 from concord.space import Choice, Uniform
+from concord.storage import Folder
 from concord.studies.options import options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
+from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
 from concord.submission.package import inside
 from concord.tracking import Store
@@ -244,7 +247,7 @@ def test_a_submission_takes_the_rule_s_file_along(
 def planned(rule_file: Path, output: Path, **options: Any) -> Any:
     job = job_with(rule_file, job=STUDY)
     given = {"output": output, "name": "s", "trials": 2} | options
-    return make_plan(job, options_for(job.job.config).with_options(**given), given={*given, "aggregator"})
+    return plan_study(job, options_for(job.job.config).with_options(**given), given={*given, "aggregator"})
 
 
 def test_a_study_varies_the_fields_of_the_rule_that_it_is_given(rule_file: Path, tmp_path: Path) -> None:
@@ -318,10 +321,8 @@ def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
 
     options = ["--search", "grid", "--space", "space.toml", "--concurrent", "1", "--reruns", "0", "--shortlist", "0"]
     first = tuned("--aggregator", "my_rule.py:TrimmedSign", *options, "--no-register")
-    points = [json.loads(line) for line in (tmp_path / "runs/studies/s/trials.jsonl").read_text().splitlines()]
-    assert [line["point"]["dead_zone"] for line in points if line["event"] == "began"] == [0.0, 1e9]
-    ended = [line for line in points if line["event"] == "ended"]
-    assert [line["failure"] for line in ended] == [None, None]
-    assert ended[1]["metrics"]["kept_fraction"] == 0.0 < ended[0]["metrics"]["kept_fraction"]
+    first_run, second_run = GroupRuns(read_history(Folder(tmp_path / "runs/studies/s"))).finished("trial")
+    assert [each.run.point["dead_zone"] for each in (first_run, second_run)] == [0.0, 1e9]
+    assert second_run.metrics["kept_fraction"] == 0.0 < first_run.metrics["kept_fraction"]
     rule_file.unlink()
     assert tuned()["best"] == first["best"]

@@ -60,7 +60,7 @@ def _without_control(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+def terminal() -> Iterator[Terminal]:
     """The states of :mod:`terminal_progress`, one after the other."""
     terminal = Terminal(sys.executable, str(SCRIPT))
     yield terminal

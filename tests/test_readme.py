@@ -185,7 +185,7 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
 ) -> None:
     from concord.space import Space
     from concord.studies.options import options_for
-    from concord.studies.plan import make_plan
+    from concord.studies.plan import plan_study
     from concord.studies.study import run_study
 
     text = snippet("job")
@@ -204,9 +204,9 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
         reruns=0,
         register=False,
     )
-    result = run_study(make_plan(job, options, {"trials", "epochs"}), lambda _: None)
+    result = run_study(plan_study(job, options, {"trials", "epochs"}), lambda _: None)
     assert len(result.finished) == 2
-    assert all("threshold" not in task.point for task, _ in result.finished)
+    assert all("threshold" not in each.run.point for each in result.finished)
 
 
 def test_nothing_is_left_to_fill_in() -> None:
@@ -296,7 +296,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     from concord.cli.comparing import tables_and_options
     from concord.cli.job_options import default_options
     from concord.cli.parsing import job_and_words, parse, with_own_rule
-    from concord.comparisons.plan import comparisons_of
+    from concord.studies.comparison_plan import comparisons_of
 
     def parsed(*arguments: Any, **given: Any) -> None:
         parse(*arguments, **given)

@@ -16,7 +16,7 @@ from concord.options import option_values
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
 from concord.runs.run import run
 from concord.studies.options import options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.tracking import Store
 from concord.training import load_job
@@ -179,7 +179,7 @@ def test_a_study_leaves_no_secret_behind_and_needs_it_again(
 ) -> None:
     job = load_job(job_file)
     options = GIVEN | {"trials": 1, "name": "s", "reruns": 0, "shortlist": 0, "register": False, "output": output}
-    run_study(make_plan(job, options_for(job.job.config).with_options(**options), given=set(options)), lambda _: None)
+    run_study(plan_study(job, options_for(job.job.config).with_options(**options), given=set(options)), lambda _: None)
     assert files_with_the_secret(output) == []
     words = ["tune", job_file, "--name", "s", "--output", str(output)]
     assert main(words) == 2
@@ -191,7 +191,7 @@ def test_a_secret_is_not_varied(output: Path, job_file: str) -> None:
     job = load_job(job_file)
     options: dict[str, Any] = {"vary": (f"hub_token={SECRET},b",), "output": output}
     with pytest.raises(InputError, match="--vary hub_token: is named like a secret") as refused:
-        make_plan(job, options_for(job.job.config).with_options(**options), given=set(options))
+        plan_study(job, options_for(job.job.config).with_options(**options), given=set(options))
     assert SECRET not in str(refused.value)
 
 

@@ -1,7 +1,6 @@
 """A threshold by significance, from the command line to MLflow; and what a run says when it learned shortcuts."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +28,11 @@ from concord.cli.comparing import planned
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
+from concord.record import write_record
 from concord.runs.folder import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
-from concord.studies.journal import STUDY
 from concord.studies.options import StudyOptions, options_for
-from concord.studies.plan import make_plan
+from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
 from concord.tracking import Store
 from concord.training import Comparison, Job, ProcessContext, TrainConfig, load_job, train
@@ -188,14 +187,14 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
 
 def test_a_study_of_a_version_without_the_option_goes_on(output: Path) -> None:
     options = options_for(JOB.config).with_options(name="old", output=output)
-    plan = make_plan(load_job(JOB_FILE), options, {"name", "output"})
+    plan = plan_study(load_job(JOB_FILE), options, {"name", "output"})
     record = {"job": plan.job.name, "config": recorded_config(plan.base), **plan.record()}
     del record["identity"]["config"]["significance"]
     plan.kept.path.mkdir(parents=True)
-    (plan.kept.path / STUDY).write_text(json.dumps(record))
-    assert make_plan(load_job(JOB_FILE), options, {"name", "output"}).identity() == plan.identity()
+    write_record(plan.kept, "study", record)
+    assert plan_study(load_job(JOB_FILE), options, {"name", "output"}).identity() == plan.identity()
     with pytest.raises(InputError, match="another space: there threshold is varied from"):
-        make_plan(load_job(JOB_FILE), options.with_options(significance=0.1), {"name", "output"})
+        plan_study(load_job(JOB_FILE), options.with_options(significance=0.1), {"name", "output"})
 
 
 # --- in runs

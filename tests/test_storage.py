@@ -28,6 +28,7 @@ from concord.environments.images import image_dataset
 from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
+from concord.record import EVENTS, read_history
 from concord.runs.ray_train import fetched_checkpoint
 from concord.runs.run import FinishedRun, run
 from concord.storage import (
@@ -39,7 +40,8 @@ from concord.storage import (
     resolve,
     storage_credentials,
 )
-from concord.studies import journal as journals
+from concord.studies.plan import group_folder
+from concord.studies.proposals import GroupRuns
 from concord.tracking import MetricLog, Store
 from concord.training import ProcessContext, load_job, train
 
@@ -577,30 +579,29 @@ def test_a_lost_machines_study_is_continued_elsewhere_with_what_was_missing_alon
     words += ["--pause", "0.1", "--epochs", "4", "--witness", str(witness)]
     first = command(words, tmp_path / "one", storage)
 
-    def kept() -> journals.Journal:
+    def kept() -> GroupRuns:
         monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / f"look-{time.monotonic_ns()}"))
-        folder = Folder(ADDRESS / "studies" / "studies" / "lost")
-        folder.lines(journals.TRIALS).fetch()
-        return journals.read(folder.path)
+        folder = group_folder("study", ADDRESS / "studies", "lost")
+        folder.fetch(EVENTS)
+        return GroupRuns(read_history(folder))
 
-    wait_for(lambda: len(kept().ended) >= 2, first)
+    wait_for(lambda: len(kept().ended("trial")) >= 2, first)
     lose(first, tmp_path / "one")
-    before, trained = kept(), len(witness.read_text().splitlines())
+    before, trained = kept().ended("trial"), len(witness.read_text().splitlines())
     report = result(command(words, tmp_path / "two", storage))
     assert report["finished"] == 6
     after = kept()
-    assert list(after.ended.items())[: len(before.ended)] == list(before.ended.items())
-    assert {key: after.tasks[key] for key in before.tasks} == before.tasks
+    assert after.ended("trial")[: len(before)] == before
     checked = 1  # before anything starts, the model is made once
-    assert len(witness.read_text().splitlines()) == trained + checked + 6 - len(before.ended)
-    for task, ended in after.results("trial"):
-        options = {name: value for name, value in task.point.items() if name != "penalty"}
+    assert len(witness.read_text().splitlines()) == trained + checked + 6 - len(before)
+    for ended in after.ended("trial"):
+        options = {name: value for name, value in ended.run.point.items() if name != "penalty"}
         metrics, _ = trained_here("tiny_study.py", epochs=4, **options)
         assert comparable(ended.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)
     children = store.runs("tiny-study-studies", finished_only=False)
     keys = [each.tags["concord.task"] for each in children if "concord.task" in each.tags]
-    assert sorted(keys) == sorted(after.tasks)
+    assert sorted(keys) == sorted(each.key for each in after.begun("trial"))
     assert {each.status for each in children} == {"FINISHED"}
 
 

@@ -4,7 +4,6 @@ The kill test at its full size, 200 trials and five kills: ``pytest -m slow test
 """
 
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -27,18 +26,19 @@ from test_run import children_named, wait_for
 
 from concord.cli import main
 from concord.errors import InputError, RunFailedError
-from concord.studies import journal as journals
-from concord.studies.journal import TrialResult, TrialSpec
+from concord.record import EVENTS, RECORD, Events, read_history
+from concord.storage import Folder
 from concord.studies.options import options_for
-from concord.studies.plan import Plan, make_plan, studies_folder
+from concord.studies.plan import StudyPlan, group_folder, plan_study
+from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.results import StudyResult, read_result
 from concord.studies.search import Search
 from concord.studies.shared_data import without
 from concord.studies.spaces import config_at
 from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
-from concord.tracking import ChildRuns, Store, show
-from concord.training import ProcessContext, TrainConfig, load_job, train
+from concord.tracking import Mirror, Store, show
+from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.loop import prepare
 
@@ -56,22 +56,30 @@ IN_TURN: dict[str, Any] = {"concurrent": 1, "startup": 5}
 MANY = 24
 
 
-def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> Plan:
+def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> StudyPlan:
     job = load_job(job_file)
     given = SEARCH | {"output": output} | options
-    return make_plan(job, options_for(job.job.config).with_options(**given), given=set(given))
+    return plan_study(job, options_for(job.job.config).with_options(**given), given=set(given))
 
 
 def study(output: Path, info: Callable[[str], None] = lambda _: None, **options: Any) -> StudyResult:
     return run_study(planned(output, **options), info)
 
 
+def folder_of(output: Path, name: str = "s") -> Folder:
+    return group_folder("study", output, name)
+
+
+def runs_in(folder: Folder) -> GroupRuns:
+    return GroupRuns(read_history(folder))
+
+
 def points(result: StudyResult) -> list[dict[str, Any]]:
-    return [task.point for task, _ in in_order(result)]
+    return [ended.run.point for ended in in_order(result)]
 
 
-def in_order(result: StudyResult) -> list[tuple[TrialSpec, TrialResult]]:
-    return sorted([*result.finished, *result.failed], key=lambda pair: pair[0].trial)
+def in_order(result: StudyResult) -> list[EndedRun]:
+    return sorted([*result.finished, *result.failed], key=lambda each: each.run.trial)
 
 
 def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -79,7 +87,7 @@ def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if "/" not in name and name != "steps_per_second"}
 
 
-def trained_here(config: TrainConfig, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
+def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
     """What the same training gives in this process, without Ray."""
     job = load_job(job_file).job
     outcome = train(
@@ -122,7 +130,7 @@ def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResult) -> None:
-    assert sorted(task.trial for task, _ in calm.finished) == list(range(8))
+    assert sorted(ended.run.trial for ended in calm.finished) == list(range(8))
     parent, children = mlflow(calm)
     assert parent.info.status == "FINISHED"
     assert parent.data.params["metric"] == "held_out_accuracy"
@@ -130,11 +138,11 @@ def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResu
     trials = {key: run for key, run in children.items() if run.data.tags["concord.kind"] == "trial"}
     assert sorted(trials) == sorted(f"trial {number}" for number in range(8))
     assert set(statuses(children)) == {"FINISHED"}
-    for task, ended in calm.finished:
-        run = trials[task.key]
+    for ended in calm.finished:
+        run = trials[ended.run.key]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.tags["concord.trial"] == str(task.trial)
-        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | task.point
+        assert run.data.tags["concord.trial"] == str(ended.run.trial)
+        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | ended.run.point
         assert run.data.params == {name: str(value) for name, value in used.items()}
         assert run.data.metrics == ended.metrics
         assert len(ended.history) == 2
@@ -146,9 +154,11 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
     plan = planned(output, job, **options)
     result = run_study(plan, lambda _: None)
     assert len(result.finished) == 2
-    for task, ended in result.finished:
-        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, task.point), job_file=job)
-    assert read_result(result.folder).record["model"] is None  # the winner's weights are with its run
+    for ended in result.finished:
+        assert comparable(ended.metrics) == trained_here(
+            config_at(plan.base, plan.space, ended.run.point), job_file=job
+        )
+    assert read_result(result.kept).record["model"] is None  # the winner's weights are with its run
 
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
@@ -170,9 +180,9 @@ def test_the_space_is_searched_with_its_branches(calm: StudyResult) -> None:
 
 def test_a_trial_gives_exactly_what_the_same_training_gives_in_this_process(calm: StudyResult) -> None:
     plan = planned(calm.folder.parent.parent, name="compared")
-    for task, ended in calm.finished:
-        expected = trained_here(config_at(plan.base, plan.space, task.point))
-        assert comparable(ended.metrics) == expected, task
+    for ended in calm.finished:
+        expected = trained_here(config_at(plan.base, plan.space, ended.run.point))
+        assert comparable(ended.metrics) == expected, ended.run
 
 
 def test_trials_whose_data_differ_load_their_own_and_are_as_exact(ray_cluster: None, output: Path) -> None:
@@ -180,28 +190,28 @@ def test_trials_whose_data_differ_load_their_own_and_are_as_exact(ray_cluster: N
     result = study(output, **options)
     plan = planned(output, **options)
     assert {point["width"] for point in points(result)} == {4, 6}
-    for task, ended in result.finished:
-        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, task.point)), task
+    for ended in result.finished:
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.run.point)), ended.run
 
 
 def test_the_best_is_run_again_over_new_seeds_and_the_shortlist_with_environments_left_out(calm: StudyResult) -> None:
     plan = planned(calm.folder.parent.parent, name="compared")
-    best = config_at(plan.base, plan.space, calm.best[0].point)
+    best = config_at(plan.base, plan.space, calm.best.run.point)
     assert set(calm.reruns) == {1, 2}
     for seed, metrics in calm.reruns.items():
         assert comparable(metrics) == trained_here(best.with_options(seed=seed))
-    shortlist = [task for task, _ in calm.finished[:2]]
-    assert set(calm.left_out) == {task.trial for task in shortlist}
-    for task in shortlist:
-        config = config_at(plan.base, plan.space, task.point)
-        assert calm.left_out[task.trial] == pytest.approx(left_out_metrics(config))
+    shortlist = [ended.run for ended in calm.finished[:2]]
+    assert set(calm.left_out) == {run.trial for run in shortlist}
+    for run in shortlist:
+        config = config_at(plan.base, plan.space, run.point)
+        assert calm.left_out[run.trial] == pytest.approx(left_out_metrics(config))
     assert {each.selection for each in calm.by_selection()} == {"held-out", "leave-one-out", "o.o.d. test (oracle)"}
 
 
-def left_out_metrics(config: TrainConfig) -> dict[str, float]:
+def left_out_metrics(config: Any) -> dict[str, float]:
     """Mean and worst over trainings that leave each environment out, in this process."""
     folds = [trained_here(config, left_out) for left_out in ("a", "b", "c")]
-    metrics = {}
+    metrics: dict[str, float] = {}
     for measure, worst in (("accuracy", min), ("loss", max)):
         values = [fold[f"validation_{measure}"] for fold in folds]
         metrics |= {f"left_out_{measure}": sum(values) / 3, f"worst_left_out_{measure}": worst(values)}
@@ -210,7 +220,7 @@ def left_out_metrics(config: TrainConfig) -> dict[str, float]:
 
 def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult) -> None:
     store = Store.open(calm.folder.parent.parent)
-    best, ended = calm.best
+    best = calm.best.run
     version = show(store, "tiny-study")
     assert calm.record["model"] == version.uri
     lineage = {
@@ -224,7 +234,7 @@ def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult)
         store.client.get_model_version(version.name, str(version.version)).tags,
     ):
         assert lineage.items() <= tags.items()
-    assert version.metrics["held_out_accuracy"] == pytest.approx(ended.metrics["held_out_accuracy"])
+    assert version.metrics["held_out_accuracy"] == pytest.approx(calm.best.metrics["held_out_accuracy"])
 
 
 def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> None:
@@ -242,10 +252,10 @@ def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_smal
     lines: list[str] = []
     options: dict[str, Any] = {"metric": "worst_off", "mode": "min", "trials": 4}
     result = study(output, lines.append, job_file=MEASURED, **options)
-    values = [ended.metrics["worst_held_out_off"] for _, ended in result.finished]
+    values = [ended.metrics["worst_held_out_off"] for ended in result.finished]
     assert values == sorted(values)
     assert values[0] < values[-1]
-    for _, ended in result.finished:  # the job says of the same numbers that small is good, and of their opposites
+    for ended in result.finished:  # the job says of the same numbers that small is good, and of their opposites
         for split in ("train", "held_out", "validation"):
             assert ended.metrics[f"worst_{split}_off"] == ended.metrics[f"worst_{split}_distance"]
             assert ended.metrics[f"worst_{split}_off"] == -ended.metrics[f"worst_{split}_closeness"]
@@ -257,7 +267,7 @@ def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_smal
     assert first == {"lr": 0.1}
     assert all(point != first for point in others)
     own = trained_here(load_job(MEASURED).job.config, job_file=MEASURED)
-    assert comparable(in_order(result)[0][1].metrics).items() >= own.items()
+    assert comparable(in_order(result)[0].metrics).items() >= own.items()
     with pytest.raises(InputError, match=r"judged by worst_held_out_off, the smaller the better; here the larger the"):
         planned(output, MEASURED, **options | {"mode": "max"})
 
@@ -290,13 +300,13 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
     _, children = mlflow(result)
     config = load_job(MEASURED).job.config
     assert len(result.finished) == 2
-    for task, ended in result.finished:
-        options = {"objective": task.point["objective"], **stand_for[str(task.point["objective"])]}
+    for ended in result.finished:
+        options = {"objective": ended.run.point["objective"], **stand_for[str(ended.run.point["objective"])]}
         assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
-        assert children[task.key].data.params == {name: str(value) for name, value in options.items()}
-    header, rows = result.table(top=2)
+        assert children[ended.run.key].data.params == {name: str(value) for name, value in options.items()}
+    header, rows = result.best_table()
     assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
-        stand_for[str(task.point["objective"])]["aggregator"] for task, _ in result.finished
+        stand_for[str(ended.run.point["objective"])]["aggregator"] for ended in result.finished
     ]
 
 
@@ -305,10 +315,10 @@ def test_more_votes_are_options_of_a_study_and_both_ways_at_once_are_refused(ray
     result = study(output, job_file=MEASURED, vary=vary, lr=0.1, search="grid")
     config = load_job(MEASURED).job.config.with_options(lr=0.1)
     assert len(result.finished) == 3
-    for task, ended in result.finished:
-        own = trained_here(config.with_options(**task.point), job_file=MEASURED)
+    for ended in result.finished:
+        own = trained_here(config.with_options(**ended.run.point), job_file=MEASURED)
         assert comparable(ended.metrics) == own
-    ((_, failed),) = result.failed
+    (failed,) = result.failed
     assert str(failed.failure).startswith(
         "--steps-per-update 3: with --environment-momentum an environment has one vote"
     )
@@ -318,14 +328,14 @@ def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cl
     options: dict[str, Any] = {"epochs": 4, "stop_spread": 1e6, "stop_from": 0.5, "trials": 2}
     result = study(output, job_file=MEASURED, **options)
     assert not result.failed
-    for task, ended in result.finished:
+    for ended in result.finished:
         assert ended.stopped == "held_out_spread < 1e+06"
-        assert [epoch for epoch, _, _ in ended.history] == [1, 2]
-        config = config_at(planned(output, MEASURED, **options).base, result.space, task.point)
+        assert [at.epoch for at in ended.history] == [1, 2]
+        config = config_at(planned(output, MEASURED, **options).base, result.space, ended.run.point)
         assert comparable(ended.metrics) == trained_here(config, job_file=MEASURED)
     folds = study(output, job_file=MEASURED, name="folds", selection="leave-one-out", **options | {"trials": 1})
     assert not folds.failed
-    assert folds.best[1].metrics["worst_left_out_distance"] >= folds.best[1].metrics["left_out_distance"]
+    assert folds.best.metrics["worst_left_out_distance"] >= folds.best.metrics["left_out_distance"]
 
 
 def test_leave_one_out_judges_by_separate_trainings_that_leave_each_environment_out(
@@ -334,20 +344,21 @@ def test_leave_one_out_judges_by_separate_trainings_that_leave_each_environment_
     result = study(output, trials=3, selection="leave-one-out")
     plan = planned(output, name="compared", selection="leave-one-out")
     assert len(result.finished) == 3
-    for task, ended in result.finished:
-        config = config_at(plan.base, plan.space, task.point)
+    for ended in result.finished:
+        config = config_at(plan.base, plan.space, ended.run.point)
         assert comparable(ended.metrics) == pytest.approx(trained_here(config) | left_out_metrics(config))
-    scores = [ended.metrics["left_out_accuracy"] for _, ended in result.finished]
+    scores = [ended.metrics["left_out_accuracy"] for ended in result.finished]
     assert scores == sorted(scores, reverse=True)
 
 
 def test_a_trial_ends_early_when_the_stop_rule_holds(ray_cluster: None, output: Path) -> None:
     result = study(output, epochs=4, stop_when=("train_accuracy>0.6", "ood-accuracy<1"))
-    stopped = [ended for _, ended in result.finished if ended.stopped]
+    stopped = [ended for ended in result.finished if ended.stopped]
     assert 0 < len(stopped) < 8
-    for _, ended in result.finished:
+    for ended in result.finished:
         held = [
-            "train_accuracy" in m and m["train_accuracy"] > 0.6 and m["ood_accuracy"] < 1 for _, _, m in ended.history
+            "train_accuracy" in m and m["train_accuracy"] > 0.6 and m["ood_accuracy"] < 1
+            for m in (at.metrics for at in ended.history)
         ]
         assert ended.stopped == ("train_accuracy > 0.6 and ood_accuracy < 1" if any(held) else None)
         assert not any(held[:-1])
@@ -365,10 +376,10 @@ def test_a_scheduler_stops_trials_that_fall_behind_also_those_of_a_study_that_co
 ) -> None:
     options = IN_TURN | {"scheduler": scheduler, "epochs": 4, "trials": 14}
     whole = study(output, name="whole", **options)
-    stopped = [ended for _, ended in whole.finished if ended.stopped == SCHEDULER]
+    stopped = [ended for ended in whole.finished if ended.stopped == SCHEDULER]
     assert 0 < len(stopped) < 14
-    assert all((len(ended.history) < 4) == (ended.stopped == SCHEDULER) for _, ended in whole.finished)
-    assert whole.best[1].stopped is None
+    assert all((len(ended.history) < 4) == (ended.stopped == SCHEDULER) for ended in whole.finished)
+    assert whole.best.stopped is None
     study(output, name="parts", **options | {"trials": 8})
     parts = study(output, name="parts", **options)
     assert outline(parts) == outline(whole)
@@ -376,7 +387,10 @@ def test_a_scheduler_stops_trials_that_fall_behind_also_those_of_a_study_that_co
 
 def outline(result: StudyResult) -> list[Any]:
     """What a study did, but for the time that it took."""
-    return [(t.trial, t.point, comparable(e.metrics), len(e.history), e.stopped) for t, e in in_order(result)]
+    return [
+        (each.run.trial, each.run.point, comparable(each.metrics), len(each.history), each.stopped)
+        for each in in_order(result)
+    ]
 
 
 @pytest.mark.slow
@@ -390,13 +404,13 @@ def test_a_distributed_trial_is_watched_stopped_and_followed_by_the_next(ray_clu
         stop_when=("train_accuracy>0.6",),
         suggest=("lr=1,threshold=0,penalty=none", "lr=0.001,threshold=0,penalty=none"),
     )
-    (_, stopped), (task, whole) = in_order(result)
+    stopped, whole = in_order(result)
     assert stopped.stopped == "train_accuracy > 0.6"
     assert len(stopped.history) < 3
     assert whole.stopped is None
-    assert [epoch for epoch, _, _ in whole.history] == [1, 2, 3]
+    assert [at.epoch for at in whole.history] == [1, 2, 3]
     plan = planned(output, name="compared", workers=2, epochs=3)
-    alone = dataclasses.replace(config_at(plan.base, plan.space, task.point), workers=1)
+    alone = config_at(plan.base, plan.space, whole.run.point).with_options(workers=1)
     assert comparable(whole.metrics) == pytest.approx(trained_here(alone), rel=1e-4)
     assert not list((result.folder / "distributed").iterdir())
 
@@ -434,37 +448,37 @@ def test_a_study_is_extended_by_asking_for_more_and_continued_by_its_name_alone(
 ) -> None:
     output = again.folder.parent.parent
     # A process that is killed may leave half a line.
-    for name in (journals.TRIALS, "children.jsonl"):
+    for name in (EVENTS,):
         with (again.folder / name).open("a") as lines:
             lines.write('{"event": "ended", "key": "tri')
     words = ["tune", JOB_FILE, "--output", str(output), "--name", "s", "--json"]
     assert main([*words, "--trials", "12"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["finished"] == 12
-    before = (again.folder / journals.TRIALS).read_bytes()
+    before = events_of_runs(again)
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (again.folder / journals.TRIALS).read_bytes() == before
-    result = read_result(again.folder)
+    assert events_of_runs(again) == before
+    result = read_result(again.kept)
     assert outline(result) == outline(undisturbed)[:12]
-    assert said["best"]["trial"] == result.best[0].trial
+    assert said["best"]["trial"] == result.best.run.trial
     parent, children = mlflow(result)
     assert (parent.info.status, statuses(children)) == ("FINISHED", ["FINISHED"] * 12)
 
 
 @pytest.mark.slow
 def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: None, output: Path) -> None:
-    (studies_folder(output) / "s").mkdir(parents=True)  # as a process leaves it that is killed at once
+    folder_of(output).path.mkdir(parents=True)  # as a process leaves it that is killed at once
     study(output, trials=2, search="random")
     lines: list[str] = []
     ended = study(output, lines.append, trials=5000, search="random", pause=0.0, max_minutes=0.03)
     assert any("--max-minutes 0.03: the time is over" in line for line in lines)
-    begun = len(journals.read(ended.folder).tasks)
+    begun = len(runs_in(ended.kept).begun("trial"))
     assert 2 <= len(ended.finished) <= begun < 5000
     parent, children = mlflow(ended)
     assert parent.info.status == "FINISHED"
     assert sorted(statuses(children)) == ["FINISHED"] * len(ended.finished) + ["KILLED"] * (begun - len(ended.finished))
     result = study(output, trials=begun, search="random")
-    assert sorted(task.trial for task, _ in result.finished) == list(range(begun))
+    assert sorted(ended.run.trial for ended in result.finished) == list(range(begun))
     assert statuses(mlflow(result)[1]) == ["FINISHED"] * begun
 
 
@@ -474,6 +488,10 @@ def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: 
 def command(output: Path, *options: str) -> list[str]:
     program = "from concord.cli import entry; entry()"
     return [sys.executable, "-c", program, "tune", JOB_FILE, "--output", str(output), *options]
+
+
+def events_of_runs(result: StudyResult) -> list[bytes]:
+    return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run": ' in line]
 
 
 @contextlib.contextmanager
@@ -490,7 +508,7 @@ def driver(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 def ended(output: Path) -> int:
     """How many trials of the study have ended so far."""
-    return len(journals.read(studies_folder(output) / "s").ended)
+    return len(runs_in(folder_of(output)).ended("trial"))
 
 
 def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -> StudyResult:
@@ -505,21 +523,21 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
             time.sleep(random.uniform(0, 0.5))
             assert process.poll() is None, process.communicate()
             process.kill()
-        kept.append((studies_folder(output) / "s" / journals.TRIALS).read_bytes())
+        kept.append((folder_of(output).path / EVENTS).read_bytes())
     done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, (moments, done.stderr[-2000:])
-    result = read_result(studies_folder(output) / "s")
-    assert [task.trial for task, _ in in_order(result)] == list(range(trials)), moments
+    result = read_result(folder_of(output))
+    assert [ended.run.trial for ended in in_order(result)] == list(range(trials)), moments
     assert len(result.finished) == trials
-    written = (result.folder / journals.TRIALS).read_bytes()
+    written = (result.folder / EVENTS).read_bytes()
     assert all(written.startswith(before[: before.rfind(b"\n") + 1]) for before in kept), moments
     parent, children = mlflow(result)
     assert parent.info.status == "FINISHED"
-    assert sorted(children) == sorted(task.key for task, _ in result.finished)
+    assert sorted(children) == sorted(ended.run.key for ended in result.finished)
     assert set(statuses(children)) == {"FINISHED"}
-    for task, end in result.finished:
-        assert children[task.key].data.metrics == end.metrics
-        assert children[task.key].data.params["lr"] == str(task.point["lr"])
+    for end in result.finished:
+        assert children[end.run.key].data.metrics == end.metrics
+        assert children[end.run.key].data.params["lr"] == str(end.run.point["lr"])
     assert len(runs_of(output)) == 1 + trials
     assert {path.name for path in result.folder.iterdir()} >= {"figures", "best.csv", "summary.json"}
     assert not list(result.folder.glob("tune-*"))
@@ -568,15 +586,15 @@ def test_a_study_that_is_interrupted_says_how_to_go_on_and_keeps_what_was_finish
 ) -> None:
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
     done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
-    folder = studies_folder(output) / "s"
-    before = (folder / journals.TRIALS).read_bytes()
+    folder = folder_of(output)
+    before = (folder.path / EVENTS).read_bytes()
     parent, children = mlflow(read_result(folder))
     assert parent.info.status == "KILLED"
     assert statuses(children).count("FINISHED") == done == ended(output)
     assert statuses(children).count("KILLED") == len(children) - done
     assert main(words) == 0
     result = read_result(folder)
-    assert (folder / journals.TRIALS).read_bytes().startswith(before)
+    assert (folder.path / EVENTS).read_bytes().startswith(before)
     assert len(result.finished) == 12
     parent, children = mlflow(result)
     assert parent.info.status == "FINISHED"
@@ -592,7 +610,7 @@ def test_a_study_that_is_interrupted_while_its_winner_is_trained_goes_on_with_it
     checkpoint = "s-winner-*/checkpoints/checkpoint_*/model.safetensors"
     done, words = interrupted(words, lambda: list((output / "runs").glob(checkpoint)))
     assert done == 12
-    folder = studies_folder(output) / "s"
+    folder = folder_of(output)
     assert mlflow(read_result(folder))[0].info.status == "KILLED"
     assert [run.status for run in Store.open(output).runs("tiny-study-studies", False) if "winner" in run.name] == [
         "KILLED"
@@ -618,9 +636,9 @@ def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: P
     assert len(result.finished) == 5
     assert len(witness.read_text().split()) >= 1 + 5 + 1
     plan = planned(output, name="compared")
-    for task, end in result.finished:
-        assert comparable(end.metrics) == trained_here(config_at(plan.base, plan.space, task.point))
-        assert [epoch for epoch, _, _ in end.history] == [1, 2]
+    for end in result.finished:
+        assert comparable(end.metrics) == trained_here(config_at(plan.base, plan.space, end.run.point))
+        assert [at.epoch for at in end.history] == [1, 2]
     assert statuses(mlflow(result)[1]) == ["FINISHED"] * 5
 
 
@@ -638,7 +656,7 @@ def test_a_process_that_dies_between_two_trials_costs_neither(
 
     monkeypatch.setattr(Search, "suggest", suggest_late)
     result = study(output, trials=4, **IN_TURN)
-    assert [task.trial for task, _ in in_order(result)] == [0, 1, 2, 3]
+    assert [ended.run.trial for ended in in_order(result)] == [0, 1, 2, 3]
     assert not result.failed
 
 
@@ -674,13 +692,13 @@ def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster
     reasons = {"raises": raised, "dies": died}
     assert len(result.failed) == 4
     _, children = mlflow(result)
-    for task, end in result.failed:
-        reason = reasons[str(task.point["broken"])]
+    for end in result.failed:
+        reason = reasons[str(end.run.point["broken"])]
         assert end.failure is not None
         assert end.failure.startswith(reason)
-        assert children[task.key].info.status == "FAILED"
-        assert children[task.key].data.tags["concord.failure"] == end.failure
-    assert all(children[task.key].info.status == "FINISHED" for task, _ in result.finished)
+        assert children[end.run.key].info.status == "FAILED"
+        assert children[end.run.key].data.tags["concord.failure"] == end.failure
+    assert all(children[ended.run.key].info.status == "FINISHED" for ended in result.finished)
     assert sum(raised in line for line in lines) == 1
     assert len(study(output, method="fragile", search="grid", trials=6, max_failures=0).failed) == 4
 
@@ -692,7 +710,7 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
     assert main(["tune", JOB_FILE, *options]) == 1
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
     assert said.startswith("concord: every trial failed (3): ArithmeticError: this model cannot be made, line ")
-    (folder,) = studies_folder(output).iterdir()
+    folder = folder_of(output)
     parent, children = mlflow(read_result(folder))
     assert parent.info.status == "FAILED"
     assert statuses(children) == ["FAILED"] * 3
@@ -722,7 +740,7 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
         ({"stop_when": ("f1>0",)}, "--stop-when f1: not reported; there are .*"),
         ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
         ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
-        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that lost its workers runs again; leave it out"),
+        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a run that lost its workers runs again; leave it out"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
         ({"name": "a/b"}, "--name a/b: letters, digits, .*"),
         ({"concurrent": -1}, "--concurrent -1: must not be negative"),
@@ -740,7 +758,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line_and_leaves_nothing(
         study(output, **options)
     assert re.fullmatch(line, str(refused.value)), refused.value
     if "misshapen" in options:  # which is not known before all data are loaded
-        assert runs_of(output) == list(studies_folder(output).glob("*")) == []
+        assert runs_of(output) == list((output / "studies").glob("*")) == []
     else:
         assert not output.exists()
 
@@ -777,21 +795,32 @@ def test_a_name_belongs_to_one_study(calm: StudyResult, options: dict[str, Any],
     assert {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")} == before
 
 
-def test_a_study_that_continues_begins_with_the_points_with_which_it_began(calm: StudyResult, output: Path) -> None:
-    folder = studies_folder(output) / "calm"
+def test_a_study_that_continues_begins_with_the_points_it_began_with(calm: StudyResult, output: Path) -> None:
+    folder = folder_of(output, "calm").path
     folder.mkdir(parents=True)
-    options = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
     own = {"point": {"lr": 0.25, "threshold": 0.5, "penalty": "none"}, "moved": {}}
-    for record, first in (({"own": own}, (own["point"],)), ({"own": None}, ()), ({}, ())):
-        before = {name: value for name, value in calm.record.items() if name != "own"}
-        journals.write_study(folder, before | record)  # the last as versions wrote it that knew no such point
+    for recorded, first in ((own, (own["point"],)), (None, ())):
+        (folder / RECORD).write_text(json.dumps({**calm.record, "own": recorded}))
         assert planned(output, **options).first == first
-    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0][0].point,)
+    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0].run.point,)
+
+
+def test_a_study_of_before_an_option_goes_on_where_it_is_at_its_default(calm: StudyResult, output: Path) -> None:
+    folder = folder_of(output, "calm").path
+    folder.mkdir(parents=True)
+    identity = calm.record["identity"]
+    older = {name: value for name, value in identity["config"].items() if name != "width"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "identity": {**identity, "config": older}}))
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    assert planned(output, **options).name == "calm"
+    with pytest.raises(InputError, match=r"there width is set to 4, here 6; give another name"):
+        planned(output, **options, width=6)
 
 
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
-        journals.opened(calm.folder),
+        calm.kept.locked("study"),
         pytest.raises(InputError, match=r"^--name calm: another process is at work on this study$"),
     ):
         study(calm.folder.parent.parent, name="calm")
@@ -814,6 +843,19 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
 # --- trials as MLflow's child runs
 
 
+@contextlib.contextmanager
+def mirrored(output: Path, parent: str, store: Store) -> Iterator[tuple[Events, Mirror]]:
+    folder = Folder(output / "group")
+    folder.make()
+    events = Events(folder)
+    yield events, Mirror(store, parent, folder)
+    events.close()
+
+
+def began(events: Events, number: int, **parameters: Any) -> None:
+    events.append("began", run=f"trial {number}", name=f"{number}", parameters=parameters)
+
+
 def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(output)
     parent = store.start_run("children", "parent", {}, {})
@@ -826,53 +868,55 @@ def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeyp
         return log_batch(*words, **options)
 
     monkeypatch.setattr(client, "log_batch", unreliable)
-    record = output / "children.jsonl"
-    children = ChildRuns(store, parent, record, known=False)
-    children.begin("trial 0", "first", {"lr": 0.1}, {}, time.time())
-    for step in range(300):  # more than one call takes
-        children.log("trial 0", {f"metric {number}": step for number in range(5)}, step)
-    children.end("trial 0", "FINISHED", time.time())
-    children.begin("trial 1", "second", {"lr": 0.2}, {}, time.time())
-    assert children.close(60) == 0
-    made = {key: run_id for key, run_id, _ in map(json.loads, record.read_text().splitlines())}
-    first, second = (client.get_run(made[f"trial {number}"]) for number in (0, 1))
-    assert (first.info.status, first.data.params) == ("FINISHED", {"lr": "0.1"})
-    assert [len(store.history(first.info.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
-    assert (second.info.status, second.data.params) == ("KILLED", {"lr": "0.2"})
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 0, lr=0.1)
+        for step in range(300):  # more than one call takes
+            metrics = {f"metric {number}": float(step) for number in range(5)}
+            events.append("evaluated", run="trial 0", epoch=step, step=step, metrics=metrics)
+        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        began(events, 1, lr=0.2)
+        events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
+        assert mirror.close(60) == 0
+    children = {run.name: run for run in store.runs("children", False)}
+    first, second = children["0"], children["1"]
+    assert (first.status, first.parameters) == ("FINISHED", {"lr": "0.1"})
+    assert [len(store.history(first.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
+    assert (second.status, second.parameters) == ("KILLED", {"lr": "0.2"})
 
-    again = ChildRuns(store, parent, record, known=True)
-    again.begin("trial 1", "second", {"lr": 0.2}, {}, time.time())
-    again.end("trial 1", "FINISHED", time.time())
-    assert again.close(60) == 0
-    assert client.get_run(made["trial 1"]).info.status == "FINISHED"
-    assert len(client.search_runs([first.info.experiment_id])) == 3
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 1, lr=0.2)
+        events.append("ended", run="trial 1", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    assert client.get_run(second.run_id).info.status == "FINISHED"
+    assert len(store.runs("children", False)) == 3
 
 
 def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -> None:
     store = Store.open(output)
     parent = store.start_run("children", "parent", {}, {})
-    made = store.start_run("children", "first", {}, {"mlflow.parentRunId": parent, "concord.task": "trial 0"})
-    again = ChildRuns(store, parent, output / "children.jsonl", known=True)
-    again.begin("trial 0", "first", {"lr": 0.2}, {}, time.time())
-    again.log("trial 0", {"loss": 0.5}, 1)
-    again.end("trial 0", "FINISHED", time.time())
-    assert again.close(60) == 0
-    (child,) = store.runs("children")
+    made = store.start_run("children", "0", {}, {"mlflow.parentRunId": parent, "concord.task": "trial 0"})
+    with mirrored(output, parent, store) as (events, _):
+        began(events, 0, lr=0.2)
+    with mirrored(output, parent, store) as (events, mirror):
+        events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
+        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    (child,) = (run for run in store.runs("children") if run.run_id != parent)
     assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
 
 
 def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path) -> None:
     store = Store.open(output)
     parent = store.start_run("children", "parent", {}, {})
-    record = output / "children.jsonl"
-    children = ChildRuns(store, parent, record, known=False)
-    children.begin("trial 0", "first", {}, {}, time.time())
-    assert children.close(60) == 0
-    store.client.delete_run(json.loads(record.read_text().splitlines()[0])[1])
-    again = ChildRuns(store, parent, record, known=True)
-    for number in (0, 1):
-        again.begin(f"trial {number}", f"{number}", {"lr": 0.2}, {}, time.time())
-        again.end(f"trial {number}", "FINISHED", time.time())
-    assert again.close(60) == 1
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 0)
+        assert mirror.close(60) == 0
+    (child,) = (run for run in store.runs("children", False) if run.run_id != parent)
+    store.client.delete_run(child.run_id)
+    with mirrored(output, parent, store) as (events, mirror):
+        for number in (0, 1):
+            began(events, number, lr=0.2)
+            events.append("ended", run=f"trial {number}", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
     (other,) = (run for run in store.runs("children") if run.run_id != parent)
     assert (other.name, other.status) == ("1", "FINISHED")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import resource
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,34 +22,35 @@ from hypothesis import strategies as st
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
 from concord.errors import InputError, RunFailedError
-from concord.options import options_of
-from concord.studies import journal as journals
-from concord.studies.journal import Journal, TrialResult, TrialSpec
+from concord.options import OptionGroup
+from concord.record import EVENTS, Events, read_history
+from concord.storage import Folder
+from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
-from concord.studies.shared_data import recording
+from concord.studies.shared_data import data_options
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.training import TrainConfig
+from concord.training import Evaluation, TrainConfig
 from concord.training.evaluation import Mode
 
 claim = settings(max_examples=20, deadline=None)
 
 
-def task(number: int, **more: Any) -> TrialSpec:
-    return TrialSpec(**{"kind": "trial", "trial": number, "point": {"lr": 0.1 * number}, **more})
+def proposal(number: int, **more: Any) -> RunProposal:
+    return RunProposal(**{"kind": "trial", "trial": number, "point": {"lr": 0.1 * number}, **more})
 
 
-def ended(**metrics: float) -> TrialResult:
-    return TrialResult(metrics, [(1, 10, metrics)], 2.5, 1.7e9)
+def ended(number: int = 0, history: list[Evaluation] | None = None, **metrics: float) -> EndedRun:
+    return EndedRun(proposal(number), history or [Evaluation(1, 10, metrics)], 2.5, 1.7e9)
 
 
-# The journal
+# The runs of a group in its record
 
 words = st.text(max_size=4)
 metrics = st.dictionaries(st.sampled_from(["held_out_loss", "ood_accuracy"]), st.floats(allow_nan=False))
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 chosen = st.dictionaries(words, values | st.tuples(values, st.tuples(values)), max_size=3)
-tasks = st.builds(
-    TrialSpec,
+proposals = st.builds(
+    RunProposal,
     kind=st.sampled_from(["trial", "left-out", "seed"]),
     trial=st.integers(0, 3),
     point=chosen,
@@ -58,225 +58,135 @@ tasks = st.builds(
     left_out=st.lists(words, max_size=2).map(tuple),
     whole=st.booleans(),
     resolved=chosen,
+    name=st.none() | words,
 )
-ends = st.builds(
-    TrialResult,
-    metrics=metrics,
-    history=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), metrics), max_size=2),
-    seconds=st.floats(0, 1e9),
-    ended=st.floats(0, 1e10),
-    stopped=st.none() | words,
-    failure=st.none() | words,
-)
-events = st.lists(st.tuples(tasks, st.none() | ends), max_size=4)
+ends = st.fixed_dictionaries({"seconds": st.floats(0, 1e9)}, optional={"stopped": words}).map(
+    lambda fields: {"status": "FINISHED", **fields}
+) | st.builds(lambda why: {"status": "FAILED", "seconds": 1.0, "failure": why}, words)
+group_events = st.lists(st.tuples(proposals, metrics, st.none() | ends), max_size=4)
 
 
-def known(journal: Journal) -> tuple[list[tuple[str, TrialSpec]], list[tuple[str, TrialResult]]]:
-    """What is known, in its order."""
-    return list(journal.tasks.items()), list(journal.ended.items())
+def known(folder: Path) -> Any:
+    """What is known of a group's runs, in its order."""
+    runs = GroupRuns(read_history(Folder(folder)))
+    return [(runs.begun(kind), runs.ended(kind)) for kind in KINDS]
 
 
-def written(folder: Path, events: list[tuple[TrialSpec, TrialResult | None]]) -> list[Any]:
-    """What was known after each line of the journal."""
-    path = folder / journals.TRIALS
-
-    def lines() -> int:
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    with journals.opened(folder) as journal:
-        states = [known(journal)]
-        for began, end in events:
-            journal.begin(began)
-            if lines() == len(states):
-                states.append(known(journal))
-            if end is not None:
-                journal.end(began, end)  # another end of what failed is one more line, and replaces the first
-            if lines() == len(states):
-                states.append(known(journal))
-        return states
+KINDS: list[Any] = ["trial", "left-out", "seed"]
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that are not waited for."""
-    monkeypatch.setattr(journals.os, "fsync", lambda _: None)
+def written(folder: Path, group: Sequence[tuple[RunProposal, dict[str, float], Any]]) -> list[Any]:
+    """What was known after each event."""
+    events = Events(Folder(folder))
+    states = [known(folder)]
+    for began, at, end in group:
+        events.append("began", run=began.key, **began.as_event())
+        states.append(known(folder))
+        events.append("evaluated", run=began.key, epoch=1, step=1, metrics=at)
+        states.append(known(folder))
+        if end is not None:
+            events.append("ended", run=began.key, **end)
+            states.append(known(folder))
+    events.close()
+    return states
 
 
-@pytest.mark.usefixtures("quick")
-def test_wherever_a_journal_is_cut_off_it_goes_on_from_the_last_whole_line() -> None:
-    later = task(7, kind="seed", seed=9)
+def test_wherever_a_groups_events_are_cut_off_it_goes_on_from_the_last_whole_one() -> None:
+    later = proposal(7, kind="seed", seed=9)
 
     @claim
-    @given(events, st.data())
-    def any_journal(events: list[tuple[TrialSpec, TrialResult | None]], data: st.DataObject) -> None:
+    @given(group_events, st.data())
+    def any_group(group: list[tuple[RunProposal, dict[str, float], Any]], data: st.DataObject) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            states = written(folder, events)
-            path = folder / journals.TRIALS
+            states = written(folder, group)
+            path = folder / EVENTS
             text = path.read_bytes()
             assert text.count(b"\n") == len(states) - 1
             kept = text[: data.draw(st.integers(0, len(text)))]
             whole = kept[: kept.rfind(b"\n") + 1]
-            expected = states[whole.count(b"\n")]
             path.write_bytes(kept)
-            assert known(journals.read(folder)) == expected
+            assert known(folder) == states[whole.count(b"\n")]
             assert path.read_bytes() == kept  # who only reads changes nothing
-            with journals.opened(folder) as journal:
-                assert known(journal) == expected
-                journal.begin(later)
-                journal.end(later, ended(held_out_loss=1.0))
-                assert known(journals.read(folder)) == known(journal)
+            (state,) = written(folder, [(later, {"held_out_loss": 1.0}, {"status": "FINISHED", "seconds": 1.0})])[-1:]
             assert path.read_bytes().startswith(whole)
-            tasks, ends = known(journals.read(folder))
-            assert tasks == [*expected[0], (later.key, later)]
-            assert ends == [*expected[1], (later.key, ended(held_out_loss=1.0))]
+            assert state[2][0][-1] == later
+            assert state[2][1][-1].metrics == {"held_out_loss": 1.0}
+            assert state[:2] == states[whole.count(b"\n")][:2]
 
-    any_journal()
-
-
-def test_every_byte_of_a_journal_may_be_the_last(tmp_path: Path) -> None:
-    events = [
-        (task(0), ended(ood_accuracy=0.5)),
-        (task(1, point={"s": "é\n", "m": (0.5, 0.75)}), None),
-        (task(2), None),
-    ]
-    states = written(tmp_path, events)
-    text = (tmp_path / journals.TRIALS).read_bytes()
-    for length in range(len(text) + 1):
-        (tmp_path / journals.TRIALS).write_bytes(text[:length])
-        assert known(journals.read(tmp_path)) == states[text[:length].count(b"\n")]
+    any_group()
 
 
-def test_a_disk_that_loses_power_may_leave_anything_after_the_last_line(tmp_path: Path) -> None:
-    (*_, state) = written(tmp_path, [(task(0), ended(ood_accuracy=0.5))])
-    with (tmp_path / journals.TRIALS).open("ab") as file:
-        file.write(b'{"event": "beg' + bytes(4000))
-    with journals.opened(tmp_path) as journal:
-        assert known(journal) == state
-        journal.begin(task(1))
-    assert list(journals.read(tmp_path).tasks) == ["trial 0", "trial 1"]
-
-
-def test_a_full_disk_ends_the_study_and_leaves_no_torn_line(tmp_path: Path) -> None:
-    with journals.opened(tmp_path) as journal:
-        journal.begin(task(0))
-        size = (tmp_path / journals.TRIALS).stat().st_size
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
-            with pytest.raises(RunFailedError, match=r"trials\.jsonl cannot be written \(No space left on device\)"):
-                journal.begin(task(1))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert (tmp_path / journals.TRIALS).stat().st_size == size
-        assert list(journal.tasks) == ["trial 0"]
-        journal.begin(task(2))
-    assert list(journals.read(tmp_path).tasks) == ["trial 0", "trial 2"]
+def test_a_full_disk_ends_the_group_and_leaves_no_torn_event(tmp_path: Path) -> None:
+    events = Events(Folder(tmp_path))
+    events.append("began", run="trial 0", **proposal(0).as_event())
+    size = (tmp_path / EVENTS).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
+        with pytest.raises(RunFailedError):
+            events.append("began", run="trial 1", **proposal(1).as_event())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / EVENTS).stat().st_size == size
+    events.append("began", run="trial 2", **proposal(2).as_event())
+    assert known(tmp_path)[0][0] == [proposal(0), proposal(2)]
 
 
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from concord.studies.journal import TrialResult, TrialSpec, opened
-with opened(Path(sys.argv[1])) as journal:
+from concord.record import Events
+from concord.storage import Folder
+folder = Folder(Path(sys.argv[1]))
+with folder.locked("study"):
+    events = Events(folder)
     for number in itertools.count():
-        task = TrialSpec("trial", number, {"lr": 0.1})
-        journal.begin(task)
-        journal.end(task, TrialResult({"ood_accuracy": 0.5}, [(1, 1, {"ood_accuracy": 0.5})] * 20, 1.0, 2.0))
+        run = f"trial {number}"
+        events.append("began", run=run, kind="trial", trial=number, point={"lr": 0.1})
+        events.append("ended", run=run, status="FINISHED", seconds=1.0)
+        events.sync()
 """
 
 
 def test_a_killed_process_loses_nothing_that_ended_and_leaves_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / journals.TRIALS
+    path = tmp_path / EVENTS
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
     deadline = time.monotonic() + 60
     while (not path.exists() or path.stat().st_size < 20_000) and time.monotonic() < deadline:
         time.sleep(0.005)
     with (
         pytest.raises(InputError, match=r"--name .*: another process is at work on this study"),
-        journals.opened(tmp_path),
+        Folder(tmp_path).locked("study"),
     ):
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
     count = path.read_bytes().count(b"\n")
-    with journals.opened(tmp_path) as journal:
-        assert len(journal.tasks) + len(journal.ended) == count
-        assert len(journal.ended) == count // 2 > 0
-        assert [began.trial for began in journal.unfinished("trial")] == [count // 2] * (count % 2)
+    with Folder(tmp_path).locked("study"):
+        runs = GroupRuns(Events(Folder(tmp_path)).history)
+    assert len(runs.ended("trial")) == count // 2 > 0
+    assert [began.trial for began in runs.unfinished("trial")] == [count // 2] * (count % 2)
 
 
-def test_a_study_has_one_writer_and_any_number_of_readers(tmp_path: Path) -> None:
-    with journals.opened(tmp_path) as journal:
-        journal.begin(task(0))
-        with pytest.raises(InputError) as refused, journals.opened(tmp_path):
-            pass
-        assert str(refused.value) == f"--name {tmp_path.name}: another process is at work on this study"
-        reader = journals.read(tmp_path)
-        assert known(reader) == known(journal)
-        with pytest.raises(ValueError, match="opened to be read only"):
-            reader.begin(task(1))
-        journal.begin(task(1))
-    with pytest.raises(ValueError, match="opened to be read only"):
-        journal.end(task(1), ended())
-    with journals.opened(tmp_path) as again:
-        assert list(again.tasks) == ["trial 0", "trial 1"]
-
-
-def test_what_is_said_again_is_no_news(tmp_path: Path) -> None:
-    with journals.opened(tmp_path) as journal:
-        journal.begin(task(0))
-        journal.end(task(0), ended(ood_accuracy=0.5))
-        text = (tmp_path / journals.TRIALS).read_bytes()
-        journal.begin(task(0, point={"lr": 9.0}))
-        journal.end(task(0), ended(ood_accuracy=1.0))
-        assert (tmp_path / journals.TRIALS).read_bytes() == text
-        assert journal.ended["trial 0"].metrics == {"ood_accuracy": 0.5}
-
-
-def test_a_journal_of_a_version_that_did_not_write_what_options_stood_for_is_read(tmp_path: Path) -> None:
-    began = {"kind": "trial", "trial": 3, "point": {"lr": 0.1}, "seed": None, "left_out": ["a"], "whole": True}
-    (tmp_path / journals.TRIALS).write_text(json.dumps({"event": "began", "key": "trial 3", **began}) + "\n")
-    expected = TrialSpec("trial", 3, {"lr": 0.1}, left_out=("a",))
-    assert journals.read(tmp_path).tasks == {"trial 3": expected}
-    assert expected.resolved == {}
-
-
-def test_results_come_in_the_order_of_their_ends(tmp_path: Path) -> None:
-    again = [task(1, kind="left-out", whole=False), task(1, kind="seed", seed=5), task(1, kind="seed", seed=6)]
-    assert [each.key for each in again] == ["left-out 1", "seed 1 seed 5", "seed 1 seed 6"]
-    failed = dataclasses.replace(ended(), failure="no number")
-    with journals.opened(tmp_path) as journal:
-        for each in (task(0), task(1), task(2), task(3), *again):
-            journal.begin(each)
-        for each in (task(2), again[2], task(0), again[0]):
-            journal.end(each, ended(ood_accuracy=each.trial))
-        journal.end(task(3), failed)
-    for found in (journal, journals.read(tmp_path)):
-        assert [each.trial for each, _ in found.results("trial")] == [2, 0, 3]
-        assert [each.trial for each, _ in found.finished("trial")] == [2, 0]
-        assert found.results("trial")[2] == (task(3), failed)
-        assert found.unfinished("trial") == [task(1)]
-        assert found.unfinished("seed") == [again[1]]
-        assert found.results("left-out") == [(again[0], ended(ood_accuracy=1))]
-    assert journals.read(tmp_path / "elsewhere") == Journal(tmp_path / "elsewhere")
-
-
-def test_what_a_study_is_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "studies" / "mine"
-    folder.mkdir(parents=True)
-    with pytest.raises(InputError) as refused:
-        journals.read_study(folder)
-    assert str(refused.value) == f"--name mine: there is no such study in {tmp_path}"
-    journals.write_study(folder, {"trials": 3})
-    with pytest.raises(TypeError):
-        journals.write_study(folder, {"trials": 4, "broken": object()})
-    assert journals.read_study(folder) == {"trials": 3}  # what was being written does not count
-    journals.write_study(folder, {"trials": 4})
-    assert journals.read_study(folder) == {"trials": 4}
-    (folder / journals.STUDY).write_text("{")
-    with pytest.raises(InputError, match=r"--name mine: .*study\.json cannot be read \(Expecting"):
-        journals.read_study(folder)
+def test_results_come_in_the_order_of_their_ends_and_what_was_given_up_has_none(tmp_path: Path) -> None:
+    again = [proposal(1, kind="left-out", whole=False), proposal(1, kind="seed", seed=5)]
+    assert [each.key for each in again] == ["left-out 1", "seed 1 seed 5"]
+    events = Events(Folder(tmp_path))
+    for each in (*map(proposal, range(4)), *again):
+        events.append("began", run=each.key, **each.as_event())
+    for each, status in ((proposal(2), "FINISHED"), (proposal(0), "FINISHED"), (proposal(3), "FAILED")):
+        time.sleep(0.002)
+        more = {"failure": "no number"} if status == "FAILED" else {}
+        events.append("evaluated", run=each.key, epoch=1, step=1, metrics={"ood_accuracy": 0.5})
+        events.append("ended", run=each.key, status=status, seconds=1.0, **more)
+    events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
+    for runs in (GroupRuns(events.history), GroupRuns(read_history(Folder(tmp_path)))):
+        assert [each.run.trial for each in runs.ended("trial")] == [2, 0, 3]
+        assert [each.run.trial for each in runs.finished("trial")] == [2, 0]
+        assert (runs.ended("trial")[2].failure, runs.ended("trial")[2].metrics) == ("no number", {})
+        assert runs.unfinished("trial") == [proposal(1)]
+        assert runs.unfinished("seed") == [again[1]]
 
 
 # When a trial ends early
@@ -351,35 +261,35 @@ def test_a_condition_on_what_is_not_reported_is_refused() -> None:
 # Schedulers
 
 
-def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[TrialResult | None]:
+def live(stopping: Any, scores: list[float], own_end: int | None = None) -> Iterator[EndedRun | None]:
     """A trial as Ray Tune runs it, an evaluation at a time; in the end what became of it."""
     from ray.tune.experiment import Trial
 
     trial = Trial("live", stub=True)
     stopping.on_trial_add(None, trial)
-    history: list[tuple[int, int, dict[str, float]]] = []
+    history: list[Evaluation] = []
     for epoch, score in enumerate(scores, 1):
         result = {PROGRESS: 100 * epoch / len(scores), SCORE: score}
-        history.append((epoch, epoch, {"score": score}))
+        history.append(Evaluation(epoch, epoch, {"score": score}))
         itself = epoch == len(scores) or epoch == own_end
         if itself or stopping.on_trial_result(None, trial, result) == "STOP":
             stopping.on_trial_complete(None, trial, result)
             stopped = ("a rule" if epoch < len(scores) else None) if itself else SCHEDULER
-            yield TrialResult({"score": score}, history, 1.0, 1.0, stopped)
+            yield EndedRun(proposal(0), history, 1.0, 1.0, stopped)
             return
         yield None
 
 
-def last(trial: Iterator[TrialResult | None]) -> TrialResult:
+def last(trial: Iterator[EndedRun | None]) -> EndedRun:
     (*_, end) = trial
     assert end is not None
     return end
 
 
-def told(kind: Any, results: list[tuple[TrialSpec, TrialResult]], epochs: dict[int, int]) -> Any:
+def told(kind: Any, results: list[EndedRun], epochs: dict[int, int]) -> Any:
     """A scheduler that did not see these trials."""
     new = scheduler(kind)
-    replay(new, results, lambda metrics: metrics["score"], lambda task: epochs[task.trial])
+    replay(new, results, lambda metrics: metrics["score"], lambda run: epochs[run.trial])
     return new
 
 
@@ -402,7 +312,7 @@ def test_a_scheduler_that_is_told_of_earlier_trials_decides_as_one_that_saw_them
             number = random.choice(list(running))
             end = next(running[number])
             if end is not None:
-                results.append((task(number), end))
+                results.append(dataclasses.replace(end, run=proposal(number)))
                 del running[number]
         telling = told(kind, results, {number: len(scores) for number, (scores, _) in enumerate(earlier)})
         for scores in later:
@@ -413,8 +323,9 @@ def test_a_scheduler_that_is_told_of_earlier_trials_decides_as_one_that_saw_them
 
 @pytest.mark.parametrize("kind", ["asha", "median"])
 def test_a_trial_that_falls_behind_earlier_ones_is_stopped(kind: Any) -> None:
-    def trials(count: int) -> list[tuple[TrialSpec, TrialResult]]:
-        return [(task(number), last(live(scheduler("none"), [0.8 + number / 100] * 10))) for number in range(count)]
+    def trials(count: int) -> list[EndedRun]:
+        ends = [last(live(scheduler("none"), [0.8 + number / 100] * 10)) for number in range(count)]
+        return [dataclasses.replace(end, run=proposal(number)) for number, end in enumerate(ends)]
 
     epochs = dict.fromkeys(range(6), 10)
     for scores, epoch in (([0.1] * 20, {"asha": 2, "median": 4}[kind]), ([0.9] * 20, 20)):
@@ -485,14 +396,14 @@ def test_the_best_comes_first_equals_by_loss_and_then_by_number(
     results = []
     for number, (value, loss) in enumerate(scored):
         metrics = {"validation_loss": loss, criterion.metric: value}
-        results.append(
-            (task(number), ended(**{name: number for name, number in metrics.items() if number is not None}))
-        )
-    expected = [pair for pair in results if math.isfinite(pair[1].metrics.get(criterion.metric, math.nan))]
+        found = {name: value for name, value in metrics.items() if value is not None}
+        results.append(ended(number, [Evaluation(1, 1, found)]))
+    expected = [each for each in results if math.isfinite(each.metrics.get(criterion.metric, math.nan))]
     random.shuffle(results)
     ranked = criterion.ranked(results)
-    assert sorted(each.trial for each, _ in ranked) == [each.trial for each, _ in expected]
-    for (better, one), (worse, other) in itertools.pairwise(ranked):
+    assert sorted(each.run.trial for each in ranked) == [each.run.trial for each in expected]
+    for one, other in itertools.pairwise(ranked):
+        better, worse = one.run, other.run
         scores = criterion.score(one.metrics), criterion.score(other.metrics)
         assert scores[0] >= scores[1]
         if scores[0] == scores[1]:
@@ -610,74 +521,18 @@ def test_few_trials_or_equal_scores_say_nothing() -> None:
 
 # What the data depend on
 
-OPTIONS = list(options_of(TrainConfig))
 
-
-@claim
-@given(st.lists(st.sampled_from(OPTIONS)))
-def test_exactly_the_options_that_were_read_are_recorded(names: list[str]) -> None:
-    config = TrainConfig().with_options(lr=0.3)
-    copy, reads = recording(config)
-    assert reads == set()
-    assert isinstance(copy, TrainConfig)
-    assert [read(copy, name) for name in names] == [read(config, name) for name in names]
-    assert reads == set(names)
-
-
-def read(config: TrainConfig, name: str) -> Any:
-    """The option, as a job reads it."""
-    found: Any = config
-    for part in (*options_of(TrainConfig)[name].groups, name):
-        found = getattr(found, part)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Sizes(OptionGroup):
+    examples: int = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainConfig):
     environments: int = 4
-    examples: int = 100
-    per_environment: int = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "per_environment", self.examples // self.environments)
-        object.__setattr__(self, "table", {"seed": self.run.seed})
-
-    @property
-    def total(self) -> int:
-        return self.environments * self.examples
-
-    def folder(self) -> str:
-        return f"{self.data.data_dir}/{self.total}"
+    sizes: Sizes = dataclasses.field(default_factory=Sizes)
 
 
-def test_reading_by_a_method_counts_and_what_nobody_reads_does_not() -> None:
-    copy, reads = recording(Config().with_options(examples=50))
-    assert copy.total == 200
-    assert reads == {"environments", "examples"}
-    copy.folder()
-    assert reads == {"environments", "examples", "data_dir"}
-    assert copy.per_environment == 12
-    assert reads == {"environments", "examples", "data_dir", "per_environment"}
-    assert type(copy).__name__ == "Config"
-
-
-@pytest.mark.parametrize(
-    "use",
-    [vars, dataclasses.asdict, lambda config: config.table, lambda config: json.dumps(config.__dict__, default=str)],
-    ids=["vars", "asdict", "made of options", "dict"],
-)
-def test_what_may_depend_on_any_option_counts_as_reading_all(use: Any) -> None:
-    config = Config()
-    copy, reads = recording(config)
-    assert use(copy) == use(config)
-    assert reads == {*OPTIONS, "environments", "examples", "per_environment"}
-
-
-def test_a_recorded_configuration_may_be_replaced() -> None:
-    copy, reads = recording(Config().with_options(examples=50, lr=0.25))
-    changed = copy.with_options(examples=200)
-    assert (changed.examples, changed.per_environment, changed.optimizer.lr, copy.examples) == (200, 50, 0.25, 50)
-    assert {"lr", "environments", "seed"} <= reads  # all that was taken over
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        copy.optimizer.lr = 1.0  # type: ignore[misc]
-    changed.check()
+def test_data_may_depend_on_a_jobs_own_options_and_on_those_that_say_what_data_there_are() -> None:
+    found = data_options(Config)
+    assert found == {"environments", "examples", "seed", "held_out", "data_dir"}

@@ -1,5 +1,6 @@
 """What is said of studies: selections side by side, best trials, methods over seeds, searches against each other."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,27 @@ import pytest
 from concord.cli import main
 from concord.cli.output import nested_table
 from concord.errors import InputError
+from concord.record import Events, write_record
 from concord.space import Choice, LogUniform, OneOf, Space
-from concord.studies.journal import TrialResult, TrialSpec, opened, write_study
+from concord.storage import Folder
+from concord.studies.proposals import RunProposal
 from concord.studies.report import StudyReport, compared_searches, method_runs, report_studies
-from concord.studies.results import StudyResult, draw, read_result, selections_table
+from concord.studies.results import StudyResult, draw, read_result
 
 SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
 
 
-def ended(**metrics: float) -> TrialResult:
-    return TrialResult(metrics, [(1, 1, metrics)], 1.0, 2.0)
+def append(folder: Path, *runs: tuple[RunProposal, dict[str, float] | None]) -> None:
+    """Record these runs with their metrics; None failed."""
+    events = Events(Folder(folder))
+    for run, metrics in runs:
+        events.append("began", run=run.key, **run.as_event())
+        if metrics is not None:
+            events.append("evaluated", run=run.key, epoch=1, step=1, metrics=metrics)
+        ended = {"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}
+        events.append("ended", run=run.key, seconds=1.0, **ended)
+        time.sleep(0.002)  # results come in the order of their ends
+    events.close()
 
 
 def study(output: Path, name: str, **changes: Any) -> Path:
@@ -37,29 +49,33 @@ def study(output: Path, name: str, **changes: Any) -> Path:
         "measure": "accuracy",
         "oracle": None,
         "validation": False,
+        "config": {},
         "options": {"top": 2},
     }
     identity = record["identity"] | changes.pop("identity", {})
     folder = output / "studies" / name
     folder.mkdir(parents=True)
-    write_study(folder, record | changes | {"identity": identity})
-    with opened(folder) as journal:
-        values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
-        for number, (held_out, ood) in enumerate(values):
-            task = TrialSpec("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1})
-            journal.begin(task)
-            journal.end(task, ended(held_out_accuracy=held_out, ood_accuracy=ood, train_accuracy=1.0))
-        broken = TrialSpec("trial", 3, {"lr": 0.9, "penalty": "none"})
-        journal.begin(broken)
-        journal.end(broken, TrialResult({}, [], 1.0, 2.0, failure="ValueError: no"))
-        for number, left_out in ((0, 0.5), (1, 0.6)):
-            task = TrialSpec("left-out", number, {}, left_out=("a",), whole=False)
-            journal.begin(task)
-            journal.end(task, ended(left_out_accuracy=left_out))
-        for seed in (1, 2):
-            task = TrialSpec("seed", 0, {}, seed=seed)
-            journal.begin(task)
-            journal.end(task, ended(train_accuracy=1.0, ood_accuracy=0.4 + seed / 10))
+    write_record(Folder(folder), "study", record | changes | {"identity": identity})
+    values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
+    append(
+        folder,
+        *(
+            (
+                RunProposal("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
+                {"held_out_accuracy": held_out, "ood_accuracy": ood, "train_accuracy": 1.0},
+            )
+            for number, (held_out, ood) in enumerate(values)
+        ),
+        (RunProposal("trial", 3, {"lr": 0.9, "penalty": "none"}), None),
+        *(
+            (RunProposal("left-out", number, {}, left_out=("a",), whole=False), {"left_out_accuracy": left_out})
+            for number, left_out in ((0, 0.5), (1, 0.6))
+        ),
+        *(
+            (RunProposal("seed", 0, {}, seed=seed), {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10})
+            for seed in (1, 2)
+        ),
+    )
     return folder
 
 
@@ -74,19 +90,19 @@ def reported(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str
 
 @pytest.fixture
 def result(tmp_path: Path) -> StudyResult:
-    return read_result(study(tmp_path, "s"))
+    return read_result(Folder(study(tmp_path, "s")))
 
 
 def test_the_three_selections_stand_side_by_side_and_may_disagree(result: StudyResult) -> None:
     chosen = {each.selection: (each.trial, each.among) for each in result.by_selection()}
     assert chosen == {"held-out": (0, 3), "leave-one-out": (1, 2), "o.o.d. test (oracle)": (2, 3)}
-    header, rows = selections_table(result)
+    header, rows = result.selections_table()
     assert header == ["selected by", "among", "trial", "held_out accuracy", "left_out accuracy", "ood accuracy"]
     assert rows[1] == ["leave-one-out", "2", "1", "0.8", "0.6", "0.7"]
 
 
 def test_the_table_has_the_metric_first_then_what_was_varied(result: StudyResult) -> None:
-    header, rows = result.table(top=2)
+    header, rows = result.best_table()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "trial"]
     assert rows == [["0.9", "0.1", "l2", "0.1", "0"], ["0.8", "0.2", "l2", "0.1", "1"]]
 
@@ -95,9 +111,9 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
-    study(tmp_path, "s", criterion=criterion)
-    result = read_result(tmp_path / "studies" / "s")
-    assert [row[0] for row in result.table(top=3)[1]] == ["0.7", "0.8", "0.9"]
+    study(tmp_path, "s", criterion=criterion, options={"top": 3})
+    result = read_result(Folder(tmp_path / "studies" / "s"))
+    assert [row[0] for row in result.best_table()[1]] == ["0.7", "0.8", "0.9"]
     assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
     chosen = {each.selection: each.trial for each in result.by_selection()}
     assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
@@ -110,11 +126,9 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
 def test_the_worst_environment_stands_beside_what_each_selection_would_have_chosen(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
-    with opened(folder) as journal:
-        task = TrialSpec("trial", 4, {"lr": 0.5, "penalty": "none"})
-        journal.begin(task)
-        journal.end(task, ended(worst_held_out_accuracy=0.25, worst_ood_accuracy=0.125))
-    header, rows = selections_table(read_result(folder))
+    run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})
+    append(folder, (run, {"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}))
+    header, rows = read_result(Folder(folder)).selections_table()
     assert header[3] == "held_out worst_accuracy"
     assert rows == [
         ["held-out", "1", "4", "0.25", "–", "0.125"],
@@ -124,15 +138,12 @@ def test_the_worst_environment_stands_beside_what_each_selection_would_have_chos
 
 def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: Path) -> None:
     folder = study(tmp_path, "s")
-    with opened(folder) as journal:
-        for number, name in ((4, "and-mask"), (5, "mean")):
-            task = TrialSpec(
-                "trial", number, {"lr": 0.5, "penalty": "none"}, resolved={"aggregator": name, "epochs": 94}
-            )
-            journal.begin(task)
-            journal.end(task, ended(held_out_accuracy=0.99 - number / 1000))
-    result = read_result(folder)
-    header, rows = result.table(top=2)
+    for number, name in ((4, "and-mask"), (5, "mean")):
+        resolved: dict[str, Any] = {"aggregator": name, "epochs": 94}
+        run = RunProposal("trial", number, {"lr": 0.5, "penalty": "none"}, resolved=resolved)
+        append(folder, (run, {"held_out_accuracy": 0.99 - number / 1000}))
+    result = read_result(Folder(folder))
+    header, rows = result.best_table()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
     assert [row[4] for row in rows] == ["and-mask", "mean"]
     assert result.as_json()["best"]["config"] == {"lr": 0.5, "penalty": "none", "aggregator": "and-mask", "epochs": 94}
@@ -140,14 +151,14 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
 
 def test_a_study_says_whether_its_model_became_champion(tmp_path: Path) -> None:
     of_model: dict[str, Any] = {"model": "models:/mine/2", "champion": False, "registration": "not better than 0.9"}
-    not_now, before = read_result(study(tmp_path, "s", **of_model)), read_result(study(tmp_path, "old", model="m"))
+    not_now = read_result(Folder(study(tmp_path, "s", **of_model)))
     assert not_now.registration == "models:/mine/2: not the champion (not better than 0.9)"
     assert not_now.as_json()["champion"] is False
-    now = read_result(study(tmp_path, "n", **of_model | {"champion": True, "registration": "the first champion"}))
+    champion = {**of_model, "champion": True, "registration": "the first champion"}
+    now = read_result(Folder(study(tmp_path, "n", **champion)))
     assert now.registration == "models:/mine/2: the champion now (the first champion)"
     assert now.as_json()["champion"] is True
-    assert (before.registration, before.as_json()["champion"]) == ("m", None)
-    assert read_result(study(tmp_path, "none")).registration is None
+    assert read_result(Folder(study(tmp_path, "none"))).registration is None
 
 
 def test_the_json_keeps_its_contract(result: StudyResult) -> None:
@@ -161,10 +172,10 @@ def test_the_json_keeps_its_contract(result: StudyResult) -> None:
 
 def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
-    result = read_result(study(tmp_path, "s", criterion=criterion, oracle="selection"))
-    assert result.best[0].trial == 2
-    assert result.label == "o.o.d. test (oracle)"
-    assert result.table(1)[0][0] == "ood_accuracy (oracle)"
+    result = read_result(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
+    assert result.best.run.trial == 2
+    assert result.criterion.label == "o.o.d. test (oracle)"
+    assert result.best_table()[0][0] == "ood_accuracy (oracle)"
     assert result.as_json()["oracle"] == "selection"
 
 

@@ -20,8 +20,10 @@ from concord.cli.cluster import _from_file, _path_flags, check_command, split_op
 from concord.cli.job_options import default_options
 from concord.cli.parsing import replaced_option
 from concord.errors import InputError
-from concord.studies import journal as journals
-from concord.studies.plan import studies_folder
+from concord.record import read_history
+from concord.storage import Folder
+from concord.studies.plan import group_folder
+from concord.studies.proposals import GroupRuns
 from concord.submission.cluster import Cluster, Submission, _Shown
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
@@ -370,7 +372,8 @@ def test_a_submitted_comparison_takes_its_tables_and_the_options_of_a_file_along
     lines = [json.loads(line) for line in (folder / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
     said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}
-    assert said.items() <= journals.read(folder).tasks["run 1"].point.items()
+    runs = {each.key: each for each in GroupRuns(read_history(Folder(folder))).begun("run")}
+    assert said.items() <= runs["run 1"].point.items()
 
 
 def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refused(
@@ -472,11 +475,10 @@ def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
     monkeypatch.chdir(JOB.parent)
     study = ["submit", "tune", "tiny_study.py", "--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0"]
     study += ["--reruns", "0", "--no-register", "--address", head.address, "--token-file", str(head.token_file)]
-    folder = studies_folder(head.folder / "runs") / "s"
+    folder = group_folder("study", head.folder / "runs", "s")
 
     def finished() -> dict[str, str]:
-        journal = folder / journals.TRIALS
-        return {} if not journal.exists() else {t.key: str(e) for t, e in journals.read(folder).finished("trial")}
+        return {each.run.key: str(each) for each in GroupRuns(read_history(folder)).finished("trial")}
 
     try:
         head.start()

@@ -24,11 +24,11 @@ from concord.analysis.gradient_correlation import (
     summarize,
     write_correlations,
 )
-from concord.comparisons.plan import comparisons_of
 from concord.environments import BatchStream, Spirals
 from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
+from concord.studies.comparison_plan import comparisons_of
 from concord.studies.spaces import derived
 from concord.training import FinishedRun, ProcessContext, load_job, train
 from concord.training.context import Silent

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
-from concord.runs.lifecycle import reserved_run, run_lifecycle
-from concord.runs.run import FinishedRun, already_finished
-from concord.runs.tags import run_tags
 from concord.space import LogUniform, Space
-from concord.training import CustomJob, Data, Evaluation, JobFile, RunConfig, Study, TrialLoop
+from concord.training import Data, Evaluation, Job, Loop, RunConfig, Study
+from concord.training.context import RunContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,7 @@ class Config(RunConfig):
     """Of five steps each."""
 
 
-def evaluations(config: Config) -> Iterator[Evaluation]:
+def evaluations(config: Config, context: RunContext) -> Iterator[Evaluation]:
     if config.lr > 2:
         raise InputError(f"--lr {config.lr:g}: goes to infinity")
     place = 1 + random.Random(config.run.seed).random()
@@ -32,20 +30,6 @@ def evaluations(config: Config) -> Iterator[Evaluation]:
         for _ in range(5):
             place -= config.lr * 2 * place
         yield Evaluation(epoch, 5 * epoch, {"distance": abs(place), "steps": 5.0 * epoch})
-
-
-def run(job: JobFile, config: Config, info: Callable[[str], None]) -> FinishedRun:
-    config.check()
-    with reserved_run(job.name, config, "descent") as reserved:
-        if reserved.report is not None:
-            return already_finished(reserved, reserved.report, info)
-        with run_lifecycle(reserved, run_tags(job.name, job.path)) as opened:
-            for each in evaluations(config):
-                opened.store.log_metrics(opened.run_id, each.metrics, each.step)
-            opened.store.finish_run(opened.run_id)
-            name = reserved.name
-            uri = opened.store.uri
-            return FinishedRun(job.name, name, opened.run_id, 0.0, None, None, opened.kept, (), each.metrics, uri)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +45,9 @@ def make(options: Starts, info: Callable[[str], None]) -> dict[str, Any]:
     return {"starts": 3}
 
 
-job = CustomJob(
-    run=run,
+job = Job(
     config=Config(),
     data=Data(Starts, make),
-    trials=TrialLoop(evaluations, lambda config: config.epochs, {"distance": "min", "steps": None}),
+    loop=Loop(evaluations, lambda config: config.epochs, {"distance": "min", "steps": None}),
     studies={"rates": Study(Space({"lr": LogUniform(1e-3, 0.3)}))},
 )

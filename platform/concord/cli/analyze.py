@@ -100,7 +100,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         if "untracked" in result:
             info(f"{result['run']}: could not be kept in MLflow ({result['untracked']})")
     if options.results is not None:
-        from concord.comparisons.analyses import write_analyses
+        from concord.studies.tables import write_analyses
 
         info(f"kept in {write_analyses(results, _command(words), options.results)}")
     if len(results) == 1:

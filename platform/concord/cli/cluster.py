@@ -310,9 +310,9 @@ def check_command(command: str, job: Any, words: Sequence[str], reference: str) 
 
 def _checked_comparison(job: Any, words: Sequence[str]) -> tuple[str, set[str]]:
     from concord.cli.comparing import parsed_methods, planned, tables_and_options
-    from concord.comparisons.methods import check_methods, methods_name
-    from concord.comparisons.plan import METHODS
     from concord.options import options_of
+    from concord.studies.comparison_plan import METHODS
+    from concord.studies.methods import check_methods, methods_name
 
     tables, options = tables_and_options(words)
     if METHODS in tables:

@@ -19,7 +19,7 @@ _WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
     job, rest = job_and_words(words, "compare")
-    from concord.comparisons.plan import METHODS
+    from concord.studies.comparison_plan import METHODS
 
     tables, rest = tables_and_options(rest)
     job, rest = file_as_words(job, rest, lambda job: default_options("compare", job, words[0], tables))
@@ -30,7 +30,7 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if METHODS in tables:
         return _compare_methods(job, parsed.options, rest, as_json)
     plan = planned(job, tables, rest, program)
-    from concord.comparisons.comparing import run_comparison  # imports Ray Tune, which takes seconds
+    from concord.studies.comparison import run_comparison
 
     result = run_comparison(plan, without_options(rest, _WHERE), info)
     if not as_json:
@@ -40,16 +40,15 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         said = f"{name}: {failure.splitlines()[0]}"
         problem = f"{len(result.failed)} runs failed, the first of them {said}; the same command tries again"
         raise UnfinishedError(problem, result.as_json())
-    return result.as_json() | {"figures": _figures(result)}
+    result_json: Mapping[str, Any] = result.as_json()
+    return result_json
 
 
 def _compare_methods(job: Any, options: Any, words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Tune each method, show them side by side, and say which to take."""
-    from concord.comparisons.methods import plan_methods
+    from concord.studies.methods import plan_methods, run_methods, train_command
 
     plan = plan_methods(job, options, given_options(type(options), words))
-    from concord.comparisons.tuning import run_methods, train_command  # imports Ray Tune, which takes seconds
-
     result = run_methods(plan, words, info)
     trained = train_command(plan, result)
     if not as_json:
@@ -81,24 +80,28 @@ def report_comparisons(
     Raises:
         InputError: there is no such table.
     """
-    from concord.comparisons.comparing import command, where
-    from concord.comparisons.plan import comparison_folder, comparison_name, comparisons_of
-    from concord.comparisons.results import journal_of, kept_words, read_results, write_results, write_runs
+    from concord.record import read_record
+    from concord.studies.comparison import command, read_results, where, write_results, write_runs
+    from concord.studies.comparison_plan import comparison_name, comparisons_of
+    from concord.studies.plan import group_folder
 
     if not job.job.comparisons and not tables:
         return {}
-    folder = comparison_folder(resolve(output) if ":/" in str(output) else output, comparison_name(job.name, name))
-    words = kept_words(folder.path)
+    kept_name = comparison_name(job.name, name)
+    folder = group_folder("comparison", resolve(output) if ":/" in str(output) else output, kept_name)
+    record = read_record(folder, "comparison")
+    words: Mapping[str, list[str]] = record["tables"] if record else {}
     place = ["--output", str(output), *(["--name", name] if name else [])]
     shown: dict[str, Any] = {}
     for each in tables or comparisons_of(job):
         asked = words.get(each, [])
         plan = planned(job, [each], [*asked, *place], f"concord compare {job.name}", check=False)
-        result = read_results(plan, journal_of(plan), plan.kept.path)
+        result = read_results(plan)
         if results is not None and result.finished:
             write_runs(result, results)
-        figures = write_results(result, plan.kept.path, info) if result.finished else {}
-        shown[each] = result.as_json() | {"figures": figures}
+        if result.finished:
+            result = write_results(result, info)
+        shown[each] = result.as_json()
         if not as_json and result.finished:
             table(*result.tables[0].cells())
         lost = sum(map(len, result.missing.values()))
@@ -114,24 +117,24 @@ def report_comparisons(
 
 
 def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str, *, check: bool = True) -> Any:
-    """The plan of these tables, see :func:`concord.comparisons.plan.make_plan`."""
-    from concord.comparisons.plan import make_plan
+    """The plan of these tables, see :func:`concord.studies.comparison_plan.plan_comparison`."""
+    from concord.studies.comparison_plan import plan_comparison
 
     job, rest = with_own_rule(job, words)
     options = _parsed(job, tables, rest, program).options
-    return make_plan(job, tables, options, given_options(type(options), rest), check=check)
+    return plan_comparison(job, tables, options, given_options(type(options), rest), check=check)
 
 
 def parsed_methods(job: Any, words: Sequence[str], program: str) -> Any:
     """The options of ``compare JOB methods`` as these words give them."""
-    from concord.comparisons.plan import METHODS
+    from concord.studies.comparison_plan import METHODS
 
     job, rest = with_own_rule(job, words)
     return _parsed(job, [METHODS], rest, program).options
 
 
 def _parsed(job: Any, tables: Sequence[str], words: Sequence[str], program: str) -> Any:
-    from concord.comparisons.plan import METHODS
+    from concord.studies.comparison_plan import METHODS
 
     command = with_file_options(default_options("compare", job, job.name, tables))
     brief = methods_brief(job) if METHODS in tables else compare_brief(job)
@@ -151,11 +154,6 @@ def _print(result: Any) -> None:
         info(f"{name} failed: {failure.splitlines()[0]}")
     print(f"runs      {result.finished} finished, {len(result.failed)} failed")
     print(f"tables    {result.folder / 'tables'}")
-    for name, path in _figures(result).items():
+    for name, path in result.figures.items():
         print(f"figure    {name}: {path}")
     print(f"seconds   {result.seconds:.1f}")
-
-
-def _figures(result: Any) -> dict[str, str]:
-    found = {name: result.folder / "figures" / f"{name}.png" for t in result.tables for name in t.comparison.figures}
-    return {name: str(path) for name, path in found.items() if path.exists()}

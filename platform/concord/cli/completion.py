@@ -15,9 +15,9 @@ from concord.cli.cluster import SUBMITTED, Submit
 from concord.cli.config_file import ConfigFile
 from concord.cli.help import option_help
 from concord.cli.job_options import JOB_COMMANDS, default_options
-from concord.comparisons.plan import METHODS, comparisons_of
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
+from concord.studies.comparison_plan import METHODS, comparisons_of
 from concord.training import TrainConfig
 from concord.training.job import load_job
 

@@ -121,8 +121,8 @@ def tune_brief(job: Any) -> Brief:
 
 def compare_brief(job: Any) -> Brief:
     """The help of ``concord compare JOB``: the comparison's options, and the job's own."""
-    from concord.comparisons.options import CompareOptions
-    from concord.comparisons.plan import METHODS, comparisons_of
+    from concord.studies.comparison_plan import METHODS, comparisons_of
+    from concord.studies.options import CompareOptions
 
     tables = f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
     return _brief_of(CompareOptions, tables, "a comparison", job)
@@ -130,7 +130,7 @@ def compare_brief(job: Any) -> Brief:
 
 def methods_brief(job: Any) -> Brief:
     """The help of ``concord compare JOB methods``: the options of the studies, and the job's own."""
-    from concord.comparisons.methods import MethodsOptions
+    from concord.studies.methods import MethodsOptions
 
     return _brief_of(MethodsOptions, "", "the comparison", job)
 

@@ -21,19 +21,15 @@ def default_options(command: str, job: Any, reference: str, tables: Sequence[str
         InputError: the command can do nothing with this job.
     """
     from concord.cli.analyze import AnalyzeOptions
-    from concord.comparisons.methods import methods_options_for
-    from concord.comparisons.options import options_for as compare_options
-    from concord.comparisons.plan import METHODS, comparisons_of
     from concord.options import defaults_of
-    from concord.studies.options import combined, options_for
+    from concord.studies.comparison_plan import METHODS, comparisons_of
+    from concord.studies.methods import methods_options_for
+    from concord.studies.options import combined, compare_options_for, options_for
     from concord.studies.report import StudyReport
-    from concord.training.job import CustomJob
 
     match command:
         case "train":
             return job.job.config
-        case "tune" if isinstance(job.job, CustomJob) and job.job.trials is None:
-            raise InputError(f"tune {reference}: this job trains in a way of its own, and has nothing that is searched")
         case "tune":
             return options_for(job.job.config, list(job.job.studies))
         case "compare" if METHODS in tables:
@@ -42,8 +38,8 @@ def default_options(command: str, job: Any, reference: str, tables: Sequence[str
             return methods_options_for(job)
         case "compare":
             comparisons_of(job)  # which refuses a job without any
-            return compare_options(job.job.config)
-        case "analyze" if isinstance(job.job, CustomJob):
+            return compare_options_for(job.job.config)
+        case "analyze" if job.job.loop is not None:
             raise InputError(f"analyze {reference}: this job trains in a way of its own; it has no losses to analyze")
         case "analyze":
             return AnalyzeOptions()

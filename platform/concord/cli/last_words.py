@@ -1,7 +1,7 @@
 """A line for a command that ends without one: killed, crashed in native code, or ended by the ``os._exit`` of a job.
 
-The process itself cannot write it. A small fork of it, made before anything heavy is imported, waits on a pipe that closes
-when the command's process ends, however it ends.
+The process itself cannot write it. A small fork of it, made before anything heavy is imported, waits on a pipe, which
+closes when the command's process ends, however it ends.
 """
 
 import contextlib

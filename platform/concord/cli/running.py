@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,9 +125,9 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if file is not None:  # what is as it was anyway may be varied
         there = option_values(defaults)
         given |= {name for name, value in option_values(file.over(defaults)).items() if value != there[name]}
-    from concord.studies.plan import make_plan
+    from concord.studies.plan import plan_study
 
-    plan = make_plan(job, options, given)
+    plan = plan_study(job, options, given)
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, info)
@@ -139,12 +138,13 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
     """The record of the study of this --name, with all options that it was started with as its configuration."""
-    from concord.studies.plan import kept_study, study_folder
+    from concord.record import read_record
+    from concord.studies.plan import group_folder
 
     name = option_value(words, "--name")
     if not name or "/" in name or asks_for_help(words):
         return None
-    record = kept_study(study_folder(_output_option(words), name))
+    record = read_record(group_folder("study", _output_option(words), name), "study")
     if record is None:
         return None
     if record["job"] != job.name:
@@ -153,18 +153,16 @@ def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
 
 
 def _print_study(result: Any) -> None:
-    from concord.studies.results import selections_table
-
-    header, rows = result.table(int(result.record["options"]["top"]))
+    header, rows = result.best_table()
     table([name.replace("_", " ") for name in header], rows)
-    table(*selections_table(result))
+    table(*result.selections_table())
     if result.reruns:
-        _print_reruns(result)
-    task, ended = result.best
+        table(*result.reruns_table())
     metric, direction = result.criterion.metric, result.criterion.direction
     print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
-    value = ended.metrics.get(metric, math.nan)
-    print(f"best      trial {task.trial}, selected by {result.label}: {metric} {value:.4g}, {direction}")
+    value = result.best.metrics.get(metric, math.nan)
+    chosen_by = f"selected by {result.criterion.label}: {metric} {value:.4g}, {direction}"
+    print(f"best      trial {result.best.run.trial}, {chosen_by}")
     if result.record["oracle"]:
         print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
     if result.registration:
@@ -172,24 +170,6 @@ def _print_study(result: Any) -> None:
     print(f"figures   {(result.kept / 'figures').display_path}")
     if result.seconds:
         print(f"seconds   {result.seconds:.1f}")
-
-
-def _print_reruns(result: Any) -> None:
-    from concord.studies.selection import metric_on
-
-    rows = []
-    for split in ("",) if result.criterion.selection == "own" else ("train", "held_out", "ood"):
-        metric = metric_on(split, result.measure)
-        values = sorted(metrics[metric] for metrics in result.reruns.values() if metric in metrics)
-        if values:
-            middle = statistics.median(values)
-            rows.append(
-                [
-                    f"{split} {result.measure}".replace("_", " ").strip(),
-                    *(f"{v:.4f}" for v in (middle, values[0], values[-1])),
-                ]
-            )
-    table([f"best, {len(result.reruns)} new seeds", "median", "least", "largest"], rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -292,7 +292,7 @@ def opened(reserved: Reserved, description: Description, info: Callable[[str], N
         yield run
         _end(run)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or reserved.termination.requested:
+        if isinstance(error, KeyboardInterrupt | StoppedError) or reserved.termination.requested:
             _close(run, "KILLED")
             raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
         untouched = not any(each.evaluations or each.checkpoints for each in events.history.values())

@@ -30,7 +30,7 @@ from concord.training.evaluation import (
 )
 from concord.training.job import JobFile
 from concord.training.loop import begun_objective, build_model, check_environments
-from concord.training.metric_names import check_metric_names
+from concord.training.metric_names import check_metric_names, split_metric
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
 
@@ -226,9 +226,10 @@ def _reported(
     held_out = ["held_out", "validation"] if config.data.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
-    reported = {f"{split}_{measure}": mode for split in splits for measure, mode in measures.items()}
+    reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
     spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.data.held_out > 0 else {}
-    worst = {f"worst_{name}": mode for name, mode in reported.items() if mode is not None}
+    ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
+    worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
     return {**reported, **worst, **spread, "kept_fraction": None}
 
 

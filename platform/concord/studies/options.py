@@ -1,4 +1,4 @@
-"""The options of ``concord tune``: those of a study, and those of the job, which every trial starts from."""
+"""The options of ``concord tune`` and ``concord compare``: their own, and the job's, which every run starts from."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SharingOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate the options (InputError)."""
         self.require("concurrent", self.concurrent >= 0, "must not be negative")
         self.require("gpus_per_trial", self.gpus_per_trial > 0, "must be above 0")
 
@@ -85,7 +85,7 @@ class StudyOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate the options (InputError)."""
         super().check()
         for option in ("trials", "startup", "top"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
@@ -103,6 +103,39 @@ class TuneOptions(OptionGroup):
 
     study: StudyOptions
     config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(OptionGroup):
+    """Train what tables of the job need and is not there yet: concord compare JOB [TABLE…]. Options of the job given
+    here hold for every configuration."""
+
+    # fmt: off
+    seeds: int | None = None
+    """Seeds of each configuration; the table's own number if not given."""
+    first_seed: int | None = None
+    """The first of them; the table's own if not given."""
+    sharing: SharingOptions = field(default_factory=SharingOptions)
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate the options (InputError)."""
+        super().check()
+        self.require("seeds", self.seeds is None or self.seeds >= 1, "must be at least 1")
+        self.require("first_seed", self.first_seed is None or self.first_seed >= 0, "must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(OptionGroup):
+    """The options of ``concord compare``: the comparison's, and those that every run starts from."""
+
+    comparison: CompareOptions
+    config: RunConfig
+
+
+def compare_options_for(config: RunConfig) -> CompareCommand:
+    """The comparison's options and a job's, at their defaults (InputError for an option that means two things)."""
+    return with_config(CompareCommand, "comparison", CompareOptions(), config, "compare")
 
 
 def options_for(config: RunConfig, methods: Sequence[str] = ()) -> TuneOptions:

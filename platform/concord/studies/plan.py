@@ -3,48 +3,116 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from concord.aggregation import threshold_at_chance
 from concord.errors import InputError
 from concord.options import option_values, options_of
+from concord.record import Kind as GroupKind
+from concord.record import read_record
 from concord.redaction import is_secret, without_secrets
 from concord.runs.folder import new_name, recorded_config
+from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
+from concord.runs.tags import run_tags
 from concord.space import Point, Space
-from concord.storage import Folder, StorageError
-from concord.studies.journal import STUDY, read_study
-from concord.studies.options import StudyOptions
+from concord.storage import Folder
+from concord.studies.options import SharingOptions, StudyOptions
+from concord.studies.proposals import Kind, RunProposal
 from concord.studies.search import Search
-from concord.studies.selection import Criterion, check_metric, chosen_mode
-from concord.studies.spaces import OwnPoint, chosen_study, first_points, least_significance, own_point, study_space
+from concord.studies.selection import Criterion, check_metric, chosen_mode, metric_on
+from concord.studies.spaces import (
+    OwnPoint,
+    chosen_study,
+    config_at,
+    first_points,
+    least_significance,
+    own_point,
+    resolved_at,
+    study_space,
+)
 from concord.studies.stopping import StopRule
-from concord.training import CustomJob, JobFile, RunConfig, TrainConfig
+from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
-from concord.training.job import epochs_of
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
 # How many environments are left out to judge the short list, if --folds does not say.
 _FOLDS_OF_SHORTLIST = 4
 # The options of a study that make its trials what they are: they stay when it continues.
 _SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
+_FOLDERS: Mapping[GroupKind, str] = {"study": "studies", "comparison": "comparisons"}
+
+
+def group_folder(kind: GroupKind, output: Path, name: str) -> Folder:
+    """Where a study or a comparison of this name is kept."""
+    return Folder(output / _FOLDERS[kind] / name)
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupPlan:
+    """A group of runs that start from one configuration.
+
+    Attributes:
+        kind: study or comparison.
+        name: of the group; the same one continues it.
+        job: what is trained.
+        base: the configuration that every run starts from.
+        sharing: how the cluster is divided among the runs.
+    """
+
+    kind: ClassVar[GroupKind]
+    name: str
+    job: JobFile
+    base: RunConfig
+    sharing: SharingOptions
+
+    @property
+    def varied(self) -> Collection[str]:
+        """The options that differ between the runs."""
+        return options_of(type(self.base))
+
+    @property
+    def kept(self) -> Folder:
+        """Where it is kept."""
+        return group_folder(self.kind, self.base.run.output, self.name)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is on this machine."""
+        return self.kept.path
+
+    @property
+    def experiment(self) -> str:
+        """In MLflow: beside the job's own runs, which these would bury."""
+        return f"{self.job.name}-{_FOLDERS[self.kind]}"
+
+    def overrides(self, config: RunConfig) -> dict[str, Any]:
+        """The options in which a run's configuration differs from the one that all start from."""
+        there = option_values(self.base)
+        return {name: value for name, value in option_values(config).items() if value != there[name]}
+
+
+def check_group(base: RunConfig, what: str) -> None:
+    """Refuse options that no group can have (InputError)."""
+    if base.run.resume:
+        raise InputError(f"--resume: the same --name continues a {what}; leave --resume out")
+    if (least := parallel_of(base).min_workers) is not None:
+        raise InputError(f"--min-workers {least}: a run that lost its workers runs again; leave it out")
+
+
+@dataclass(frozen=True)
+class StudyPlan(GroupPlan):
     """A study.
 
     Attributes:
-        name: of the study.
-        job: what is trained.
-        base: the configuration that every trial starts from.
         options: of the study.
         given: the options that the command line named.
         method: the name of the job's study, or of one for every job.
@@ -61,9 +129,7 @@ class Plan:
         checked: what is known of the job.
     """
 
-    name: str
-    job: JobFile
-    base: RunConfig
+    kind = "study"
     options: StudyOptions
     given: frozenset[str]
     method: str
@@ -80,18 +146,9 @@ class Plan:
     checked: Checked
 
     @property
-    def kept(self) -> Folder:
-        """Where it is kept."""
-        return study_folder(self.base.run.output, self.name)
-
-    @property
-    def folder(self) -> Path:
-        """Where it is on this machine."""
-        return self.kept.path
-
-    def epochs(self, config: Any) -> int:
-        """The epoch of a trial's last evaluation."""
-        return epochs_of(self.job, config)
+    def varied(self) -> Collection[str]:
+        """The names of what the space varies, switches too."""
+        return {located.name for located in self.space.varied()}
 
     @property
     def looks_at_test(self) -> str | None:
@@ -109,6 +166,32 @@ class Plan:
         options = self.options
         return Search(self.space, options.search, self.base.run.seed, self.first, options.startup)
 
+    def epochs(self, run: RunProposal) -> int:
+        """The epoch of a trial's last evaluation."""
+        return self.job.epochs(config_at(self.base, self.space, run.point).resolved())
+
+    def proposal(
+        self, kind: Kind, trial: int, point: Point, seed: int | None = None, left_out: tuple[str, ...] = ()
+    ) -> RunProposal:
+        """A trial, or what is trained again of one: with another seed, or only with environments left out."""
+        config, resolved = config_at(self.base, self.space, point), resolved_at(self.base, self.space, point)
+        unused = config.resolved().unused()
+        chosen = {**self.space.fixed(point), **point, **resolved}
+        parameters = {name: value for name, value in chosen.items() if name not in unused}
+        if seed is not None:
+            config, parameters["seed"] = config.with_options(seed=seed), seed
+        if kind == "left-out":
+            config = config.with_options(evaluations=1)
+        proposed = RunProposal(kind, trial, point, seed, left_out, kind != "left-out", resolved)
+        tags = {"concord.study": self.name, "concord.trial": str(trial), "concord.kind": kind}
+        return dataclasses.replace(
+            proposed,
+            name=f"{self.name} {proposed.key}",
+            options=self.overrides(config),
+            parameters=parameters,
+            tags=tags,
+        )
+
     def identity(self) -> dict[str, Any]:
         """What must not change when the study continues, as JSON."""
         science = {k: v for k, v in recorded_config(self.base).items() if k not in RUNTIME_OPTIONS - {"workers"}}
@@ -125,8 +208,7 @@ class Plan:
         return written
 
     def record(self) -> dict[str, Any]:
-        """What is written down of it, beside what every group of trials writes down."""
-        options = {k: str(v) if isinstance(v, Path) else v for k, v in option_values(self.options).items()}
+        """What is recorded of it, beside what every record has."""
         return {
             "identity": self.identity(),
             "own": None if self.own is None else dataclasses.asdict(self.own),
@@ -134,36 +216,36 @@ class Plan:
             "measure": self.measure,
             "oracle": self.looks_at_test,
             "validation": bool(self.checked.environments.validation),
-            "options": options,
+            "options": self.recorded_options(),
             "given": sorted(self.given),
-            **({"sources": sources} if (sources := self.base.sources()) else {}),
         }
 
+    def recorded_options(self) -> dict[str, Any]:
+        """The options of the study as JSON."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in option_values(self.options).items()}
 
-def studies_folder(output: Path) -> Path:
-    """Where the studies of an output folder are."""
-    return output / "studies"
+    def description(self) -> Description:
+        """How a new one is recorded and shown."""
+        environments = self.checked.environments
+        tags = run_tags(self.job.name, self.job.path, len(environments.train), environments.version) | {
+            "concord.study": self.name,
+            "concord.method": self.method,
+            "concord.selection": self.options.selection,
+            "concord.oracle": self.looks_at_test or "no",
+        }
+        parameters = {
+            **{k: v for k, v in option_values(self.options).items() if v not in (None, ())},
+            "seed": self.base.run.seed,
+            "register": self.base.run.register,
+            "metric": self.criterion.metric,
+            "mode": self.criterion.mode,
+            "stop_when": self.stop_rule,
+        }
+        record = {**self.record(), "started": time.time()}
+        return Description(self.experiment, parameters, tags, record, {"space.json": self.space.as_json()})
 
 
-def study_folder(output: Path, name: str) -> Folder:
-    """Where a study of this name is kept."""
-    return Folder(studies_folder(output) / name)
-
-
-def kept_study(kept: Folder) -> dict[str, Any] | None:
-    """What the study that is kept in this folder is, begun on this machine or on another; None if there is none.
-
-    Raises:
-        InputError: it cannot be read, or the storage does not answer.
-    """
-    try:
-        kept.fetch(STUDY)
-    except StorageError as error:
-        raise InputError(f"--output {error}") from error
-    return read_study(kept.path) if (kept.path / STUDY).exists() else None
-
-
-def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
+def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     """Check everything that can be checked without a cluster or a store.
 
     Args:
@@ -174,59 +256,53 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
     Raises:
         InputError: something cannot be used, or does not fit the study of this name.
     """
-    study_options, base = options.study, options.config
-    study_options.check()
+    asked, base, own_loop = options.study, options.config, job.job.loop
+    asked.check()
     base.check()
-    if base.run.resume:
-        raise InputError("--resume: the same --name continues a study; leave --resume out")
-    if (least := parallel_of(base).min_workers) is not None:
-        raise InputError(f"--min-workers {least}: a trial that lost its workers runs again; leave it out")
+    check_group(base, "study")
+    if own_loop is not None and own_loop.check_trial is not None:
+        own_loop.check_trial(base)
     base = base.with_options(**resolved_paths(base))
-    method, study = chosen_study(job.job.studies, study_options, base)
-    own = isinstance(job.job, CustomJob)
+    method, study = chosen_study(job.job.studies, asked, base)
     if "selection" not in given:
-        study_options = dataclasses.replace(study_options, selection="own" if own else study.selection)
-        study_options.check()
-    if own != (study_options.selection == "own"):
-        said = "the job says what it evaluates; leave it out" if own else "is for jobs with a loop of their own"
-        raise InputError(f"--selection {study_options.selection}: {said}")
+        asked = dataclasses.replace(asked, selection=study.selection if own_loop is None else "own")
+        asked.check()
+    if (own_loop is not None) != (asked.selection == "own"):
+        wrong = (
+            "is for jobs with a loop of their own"
+            if own_loop is None
+            else "the job says what it evaluates; leave it out"
+        )
+        raise InputError(f"--selection {asked.selection}: {wrong}")
     name = base.run.name or _new_name(job, method, base)
     base = base.with_options(name=None)
-    space = study_space(study.space, study_options, given & options_of(type(base)).keys(), base)
+    space = study_space(study.space, asked, given & options_of(type(base)).keys(), base)
     checked = preflight(job, base)
-    stop_rule = StopRule.of(study.stop_when if study_options.stop_when is None else study_options.stop_when)
+    stop_rule = StopRule.of(study.stop_when if asked.stop_when is None else asked.stop_when)
     stop_rule.check(checked.reported)
-    usual = next(iter(checked.measures)) if own else "accuracy" if "train_accuracy" in checked.reported else "loss"
-    measure = study_options.metric or study.metric or usual
-    plain = measure.removeprefix("worst_")
-    mode_of, reported = dict(checked.measures), list(checked.reported)
-    mode_of[plain] = mode = chosen_mode(measure, study_options.mode, mode_of)
-    criterion = Criterion.of(study_options.selection, measure, mode)
-    if (
-        criterion.metric.removeprefix("worst_") in reported and not own
-    ):  # trials find the worst environment, if the job does not
-        reported.append(criterion.metric)
-    train = checked.environments.train
-    leave_out = study_options.selection == "leave-one-out"
-    if leave_out:
-        if len(train) < 2:
-            raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
-        reported += [f"left_out_{each}" for each in mode_of]
-        reported += [f"worst_left_out_{each}" for each, mode in mode_of.items() if mode is not None]
-    check_metric(criterion, reported)
+    usual = next(iter(checked.measures)) if own_loop else "accuracy" if "accuracy" in checked.measures else "loss"
+    measure = asked.metric or study.metric or usual
+    mode_of = dict(checked.measures)
+    mode = mode_of[measure.removeprefix("worst_")] = chosen_mode(measure, asked.mode, mode_of)
+    criterion = Criterion.of(asked.selection, measure, mode)
+    train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
+    check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
+    environments = len(train) - leave_out
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
     if isinstance(base, TrainConfig) and smallest is not None and base.chosen_aggregator != "t-mask":
-        threshold_at_chance(smallest, base.voters(len(train) - leave_out))  # refuses what too few environments can have
-    if study_options.folds > len(train):
-        raise InputError(f"--folds {study_options.folds}: there are {len(train)} training environments")
-    suggested = tuple(first_points(space, study_options.suggest, study.suggestions))
-    alone = suggested or study_options.search == "grid"  # a grid is gone through from its beginning
-    decided = base.decided(len(train) - leave_out) if isinstance(base, TrainConfig) else base
-    plan = Plan(
+        threshold_at_chance(smallest, base.voters(environments))  # refuses what too few environments can have
+    if asked.folds > len(train):
+        raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
+    suggested = tuple(first_points(space, asked.suggest, study.suggestions))
+    alone = suggested or asked.search == "grid"  # a grid is gone through from its beginning
+    decided = base.decided(environments) if isinstance(base, TrainConfig) else base
+    of_shortlist = asked.folds or _FOLDS_OF_SHORTLIST
+    plan = StudyPlan(
         name=name,
         job=job,
         base=base,
-        options=study_options,
+        sharing=asked.sharing,
+        options=asked,
         given=frozenset(given),
         method=method,
         space=space,
@@ -236,23 +312,36 @@ def make_plan(job: JobFile, options: Any, given: set[str]) -> Plan:
         stop_rule=stop_rule,
         suggested=suggested,
         own=None if alone else own_point(space, decided),
-        folds=_drawn(train, study_options.folds or len(train), base.run.seed) if leave_out else (),
-        shortlist_folds=_drawn(train, study_options.folds or _FOLDS_OF_SHORTLIST, base.run.seed)
-        if len(train) > 1
-        else (),
-        trials=study_options.trials,
+        folds=_drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
+        shortlist_folds=_drawn(train, of_shortlist, base.run.seed) if len(train) > 1 else (),
+        trials=asked.trials,
         checked=checked,
     )
     size = plan.search().size
-    if size is not None and ("trials" not in given or study_options.trials > size):
+    if size is not None and ("trials" not in given or asked.trials > size):
         plan = dataclasses.replace(plan, trials=size)
-    if (record := kept_study(plan.kept)) is not None:
+    if (record := read_record(plan.kept, "study")) is not None:
         _check_same(plan, record)
-        plan = dataclasses.replace(plan, own=OwnPoint.read(record.get("own")))  # as the study began
+        plan = dataclasses.replace(plan, own=OwnPoint.read(record["own"]))  # as the study began
     return plan
 
 
-def _check_same(plan: Plan, record: dict[str, Any]) -> None:
+def _reported(
+    checked: Checked, criterion: Criterion, modes: Mapping[str, Mode | None], leave_out: bool
+) -> Collection[str]:
+    """The metrics of a trial."""
+    reported = set(checked.reported)
+    if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
+        reported.add(criterion.metric)  # trials find the worst environment, if the job does not
+    if leave_out:
+        if len(checked.environments.train) < 2:
+            raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
+        reported |= {metric_on("left_out", each) for each in modes}
+        reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
+    return reported
+
+
+def _check_same(plan: StudyPlan, record: dict[str, Any]) -> None:
     """Refuse a name that belongs to another study (InputError)."""
     if record["job"] != plan.job.name:
         raise InputError(f"--name {plan.name}: is a study of job {record['job']}, not of {plan.job.name}")
@@ -263,36 +352,38 @@ def _check_same(plan: Plan, record: dict[str, Any]) -> None:
             f"--name {plan.name}: a study that was judged by {before.metric}, {before.direction}; here "
             f"{plan.criterion.direction}; give another name"
         )
-    ours, theirs = _without_secret_options(plan.identity()), _without_secret_options(record["identity"])
+    # An option that is newer than the study stood at its default there.
+    defaults = json.loads(json.dumps(recorded_config(plan.job.job.config), default=str))
+    ours, theirs = plan.identity(), record["identity"]
+    theirs = {**theirs, "config": {name: defaults.get(name) for name in ours["config"]} | theirs["config"]}
     for part in ours:
-        if ours[part] == theirs.get(part):
+        here, there = _comparable(ours[part]), _comparable(theirs.get(part))
+        if here == there:
             continue
         if part in ("space", "config"):
-            there = theirs.get(part, {})
-            differing = (name for name in {**ours[part], **there} if ours[part].get(name) != there.get(name))
-            if (option := next(differing, None)) is None:  # an option is newer than the study, and has no value
-                continue
+            option = next(name for name in {**here, **there} if here.get(name) != there.get(name))
             what = "varied from" if part == "space" else "set to"
             raise InputError(
                 f"--name {plan.name}: a study with another {'space' if part == 'space' else 'configuration'}: there "
-                f"{option} is {what} {there.get(option, 'nothing')}, here {ours[part].get(option, 'nothing')}; "
+                f"{option} is {what} {there.get(option, 'nothing')}, here {here.get(option, 'nothing')}; "
                 "give another name"
             )
         raise InputError(
-            f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {theirs.get(part) or 'none'}, "
-            f"not {ours[part] or 'none'}; give another name"
+            f"--name {plan.name}: a study with another {part.replace('_', ' ')}: {there or 'none'}, "
+            f"not {here or 'none'}; give another name"
         )
     require_same_sources(f"the study {plan.name}", plan.base.sources(), record.get("sources", {}))
 
 
-def _without_secret_options(identity: dict[str, Any]) -> dict[str, Any]:
-    """What can be compared: of a secret, all that is recorded is that it was given."""
-    config = without_secrets(identity.get("config", {}))
-    return {**identity, "config": {name: value for name, value in config.items() if not is_secret(name)}}
+def _comparable(part: Any) -> Any:
+    """Without secrets: all that is recorded of one is that it was given."""
+    if not isinstance(part, Mapping):
+        return part
+    return {name: value for name, value in without_secrets(part).items() if not is_secret(name)}
 
 
 def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
-    """So many of the names, drawn by the seed, in their order."""
+    """This number of the names, drawn by the seed, in their order."""
     if count >= len(names):
         return names
     order = np.random.default_rng(seed).permutation(len(names))[:count]
@@ -302,4 +393,4 @@ def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
 def _new_name(job: JobFile, method: str, base: Any) -> str:
     name = new_name(f"{job.name}-{method}", base)
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(each for each in names if not study_folder(base.run.output, each).exists())
+    return next(each for each in names if not group_folder("study", base.run.output, each).exists())

@@ -1,4 +1,4 @@
-"""How far a study is, as its user sees it: a bar on a terminal, a line now and then elsewhere."""
+"""How far a group of runs is, as its user sees it: a bar on a terminal, a line now and then elsewhere."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from concord.runs.live_metrics import Metric, Sample
 from concord.runs.progress import Display, duration, on_terminal
-from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.proposals import EndedRun, RunProposal
 from concord.studies.selection import Criterion
 
 _SAY_EVERY_SECONDS = 10.0
@@ -19,64 +19,59 @@ STUDY_METRICS = (
 )
 
 
-class StudyProgress:
+class GroupProgress:
     """Counts and shows; a context manager, which shows while its body runs.
 
     Args:
         what: trials or runs, for the reader.
-        total: to be done, if there is a known end.
-        criterion: what the best is judged by; None where there is no best.
+        total: to be done.
         info: takes a line.
+        criterion: what the best is judged by; None where there is no best.
     """
 
-    def __init__(self, what: str, total: int, criterion: Criterion | None, info: Callable[[str], None]) -> None:
+    def __init__(self, what: str, total: int, info: Callable[[str], None], criterion: Criterion | None = None) -> None:
         self._what = what
         self._total = total
         self._criterion = criterion
-        self._say = info
+        self._info = info
         self._running: dict[str, float] = {}
         self._done = self._failed = self._here = 0
-        self._seconds = 0.0
         self._best: tuple[float, int, float] | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._started = time.monotonic()
         self._reasons: set[str] = set()
 
-    def earlier(self, task: TrialSpec, ended: TrialResult) -> None:
-        """A task that ended before this process began."""
-        self._count(task, ended)
-
-    def began(self, task: TrialSpec) -> None:
-        """A task runs."""
-        with self._lock:
-            self._running[task.key] = 0.0
-
-    def evaluated(self, task: TrialSpec, percent: float) -> None:
-        """A task goes on."""
-        with self._lock:
-            self._running[task.key] = percent
-
-    def ended(self, task: TrialSpec, ended: TrialResult) -> None:
-        """A task is over."""
-        with self._lock:
-            self._running.pop(task.key, None)
-            self._here += 1
-        self._count(task, ended)
-        if ended.failure is not None and ended.failure not in self._reasons:
-            self._reasons.add(ended.failure)
-            self._say(f"{task.name or task.key} failed: {ended.failure.splitlines()[0]}")
-
-    def _count(self, task: TrialSpec, ended: TrialResult) -> None:
+    def earlier(self, run: EndedRun) -> None:
+        """A run that ended before this process began."""
         with self._lock:
             self._done += 1
-            self._failed += ended.failure is not None
-            if self._criterion is not None and self._criterion.metric in ended.metrics:
-                value, score = ended.metrics[self._criterion.metric], self._criterion.score(ended.metrics)
+            self._failed += run.failure is not None
+            if self._criterion is not None and self._criterion.metric in run.metrics:
+                value, score = run.metrics[self._criterion.metric], self._criterion.score(run.metrics)
                 if self._best is None or score > self._best[0]:
-                    self._best = (score, task.trial, value)
+                    self._best = (score, run.run.trial, value)
 
-    def __enter__(self) -> "StudyProgress":
+    def began(self, run: RunProposal) -> None:
+        """A run began."""
+        self.evaluated(run, 0.0)
+
+    def evaluated(self, run: RunProposal, percent: float) -> None:
+        """A run goes on."""
+        with self._lock:
+            self._running[run.key] = percent
+
+    def ended(self, run: EndedRun) -> None:
+        """A run is over."""
+        with self._lock:
+            self._running.pop(run.run.key, None)
+            self._here += 1
+        self.earlier(run)
+        if run.failure is not None and run.failure not in self._reasons:
+            self._reasons.add(run.failure)
+            self._info(f"{run.run.name or run.run.key} failed: {run.failure.splitlines()[0]}")
+
+    def __enter__(self) -> "GroupProgress":
         self._shower = threading.Thread(target=self._bar if on_terminal() else self._lines, daemon=True)
         self._shower.start()
         return self
@@ -119,9 +114,9 @@ class StudyProgress:
         if self._here == 0:
             return None
         # What runs counts by how far it is, so that the estimate does not jump at each end.
-        done = self._here + sum(self._running.values()) / 100
-        to_do = self._total - self._done - sum(self._running.values()) / 100
-        return max(to_do, 0.0) * (time.monotonic() - self._started) / done
+        under_way = sum(self._running.values()) / 100
+        to_do = max(self._total - self._done - under_way, 0.0)
+        return to_do * (time.monotonic() - self._started) / (self._here + under_way)
 
     def _lines(self) -> None:
         said = ""
@@ -129,7 +124,7 @@ class StudyProgress:
         while not self._over.wait(pause):
             pause = _SAY_EVERY_SECONDS
             if (line := self.line()) != said:
-                self._say(line)
+                self._info(line)
                 said = line
 
     def _bar(self) -> None:

@@ -2,24 +2,23 @@
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.figures import save
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.studies.journal import STUDY, TrialResult, read_study
-from concord.studies.plan import studies_folder
+from concord.record import RECORD
+from concord.storage import Folder
+from concord.studies.plan import group_folder
+from concord.studies.proposals import EndedRun
 from concord.studies.results import StudyResult, draw, read_result
 from concord.studies.selection import metric_on
-from concord.training import TrainConfig
-
-Config = TypeVar("Config", bound=TrainConfig)
+from concord.studies.tables import finite, spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,57 +56,46 @@ def report_studies(
     if not results:
         return [], {}
     figures: dict[str, str] = {}
+    folder, measure = options.output / "reports" / job, results[-1].measure
+
+    def keep(name: str, figure: Any) -> None:
+        figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
+
     for result in results:
         if result.finished:
-            criterion = result.criterion
+            criterion, name = result.criterion, result.record["name"]
             judged = f"judged by {criterion.metric}, {criterion.direction}"
-            info(f"study {result.record['name']}: {len(result.finished)} trials, {judged}")
-            for path in draw(result, info):
-                figures[f"{result.record['name']} {path.stem}"] = str(path)
-    folder = options.output / "reports" / job
+            info(f"study {name}: {len(result.finished)} trials, {judged}")
+            figures |= {f"{name} {path.stem}": str(path) for path in draw(result, info)}
     shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
-    methods = method_runs(results)
-    if methods:
-        measure = results[-1].measure
-        shown["methods"] = {name: {split: _spread(runs[split]) for split in runs} for name, runs in methods.items()}
-        figures["methods"] = str(save(methods_figure(methods, measure), folder / "methods.png"))
+    if methods := method_runs(results):
+        shown["methods"] = {name: {split: spread(runs[split]) for split in runs} for name, runs in methods.items()}
+        keep("methods", methods_figure(methods, measure))
     best = best_trials(results, options.best)
     if len(best) > 1:
-        measure = results[-1].measure
-        shown["best trials"] = {
-            method: {f"test {measure}": _spread(each.values, "trials")} for method, each in best.items()
-        }
-        minima = best_runs_figure({method: each.values for method, each in best.items()}, f"best test {measure}")
-        figures["best-runs"] = str(save(minima, folder / "best-runs.png"))
+        values = {method: each.values for method, each in best.items()}
+        shown["best trials"] = {method: {f"test {measure}": spread(each, "trials")} for method, each in values.items()}
+        keep("best-runs", best_runs_figure(values, f"best test {measure}"))
         panels = {
             title: {method: each.curves[split] for method, each in best.items()}
             for title, split in (("training", "train"), ("test", "ood"))
         }
-        figures["curves"] = str(save(mean_curves_figure(panels, measure), folder / "curves.png"))
+        keep("curves", mean_curves_figure(panels, measure))
     for name, searches in compared_searches(results).items():
-        reached = {
-            search: [_best(values, searches.mode) for values in found] for search, found in searches.values.items()
-        }
-        shown.setdefault("searches", {})[name] = {search: _spread(values) for search, values in reached.items()}
-        drawn = searches_figure(searches.values, searches.metric, searches.mode)
-        figures[f"searches {name}"] = str(save(drawn, folder / f"searches-{name}.png"))
-    shown["figures"] = figures
-    return results, shown
+        of, mode = max if searches.mode == "max" else min, searches.mode
+        reached = {search: spread([of(values) for values in found]) for search, found in searches.values.items()}
+        shown.setdefault("searches", {})[name] = reached
+        keep(f"searches {name}", searches_figure(searches.values, searches.metric, mode))
+    return results, {**shown, "figures": figures}
 
 
 def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[float]]]:
     """Accuracy (or loss) over seeds of the newest study of every method that was run again with several seeds."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found = {}
     for result in results:
-        if len(result.reruns) < 2:
-            continue
-        splits = {
-            split: [metrics[metric_on(split, result.measure)] for metrics in result.reruns.values()]
-            for split in ("train", "ood")
-            if all(metric_on(split, result.measure) in metrics for metrics in result.reruns.values())
-        }
-        if len(splits) == 2:
-            found[result.record["identity"]["method"]] = splits
+        runs = {split: result.over_seeds(split) for split in ("train", "ood")}
+        if len(result.reruns) > 1 and all(len(values) == len(result.reruns) for values in runs.values()):
+            found[result.method] = runs
     return found
 
 
@@ -125,26 +113,25 @@ class BestTrials:
 
 
 def best_trials(results: Sequence[StudyResult], most: int) -> dict[str, BestTrials]:
-    """So many of each method, by the measure of the newest study; nothing where its trials do not report it."""
-    measure, mode = results[-1].measure, results[-1].criterion.mode
+    """This many of each method, by the measure of the newest study; nothing where its trials do not report it."""
+    measure, largest = results[-1].measure, results[-1].criterion.mode == "max"
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
-    found: dict[str, list[TrialResult]] = {}
+
+    def top(run: EndedRun) -> float:
+        return (max if largest else min)(at.metrics[metrics["ood"]] for at in run.history)
+
+    found: dict[str, list[EndedRun]] = {}
     for result in results:
-        there = [e for _, e in result.ended if e.history and all(m in e.metrics for m in metrics.values())]
-        if there:
-            found.setdefault(result.record["identity"]["method"], []).extend(there)
-    best: dict[str, BestTrials] = {}
-    for method, trials in found.items():
-        tops = [_best([at[metrics["ood"]] for _, _, at in trial.history], mode) for trial in trials]
-        order = sorted(range(len(trials)), key=lambda index: tops[index], reverse=mode == "max")[:most]
+        if there := [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]:
+            found.setdefault(result.method, []).extend(there)
+    best = {}
+    for method, runs in found.items():
+        chosen = sorted(runs, key=top, reverse=largest)[:most]
         curves = {
-            split: [
-                [(epoch / trials[index].history[-1][0], at[metric]) for epoch, _, at in trials[index].history]
-                for index in order
-            ]
+            split: [[(at.epoch / run.history[-1].epoch, at.metrics[metric]) for at in run.history] for run in chosen]
             for split, metric in metrics.items()
         }
-        best[method] = BestTrials([tops[index] for index in order], curves)
+        best[method] = BestTrials([top(run) for run in chosen], curves)
     return best
 
 
@@ -166,43 +153,32 @@ def compared_searches(results: Sequence[StudyResult]) -> dict[str, ComparedSearc
     """The groups of studies with more than one search, by method."""
     groups: dict[str, list[StudyResult]] = {}
     for result in results:
-        identity = dict(result.record["identity"])
+        identity = result.record["identity"]
         config = {name: value for name, value in identity["config"].items() if name != "seed"}
         same = {name: identity[name] for name in identity if name not in ("search", "startup")} | {"config": config}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
     found: dict[str, ComparedSearches] = {}
     for group in groups.values():
         values: dict[str, list[list[float]]] = {}
+        criterion, name = group[0].criterion, group[0].method
         for result in group:
-            metric = result.criterion.metric
-            each = [e.metrics[metric] for _, e in result.ended if math.isfinite(e.metrics.get(metric, math.nan))]
-            if each:
+            if each := finite(run.metrics.get(criterion.metric, math.nan) for run in result.ended):
                 values.setdefault(result.record["identity"]["search"], []).append(each)
         if len(values) > 1:
-            name = group[0].record["identity"]["method"]
             name = name if name not in found else f"{name}-{len(found) + 1}"
-            found[name] = ComparedSearches(group[0].criterion.metric, group[0].criterion.mode, values)
+            found[name] = ComparedSearches(criterion.metric, criterion.mode, values)
     return found
 
 
 def _results(job: str, options: StudyReport) -> list[StudyResult]:
-    folder = studies_folder(options.output)
+    folder = group_folder("study", options.output, "any").place.parent
     if options.studies:
-        results = [read_result(folder / name) for name in options.studies]
+        results = [read_result(group_folder("study", options.output, name)) for name in options.studies]
         for result in results:
             if result.record["job"] != job:
                 raise InputError(
                     f"--studies {result.record['name']}: is a study of job {result.record['job']}, not of {job}"
                 )
-    else:
-        there = sorted(folder.glob(f"*/{STUDY}"), key=lambda path: read_study(path.parent).get("started", 0.0))
-        results = [read_result(path.parent) for path in there if read_study(path.parent)["job"] == job]
-    return results
-
-
-def _best(values: Sequence[float], mode: str) -> float:
-    return max(values) if mode == "max" else min(values)
-
-
-def _spread(values: Sequence[float], of: str = "seeds") -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "largest": max(values), of: len(values)}
+        return results
+    there = [read_result(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
+    return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])

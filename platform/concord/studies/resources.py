@@ -17,7 +17,7 @@ Node = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Room:
+class TrialResources:
     """What trials run on.
 
     Attributes:
@@ -41,7 +41,7 @@ def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
         _divide(options, config, nodes)
 
 
-def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> Room:
+def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
     """Divide the cluster among trials; waits until it holds ``--concurrent`` of them, or one if that is not given.
 
     Raises:
@@ -69,7 +69,7 @@ def _expected_nodes(config: RunConfig) -> list[Node]:
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
-def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> Room:
+def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
     """Divide a cluster of these nodes among trials (InputError if it does not hold ``--concurrent`` of them)."""
     parallel = parallel_of(config)
     cores = [node.get("CPU", 0.0) for node in nodes]
@@ -93,12 +93,12 @@ def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -
         )
     concurrent = options.concurrent or most
     if parallel.workers > 1:
-        return Room(concurrent, 0.0, 0.0)
+        return TrialResources(concurrent, 0.0, 0.0)
     # A trial's process fits on one node.
     share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
     while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
-    return Room(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
+    return TrialResources(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)
 
 
 def _fitting(gpus: float, each: float) -> int:

@@ -1,10 +1,11 @@
 """What a study found: the best trials, what each selection would have chosen, its figures."""
 
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from concord.analysis.study_figures import (
     parallel_figure,
     slices_figure,
 )
-from concord.errors import RunFailedError
+from concord.record import read_history, require_record
+from concord.runs.lifecycle import Opened
 from concord.space import Choice, LogUniform, Space
 from concord.storage import Folder
-from concord.studies import journal as journals
-from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.options import SELECTIONS
+from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.selection import Criterion, metric_on
-from concord.tracking import Store
+from concord.studies.tables import Cells, spread, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -49,11 +50,11 @@ class Selected:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study as its folder has it.
+    """A study as its record has it.
 
     Attributes:
         kept: where the study is kept.
-        record: what the study is, see :meth:`concord.studies.plan.Plan.record`.
+        record: what the study is, see :meth:`concord.studies.plan.StudyPlan.record`.
         finished: the trials that did, best first.
         failed: those that failed.
         ended: the finished trials in the order of their ends.
@@ -64,9 +65,9 @@ class StudyResult:
 
     kept: Folder
     record: Mapping[str, Any]
-    finished: Sequence[tuple[TrialSpec, TrialResult]]
-    failed: Sequence[tuple[TrialSpec, TrialResult]]
-    ended: Sequence[tuple[TrialSpec, TrialResult]]
+    finished: Sequence[EndedRun]
+    failed: Sequence[EndedRun]
+    ended: Sequence[EndedRun]
     left_out: Mapping[int, Mapping[str, float]]
     reruns: Mapping[int, Mapping[str, float]]
     seconds: float = 0.0
@@ -83,7 +84,7 @@ class StudyResult:
         return self.kept.path
 
     @property
-    def best(self) -> tuple[TrialSpec, TrialResult]:
+    def best(self) -> EndedRun:
         """The trial that the study's selection chooses."""
         return self.finished[0]
 
@@ -93,64 +94,91 @@ class StudyResult:
         return str(self.record["measure"])
 
     @property
-    def label(self) -> str:
-        """The selection, marked where it looks at the test."""
-        return _label(self.criterion)
+    def method(self) -> str:
+        """Which of the job's studies it is."""
+        return str(self.record["identity"]["method"])
 
-    def metrics(self, task: TrialSpec, ended: TrialResult) -> dict[str, float]:
+    def metrics(self, run: EndedRun) -> dict[str, float]:
         """All metrics of a trial, with those of environments left out afterwards."""
-        return {**ended.metrics, **self.left_out.get(task.trial, {})}
+        return {**run.metrics, **self.left_out.get(run.run.trial, {})}
 
     def by_selection(self) -> list[Selected]:
         """What every selection would have chosen, among the trials that it can judge."""
         found = []
-        alone = self.criterion.selection == "own"
+        judged = [
+            dataclasses.replace(each, history=[each.history[-1]._replace(metrics=self.metrics(each))])
+            for each in self.finished
+        ]
         for selection in SELECTIONS:
-            if alone != (selection == "own"):
+            if (selection == "own") != (self.criterion.selection == "own"):
                 continue
-            criterion = Criterion.of(selection, self.measure, self.criterion.mode)
-            judged = [(t, replace(e, metrics=self.metrics(t, e))) for t, e in self.finished]
-            ranked = criterion.ranked(judged)
             if selection == "validation" and not self.record["validation"]:
                 continue  # the held-out examples under another name
-            if ranked:
-                task, ended = ranked[0]
-                found.append(Selected(_label(criterion), len(ranked), task.trial, ended.metrics))
+            criterion = Criterion.of(selection, self.measure, self.criterion.mode)
+            if ranked := criterion.ranked(judged):
+                found.append(Selected(criterion.label, len(ranked), ranked[0].run.trial, ranked[0].metrics))
         return found
 
     def varied(self) -> list[str]:
         """The names of what was varied, switches too."""
         return list(dict.fromkeys(located.name for located in self.space.varied()))
 
-    def table(self, top: int) -> tuple[list[str], list[list[str]]]:
+    def best_table(self) -> Cells:
         """The best trials in the form of Table 3 of the AND-mask paper: the metric, then what was varied.
 
         What was varied is shown as what it stood for, and with it what it decided: the aggregator of ``auto``.
         """
-        names = [*self.varied(), *self._decided()]
-        rows = []
-        for task, ended in self.finished[:top]:
-            used = {**task.point, **task.resolved}
-            values = [_shown(used.get(name)) for name in names]
-            value = ended.metrics.get(self.criterion.metric, math.nan)
-            rows.append([f"{value:.4g}", *values, str(task.trial)])
-        oracle = " (oracle)" if self.criterion.oracle else ""
-        return [f"{self.criterion.metric}{oracle}", *names, "trial"], rows
+        metric = self.criterion.metric
+        columns: dict[str, Callable[[EndedRun], Any]] = {
+            metric + " (oracle)" * self.criterion.oracle: lambda each: f"{each.metrics.get(metric, math.nan):.4g}"
+        }
+        for name in [*self.varied(), *self._decided()]:
+            columns[name] = lambda each, name=name: each.run.resolved.get(name, each.run.point.get(name))  # type: ignore[misc]
+        columns["trial"] = lambda each: each.run.trial
+        return table(columns, self.finished[: int(self.record["options"]["top"])])
 
     def _decided(self) -> list[str]:
         """The options that no trial chose and that differ between trials all the same."""
-        names = dict.fromkeys(name for task, _ in self.finished for name in task.resolved)
-        found: dict[str, list[Any]] = {name: [task.resolved.get(name) for task, _ in self.finished] for name in names}
+        names = dict.fromkeys(name for each in self.finished for name in each.run.resolved)
+        values = {name: {each.run.resolved.get(name) for each in self.finished} for name in names}
         chosen = self.varied()
-        return [name for name, values in found.items() if name not in chosen and len(set(values)) > 1]
+        return [name for name, found in values.items() if name not in chosen and len(found) > 1]
+
+    def selections_table(self) -> Cells:
+        """What every selection would have chosen, side by side."""
+        own = self.criterion.selection == "own"
+        validation = ["validation"] if self.record["validation"] else []
+        columns: dict[str, Callable[[Selected], Any]] = {
+            "selected by": lambda each: each.selection,
+            "among": lambda each: each.among,
+            "trial": lambda each: each.trial,
+        }
+        for split in [""] if own else ["held_out", *validation, "left_out", "ood"]:
+            metric = metric_on(split, self.measure)
+            columns[f"{split} {self.measure}".strip()] = lambda each, metric=metric: each.metrics.get(metric)  # type: ignore[misc]
+        return table(columns, self.by_selection())
+
+    def reruns_table(self) -> Cells:
+        """The best trial over its new seeds."""
+        splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
+        over = {split: self.over_seeds(split) for split in splits}
+        columns: dict[str, Callable[[str], Any]] = {
+            f"best, {len(self.reruns)} new seeds": lambda split: f"{split} {self.measure}".replace("_", " ").strip()
+        }
+        for part in ("median", "least", "largest"):
+            columns[part] = lambda split, part=part: f"{spread(over[split])[part]:.4f}"  # type: ignore[misc]
+        return table(columns, [split for split in splits if over[split]])
+
+    def over_seeds(self, split: str) -> list[float]:
+        """What the best trial's measure is on a split with the other seeds, as far as it is reported."""
+        metric = metric_on(split, self.measure)
+        return [metrics[metric] for metrics in self.reruns.values() if metric in metrics]
 
     @property
     def registration(self) -> str | None:
         """What became of the best trial's model, in words; None if none was registered."""
         if not self.record.get("model"):
             return None
-        if "champion" not in self.record:  # of a version that did not write it down
-            return str(self.record["model"])
         became = "the champion now" if self.record["champion"] else "not the champion"
         return f"{self.record['model']}: {became} ({self.record['registration']})"
 
@@ -158,13 +186,12 @@ class StudyResult:
         """The contract of ``concord tune --json``."""
         best = None
         if self.finished:
-            task, ended = self.best
-            config = task.point | task.resolved
-            best = {"trial": task.trial, "config": config, "metrics": self.metrics(task, ended)}
+            run = self.best.run
+            best = {"trial": run.trial, "config": run.point | run.resolved, "metrics": self.metrics(self.best)}
         return {
             "job": self.record["job"],
             "study": self.record["name"],
-            "method": self.record["identity"]["method"],
+            "method": self.method,
             "finished": len(self.finished),
             "failed": len(self.failed),
             "seconds": round(self.seconds, 3),
@@ -173,10 +200,7 @@ class StudyResult:
             "metric": self.criterion.metric,
             "mode": self.criterion.mode,
             "best": best,
-            "selections": [
-                {"selection": each.selection, "trial": each.trial, "among": each.among, "metrics": dict(each.metrics)}
-                for each in self.by_selection()
-            ],
+            "selections": [dataclasses.asdict(each) for each in self.by_selection()],
             "reruns": [{"seed": seed, "metrics": dict(metrics)} for seed, metrics in self.reruns.items()],
             "run_id": self.record.get("run_id"),
             "model": self.record.get("model"),
@@ -185,64 +209,58 @@ class StudyResult:
         }
 
 
-def read_result(folder: Path) -> StudyResult:
+def read_result(folder: Folder) -> StudyResult:
     """The study in this folder.
 
     Raises:
         InputError: there is none.
     """
-    return judged(journals.read_study(folder), journals.read(folder), Folder(folder))
+    return judged(require_record(folder, "study"), GroupRuns(read_history(folder)), folder)
 
 
-def judged(record: Mapping[str, Any], journal: journals.Journal, kept: Folder) -> StudyResult:
-    """What the journal of a study says."""
-    trials = journal.finished("trial")
+def judged(record: Mapping[str, Any], runs: GroupRuns, kept: Folder) -> StudyResult:
+    """What the runs of a study say."""
+    trials, seeds = runs.finished("trial"), runs.finished("seed")
     ranked = Criterion(**record["criterion"]).ranked(trials)
-    best = ranked[0][0].trial if ranked else None
+    best, known = ranked[0].run.trial if ranked else None, {each.run.key for each in ranked}
     return StudyResult(
         kept=kept,
         record=record,
-        finished=[*ranked, *(pair for pair in trials if pair not in ranked)],
-        failed=[pair for pair in journal.results("trial") if pair[1].failure is not None],
+        finished=[*ranked, *(each for each in trials if each.run.key not in known)],
+        failed=[each for each in runs.ended("trial") if each.failure is not None],
         ended=trials,
-        left_out={task.trial: ended.metrics for task, ended in journal.finished("left-out")},
+        left_out={each.run.trial: each.metrics for each in runs.finished("left-out")},
         reruns={
-            task.seed: ended.metrics
-            for task, ended in sorted(journal.finished("seed"), key=lambda pair: pair[0].seed or 0)
-            if task.trial == best and task.seed is not None
+            each.run.seed: each.metrics
+            for each in sorted(seeds, key=lambda each: each.run.seed or 0)
+            if each.run.trial == best and each.run.seed is not None
         },
     )
 
 
-def write_results(result: StudyResult, store: Store, run_id: str, info: Callable[[str], None]) -> None:
+def write_results(result: StudyResult, group: Opened, info: Callable[[str], None]) -> None:
     """Draw the figures, write table and summary, and keep them with the study's run."""
     figures = draw(result, info)
-    header, rows = result.table(int(result.record["options"]["top"]))
-    lines = [",".join(header), *(",".join(row) for row in rows)]
-    (result.folder / TABLE).write_text("\n".join(lines) + "\n")
+    header, rows = result.best_table()
+    (result.folder / TABLE).write_text("".join(f"{','.join(line)}\n" for line in [header, *rows]))
     (result.folder / SUMMARY).write_text(json.dumps(result.as_json(), indent=1))
-    task, ended = result.best
-    try:
-        for figure in figures:
-            store.log_files(run_id, figure, FIGURES)
-        for name in (TABLE, SUMMARY):
-            store.log_files(run_id, result.folder / name)
-        best = {f"best_{name}": value for name, value in result.metrics(task, ended).items()}
-        store.log_metrics(run_id, best | {"finished": len(result.finished), "failed": len(result.failed)})
-    except RunFailedError as error:
-        info(f"the study's figures could not be kept in MLflow: {error}")
+    for path in (*(f"{FIGURES}/{figure.name}" for figure in figures), TABLE, SUMMARY):
+        group.keep_artifact(path)
+    best = {f"best_{name}": value for name, value in result.metrics(result.best).items()}
+    counts = {"finished": float(len(result.finished)), "failed": float(len(result.failed))}
+    group.events.append("metrics", step=0, metrics=best | counts)
 
 
 def draw(result: StudyResult, info: Callable[[str], None]) -> list[Path]:
     """The figures of a study, in its folder; for one that cannot be drawn, what it needs is said."""
     criterion = result.criterion
     points = [
-        TrialPoint(task.trial, task.point, ended.metrics[criterion.metric])
-        for task, ended in result.ended
-        if math.isfinite(ended.metrics.get(criterion.metric, math.nan))
+        TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
+        for each in result.ended
+        if math.isfinite(each.metrics.get(criterion.metric, math.nan))
     ]
     axes = _axes(result.space, points)
-    metric = criterion.metric + (" (oracle)" if criterion.oracle else "")
+    metric = criterion.metric + " (oracle)" * criterion.oracle
     drawn = {"history": history_figure(points, metric, criterion.mode)}
     if len(points) > 1:
         drawn["slices"] = slices_figure(points, axes, metric)
@@ -273,29 +291,3 @@ def _axes(space: Space, points: Sequence[TrialPoint]) -> list[Axis]:
         else:
             axes.append(Axis(name, any(isinstance(domain, LogUniform) for domain in domains), None))
     return axes
-
-
-def _label(criterion: Criterion) -> str:
-    return "o.o.d. test (oracle)" if criterion.oracle else criterion.selection
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def selections_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
-    """What every selection would have chosen, side by side."""
-    own = result.criterion.selection == "own"
-    splits = [""] if own else ["held_out", *(["validation"] if result.record["validation"] else []), "left_out", "ood"]
-    rows = [
-        [
-            each.selection,
-            str(each.among),
-            str(each.trial),
-            *(_shown(each.metrics.get(metric_on(split, result.measure))) for split in splits),
-        ]
-        for each in result.by_selection()
-    ]
-    return ["selected by", "among", "trial", *(f"{split} {result.measure}".strip() for split in splits)], rows

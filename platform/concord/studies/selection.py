@@ -1,13 +1,16 @@
 """What a trial is judged by, and the best by it. Selections disagree; each says what it looked at."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from concord.errors import InputError
-from concord.studies.journal import TrialResult, TrialSpec
 from concord.studies.options import Selection
+from concord.studies.proposals import EndedRun
+from concord.studies.stopping import StopRule
+from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
+from concord.training.metric_names import environment_of, split_metric
 
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
@@ -48,12 +51,17 @@ class Criterion:
     @property
     def loss(self) -> str:
         """The loss on the same examples; it decides between equals."""
-        return f"{_SPLITS[self.selection]}_loss"
+        return split_metric(_SPLITS[self.selection], "loss")
 
     @property
     def oracle(self) -> bool:
         """Whether it looks at the test."""
         return self.selection == "oracle"
+
+    @property
+    def label(self) -> str:
+        """The selection, marked where it looks at the test."""
+        return "o.o.d. test (oracle)" if self.oracle else self.selection
 
     @property
     def direction(self) -> str:
@@ -67,13 +75,13 @@ class Criterion:
             return _WORST
         return value if self.mode == "max" else -value
 
-    def ranked(self, results: Iterable[tuple[TrialSpec, TrialResult]]) -> list[tuple[TrialSpec, TrialResult]]:
-        """The trials that have the metric, best first; equals by loss, then by number."""
-        scored = [pair for pair in results if math.isfinite(pair[1].metrics.get(self.metric, math.nan))]
+    def ranked(self, runs: Iterable[EndedRun]) -> list[EndedRun]:
+        """The runs that have the metric, best first; equals by loss, then by number."""
+        scored = [each for each in runs if math.isfinite(each.metrics.get(self.metric, math.nan))]
 
-        def key(pair: tuple[TrialSpec, TrialResult]) -> tuple[float, float, int]:
-            loss = pair[1].metrics.get(self.loss, math.inf)
-            return -self.score(pair[1].metrics), loss if math.isfinite(loss) else math.inf, pair[0].trial
+        def key(each: EndedRun) -> tuple[float, float, int]:
+            loss = each.metrics.get(self.loss, math.inf)
+            return -self.score(each.metrics), loss if math.isfinite(loss) else math.inf, each.run.trial
 
         return sorted(scored, key=key)
 
@@ -82,8 +90,7 @@ def metric_on(split: str, measure: str) -> str:
     """The name of the metric that a measure, ``accuracy`` or ``worst_loss`` for example, is on a split."""
     if not split:  # a metric of the job's own
         return measure
-    worst_of = "worst_" if measure.startswith("worst_") else ""
-    return f"{worst_of}{split}_{measure.removeprefix('worst_')}"
+    return split_metric(split, measure.removeprefix("worst_"), worst=measure.startswith("worst_"))
 
 
 def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
@@ -124,15 +131,31 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
     """
     splits: dict[str, list[float]] = {}
     for name, value in metrics.items():
-        of, _, rest = name.partition("/")
-        if of == measure and "/" in rest:
-            splits.setdefault(rest.partition("/")[0], []).append(value)
+        if (found := environment_of(name)) is not None and found.measure == measure:
+            splits.setdefault(found.split, []).append(value)
     if "held_out" in splits:
         splits.setdefault("validation", splits["held_out"])
-    return {f"worst_{split}_{measure}": worst(values, mode) for split, values in splits.items()}
+    return {split_metric(split, measure, worst=True): worst(values, mode) for split, values in splits.items()}
 
 
-def check_metric(criterion: Criterion, reported: Sequence[str]) -> None:
+def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
+    """The mean and, where it is known what is worse, the worst over the environments that were left out in turn.
+
+    Args:
+        folds: of each, the metrics on the environment that was left out, the only validation environment.
+        modes: whether large or small is good, by measure.
+    """
+    metrics: dict[str, float] = {}
+    for name in folds[0]:
+        measure = name.removeprefix(split_metric("validation", ""))
+        values = [fold[name] for fold in folds]
+        metrics[split_metric("left_out", measure)] = sum(values) / len(values)
+        if (mode := modes.get(measure)) is not None:
+            metrics[split_metric("left_out", measure, worst=True)] = worst(values, mode)
+    return metrics
+
+
+def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
     """Refuse a criterion that trials do not report (InputError)."""
     if criterion.metric in reported:
         return
@@ -144,3 +167,30 @@ def check_metric(criterion: Criterion, reported: Sequence[str]) -> None:
         "own": f"the job does not evaluate {criterion.metric}",
     }[criterion.selection]
     raise InputError(f"--selection {criterion.selection}: {right}")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What the runs of a group are judged by.
+
+    Attributes:
+        criterion: None where nothing is chosen among them.
+        modes: whether large or small is good, by measure; None where that is not known.
+        stop_rule: when they end early.
+        detail: beginnings of the metrics of single environments that are reported all the same.
+    """
+
+    criterion: Criterion | None = None
+    modes: Mapping[str, Mode | None] = field(default_factory=dict)
+    stop_rule: StopRule = field(default_factory=StopRule)
+    detail: tuple[str, ...] = ()
+
+    def metrics(self, evaluation: Evaluation) -> dict[str, float]:
+        """Those that are reported, with the worst environments by what the group knows."""
+        found = {
+            name: value for name, value in evaluation.metrics.items() if "/" not in name or name.startswith(self.detail)
+        }
+        for measure, mode in self.modes.items():
+            if mode is not None and split_metric("train", measure, worst=True) not in found:
+                found |= worst_environments(evaluation.metrics, measure, mode)
+        return found

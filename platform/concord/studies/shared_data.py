@@ -1,10 +1,13 @@
-"""The data of a study's trials, loaded once and kept in Ray's object store: one copy a node, however many trials."""
+"""The data of a study's trials, loaded once and kept in Ray's object store: one copy a node for all trials.
 
-import dataclasses
+Trials share data where no option is varied on which data may depend, see :func:`data_options`. A job's ``environments``
+must not depend on options of the objective, the aggregation, the optimizer or the schedule.
+"""
+
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +16,15 @@ from torch.utils import _pytree as pytree
 from concord.environments import Environment, Environments, HeldOut
 from concord.environments.source import InMemory, joined
 from concord.environments.tree import merged
-from concord.options import OptionGroup, option_values, options_of
-from concord.training import Job, ProcessContext, TrainConfig
+from concord.options import option_values, options_of
+from concord.training import Job, TrainConfig
+from concord.training.context import ProcessContext
 from concord.training.loop import WorkerData, prepare
+from concord.training.options.run import RunOptions
 
-Config = TypeVar("Config", bound=TrainConfig)
+# What these groups say is how a model is trained, and what these options say is how batches are taken of the data.
+_NOT_OF_DATA = {("objective",), ("aggregation",), ("optimizer",), ("schedule",), ("parallel",)}
+_OF_BATCHES = {"batch_size", "environments_per_step", *RunOptions.__dataclass_fields__} - {"seed"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class SharedData:
     """The data of a configuration, as references into the object store; made by :func:`share_data`.
 
     Attributes:
-        options: the options that the data depend on, with their values.
+        options: the options that the data may depend on, with their values.
         environments: names and purposes, without data.
     """
 
@@ -59,37 +66,42 @@ class SharedData:
         return WorkerData(self.environments, pairs, [(environment.name, environment) for environment in eval_only])
 
 
-def share_data(job: Job[Any], config: TrainConfig, varied: set[str]) -> SharedData | None:
+def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> SharedData | None:
     """Load the data and put them into the object store.
 
     Args:
         job: what loads them.
-        config: the configuration that every trial starts from.
-        varied: the options that differ between trials.
+        config: the configuration that every run starts from.
+        varied: the options that differ between runs.
 
     Returns:
-        The shared data, or None where they depend on an option that is varied, or are not in memory: trials then load
+        The shared data, or None where they may depend on an option that is varied, or are not in memory: runs then load
         their own.
 
     Raises:
         InputError: the data do not fit.
     """
-    watched, reads = recording(config)
-    prepared = prepare(job, watched, ProcessContext())
-    depends = reads | {"held_out", "seed"}
-    if depends & varied:
+    depends = data_options(type(config))
+    if not depends.isdisjoint(varied):
         return None
+    prepared = prepare(job, config, ProcessContext())
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     everything = [*(pair.training for pair in prepared.training), *held_out, *(part for _, part in prepared.eval_only)]
     if not all(isinstance(each.source, InMemory) for each in everything):
         return None
     return SharedData(
-        options={name: value for name, value in option_values(config).items() if name in depends - {"workers"}},
+        options={name: value for name, value in option_values(config).items() if name in depends},
         environments=prepared.environments,
         training=_put([pair.training for pair in prepared.training]),
         held_out=_put(held_out) if held_out else None,
         eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
     )
+
+
+def data_options(kind: type[TrainConfig]) -> frozenset[str]:
+    """The options on which data may depend: the job's own, and of the platform's those that say what data there are."""
+    options = options_of(kind).values()
+    return frozenset(each.name for each in options if each.groups[:1] not in _NOT_OF_DATA) - _OF_BATCHES
 
 
 def without(prepared: WorkerData, left_out: str) -> WorkerData:
@@ -102,39 +114,6 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
     others = [(name, environment) for name, environment in prepared.eval_only if name in kept]
     training = [each for each in prepared.training if each is not pair]
     return WorkerData(environments, training, [(left_out, whole), *others])
-
-
-def recording(config: Config) -> tuple[Config, set[str]]:
-    """The same configuration, and the set of the options that were read from it so far."""
-    reads: set[str] = set()
-    return _recording(config, reads), reads
-
-
-def _recording(group: Any, reads: set[str]) -> Any:
-    kind = type(group)
-    names = [field.name for field in dataclasses.fields(group)]
-    fields = set(names)
-    groups = {name for name in fields if isinstance(getattr(group, name), OptionGroup)}
-    # What the group made of its options, of any of them.
-    derived = [name for name in getattr(group, "__dict__", ()) if name not in fields]
-
-    def read(self: Any, name: str) -> Any:
-        if name in fields - groups:
-            reads.add(name)
-        elif name == "__dict__" or name in derived:
-            reads.update(options_of(kind), fields - groups)
-        return super(recorder, self).__getattribute__(name)
-
-    # To comparisons and to dataclasses.replace it is of the kind that it stands for.
-    itself = property(lambda _: kind)
-    recorder: Any = type(
-        kind.__name__, (kind,), {"__getattribute__": read, "__doc__": kind.__doc__, "__class__": itself}
-    )
-    copy = object.__new__(recorder)
-    for name in [*names, *derived]:
-        value = getattr(group, name)
-        object.__setattr__(copy, name, _recording(value, reads) if name in groups else value)
-    return copy
 
 
 def _put(environments: Sequence[Environment]) -> _Part:

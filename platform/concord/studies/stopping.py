@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from concord.errors import InputError
-from concord.studies.journal import TrialResult, TrialSpec
+from concord.studies.proposals import EndedRun
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
@@ -25,7 +25,7 @@ class StopRule:
     These two are the rule of the AND-mask paper (appendix B.3).
     """
 
-    conditions: tuple[tuple[str, str, float], ...]
+    conditions: tuple[tuple[str, str, float], ...] = ()
 
     @staticmethod
     def of(texts: Sequence[str]) -> "StopRule":
@@ -83,14 +83,14 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
     return FIFOScheduler()
 
 
-def replay(scheduler: Any, results: Sequence[tuple[TrialSpec, TrialResult]], score: Any, epochs: Any) -> None:
+def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) -> None:
     """Tell a new scheduler of earlier trials, so that a study that continues compares with them too.
 
     Args:
         scheduler: of :func:`scheduler`.
-        results: the earlier trials.
+        runs: the earlier trials.
         score: maps metrics to the score.
-        epochs: maps a task to its epochs.
+        epochs: maps a proposal to its epochs.
     """
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import MedianStoppingRule
@@ -98,13 +98,13 @@ def replay(scheduler: Any, results: Sequence[tuple[TrialSpec, TrialResult]], sco
     # The median rule is asked for no decision, which it would hold to: the trials may have run side by side.
     median = isinstance(scheduler, MedianStoppingRule)
     keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
-    for task, ended in results:
+    for run in runs:
         trial = Trial("earlier", stub=True)
         scheduler.on_trial_add(None, trial)
-        told = [{PROGRESS: 100 * epoch / epochs(task), SCORE: score(metrics)} for epoch, _, metrics in ended.history]
+        told = [{PROGRESS: 100 * at.epoch / epochs(run.run), SCORE: score(at.metrics)} for at in run.history]
         # As Ray Tune does: the last result comes as the end alone, unless it was the scheduler's reason to stop.
-        if ended.failure is not None:
+        if run.failure is not None:
             told.append({PROGRESS: 0.0, SCORE: 0.0})
-        for result in told if ended.stopped == SCHEDULER else told[:-1]:
+        for result in told if run.stopped == SCHEDULER else told[:-1]:
             keep(None, trial, result)
         scheduler.on_trial_complete(None, trial, told[-1])

@@ -1,14 +1,15 @@
-"""A trial in its process: the training loop in pieces, one evaluation after the other, and then the next trial.
+"""A run of a group in its process: the training in pieces, one evaluation after the other, and then the next run.
 
-The process lives as long as the study. It has imported everything, read the job and mapped the shared data once, so
-a new trial costs its training and little else.
+The process lives as long as the pool. It has imported everything, read the job and mapped the shared data once, so a
+new run costs its training and little else.
 """
 
+import dataclasses
 import functools
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,66 +17,52 @@ import torch
 from ray.tune import Trainable
 
 from concord import logs
-from concord.aggregation.rule_file import RuleFile
-from concord.errors import InputError, as_option
+from concord.errors import InputError, RunFailedError, as_option
 from concord.gradients import NonFiniteGradientError
 from concord.redaction import redact
-from concord.runs.ray_train import distributed_evaluations
+from concord.runs.execute import RunSpec, evaluations_here, ignore
+from concord.runs.ray_train import evaluations_on_ray
 from concord.source_file import reason
-from concord.storage import Folder, apply_credentials, storage_credentials
-from concord.studies.selection import Criterion, worst_environments
+from concord.storage import apply_credentials
+from concord.studies.selection import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
-from concord.studies.stopping import PROGRESS, SCORE, StopRule
-from concord.training import Evaluation, ProcessContext, TrainConfig
-from concord.training.evaluation import Mode, worst
-from concord.training.job import CustomJob, JobFile, epochs_of, job_from_source
-from concord.training.loop import Silent, WorkerData, prepare, training
+from concord.studies.stopping import PROGRESS, SCORE
+from concord.training import Evaluation, TrainConfig
+from concord.training.context import ProcessContext
+from concord.training.job import JobFile
+from concord.training.loop import WorkerData, prepare
+from concord.training.metric_names import split_metric
 from concord.training.process import tune_process
+
+_LEFT_OUT = split_metric("validation", "")  # an environment that is left out is the only one to validate on
 
 
 @dataclass(frozen=True)
-class TrialSpecCommon:
-    """What every trial of a study has in common.
+class PoolSpec:
+    """What every run of a pool has in common.
 
     Attributes:
-        path, source: the job's file.
-        rule: the user's own that is trained with, if it is.
-        options: the values of the configuration that trials start from.
-        criterion: what they are judged by; None where nothing is chosen among them.
-        modes: whether large or small is good, by measure; None where that is not known.
-        stop_rule: when they end early.
-        shared: the data; None where each trial loads its own.
-        threads: of a trial.
-        folder: for what a distributed trial leaves while it runs.
-        detail: beginnings of the metrics of single environments that are reported all the same.
-        log_context: how trials log.
-        access: to the storages of the output and the data, see :func:`concord.storage.storage_credentials`.
+        run: with the options that runs start from.
+        judge: what they are judged by.
+        shared: the data; None where each run loads its own.
+        threads: of a run.
     """
 
-    path: str
-    source: str = field(repr=False)
-    rule: RuleFile | None
-    options: dict[str, Any] = field(repr=False)
-    criterion: Criterion | None
-    modes: Mapping[str, Mode | None]
-    stop_rule: StopRule
+    run: RunSpec
+    judge: Judge
     shared: SharedData | None
     threads: int
-    folder: Folder
-    detail: tuple[str, ...] = ()
-    log_context: logs.Context = field(default_factory=logs.context)
-    storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a trial says after an evaluation.
+    """What a run tells after an evaluation.
 
     Attributes:
         epoch, step: done so far.
-        percent: of the trial.
+        percent: of the run.
         metrics: without those of single environments and layers.
-        last: whether the trial is at its end.
+        last: whether the run is at its end.
         stopped: what ended it early.
         failure: why it failed.
     """
@@ -90,28 +77,31 @@ class Report:
 
 
 class TrialProcess(Trainable):
-    """Ray Tune's side of a trial: ``step`` gives the next report."""
+    """Ray Tune's side of a run: ``step`` gives the next report."""
 
-    def setup(self, config: dict[str, Any], assignment: TrialSpecCommon) -> None:  # type: ignore[override]
+    def setup(self, config: dict[str, Any], pool: PoolSpec) -> None:  # type: ignore[override]
         """Once in the life of the process."""
-        self._assignment = assignment
-        apply_credentials(assignment.storage_credentials)
+        self._pool = pool
+        apply_credentials(pool.run.storage_credentials)
         self._prepared: WorkerData | None = None
-        tune_process(assignment.threads)
+        tune_process(pool.threads)
         here = ray.get_runtime_context()
-        logs.inherit_context(assignment.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
-        self._job: JobFile | None = None
-        self._reports: Generator[Report, None, None] = self._training(config)
+        logs.inherit_context(pool.run.log_context, worker_id=here.get_worker_id(), node_id=here.get_node_id())
+        self._reports = self._training(config)
+
+    @functools.cached_property
+    def _job(self) -> JobFile:
+        return self._pool.run.job()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """The next trial, in the same process."""
-        self._reports.close()  # of a trial that a scheduler stopped
+        """The next run, in the same process."""
+        self._reports.close()  # of a run that a scheduler stopped
         self._reports = self._training(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation."""
-        report, criterion = self._next(), self._assignment.criterion
+        report, criterion = self._next(), self._pool.judge.criterion
         # As text: Ray Tune would keep statistics of every number in a result.
         return {
             "report": json.dumps(vars(report)),
@@ -127,96 +117,74 @@ class TrialProcess(Trainable):
     def _next(self) -> Report:
         try:
             return next(self._reports)
-        except (InputError, NonFiniteGradientError) as error:
+        except (InputError, NonFiniteGradientError, RunFailedError) as error:
             return _failed(as_option(error))
-        except Exception as error:  # the job's own, or of the values that were tried: this trial's, not the study's
-            return _failed(reason(error, self._assignment.path))
+        except (Exception, SystemExit) as error:  # the job's own, or of the values that were tried: this run's alone
+            return _failed(reason(error, self._pool.run.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
-        if self._job is None:
-            self._job = job_from_source(self._assignment.path, self._assignment.source, self._assignment.rule)
-        asked = self._job.job.config.with_options(**(self._assignment.options | task["options"]))
+        spec, judge = self._pool.run, self._pool.judge
+        spec = dataclasses.replace(spec, options=spec.options | task["options"])
+        asked = self._job.job.config.with_options(**spec.options)
         asked.check()
         config = asked.resolved()
-        rule = self._assignment.stop_rule
-        epochs = epochs_of(self._job, config)
+        epochs = self._job.epochs(config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         metrics: dict[str, float] = {}
         folds: list[dict[str, float]] = []
         epoch = step = 0
         for number, left_out in enumerate(parts):
-            for evaluation in self._evaluations(config, left_out):
+            evaluations = self._evaluations(dataclasses.replace(spec, left_out=left_out), config)
+            evaluation = None
+            for evaluation in evaluations:
                 epoch, step = evaluation.epoch, evaluation.step
                 if left_out is not None:
-                    latest = evaluation.metrics
                     continue
-                metrics = self._judged_by(evaluation)
-                stopped = str(rule) if rule.holds(metrics) else None
-                last = stopped is not None
-                if len(parts) == 1 and not last:
-                    last = evaluation.ended_early or epoch == epochs
-                    stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if evaluation.ended_early else None
-                percent = 100 * epoch / epochs / len(parts)
-                yield Report(epoch, step, percent, metrics, last, stopped)
+                metrics = judge.metrics(evaluation)
+                stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
+                at_end = evaluation.ended_early or epoch == epochs
+                if at_end and stopped is None:
+                    _exhaust(evaluations)  # then its workers end by themselves
+                    if evaluation.ended_early:
+                        stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
+                last = (stopped is not None) or (at_end and len(parts) == 1)
+                yield Report(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
                 if last:
                     return
+            if evaluation is None:
+                raise RunFailedError(f"the loop of job {self._job.name} gave no evaluation")
             if left_out is not None:
-                folds.append({name: value for name, value in latest.items() if name.startswith("validation_")})
-                last = number == len(parts) - 1
-                if last:
-                    metrics = metrics | _left_out(folds, self._assignment.modes)
+                latest = evaluation.metrics
+                folds.append({name: value for name, value in latest.items() if name.startswith(_LEFT_OUT)})
+            last = number == len(parts) - 1
+            if last and folds:
+                metrics = metrics | left_out_metrics(folds, judge.modes)
+            if left_out is not None or last:  # the second: a loop that ended before its last epoch
                 yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
-    def _judged_by(self, evaluation: Evaluation) -> dict[str, float]:
-        """The metrics without those of single environments and layers, with the worst by what the study knows."""
-        detail = self._assignment.detail
-        metrics = {
-            name: value for name, value in evaluation.metrics.items() if "/" not in name or name.startswith(detail)
-        }
-        for measure, mode in self._assignment.modes.items():
-            if mode is not None and f"worst_train_{measure}" not in metrics:
-                metrics |= worst_environments(evaluation.metrics, measure, mode)
-        return metrics
+    def _evaluations(self, spec: RunSpec, config: Any) -> Iterator[Evaluation]:
+        if isinstance(config, TrainConfig) and config.parallel.workers > 1:
+            assert spec.scratch is not None
+            scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
+            return evaluations_on_ray(dataclasses.replace(spec, scratch=scratch), config, ignore, None)
+        gpu = isinstance(config, TrainConfig) and config.parallel.use_gpu
+        process = ProcessContext(device=torch.device("cuda" if gpu else "cpu"))
+        load = functools.partial(self._data, config, process, spec.left_out)
+        return evaluations_here(spec, self._job.job, config, process, ignore, None, load)
 
-    def _evaluations(self, config: Any, left_out: str | None) -> Iterator[Evaluation]:
-        assert self._job is not None
-        if isinstance(self._job.job, CustomJob):
-            assert self._job.job.trials is not None
-            yield from self._job.job.trials.evaluations(config)
-            return
-        if config.parallel.workers > 1:
-            folder = self._assignment.folder / f"{self.trial_id}-{time.monotonic_ns()}"
-            try:
-                yield from distributed_evaluations(self._job, config, folder, left_out)
-            finally:
-                folder.delete()
-            return
-        device = torch.device("cuda" if config.parallel.use_gpu else "cpu")
-        place = ProcessContext(device=device)
-        load = functools.partial(self._data, config, place, left_out)
-        yield from training(self._job.job, config, place, Silent(), load=load)
-
-    def _data(self, config: TrainConfig, place: ProcessContext, left_out: str | None) -> WorkerData:
-        assert self._job is not None
-        shared = self._assignment.shared
+    def _data(self, config: TrainConfig, process: ProcessContext, left_out: str | None) -> WorkerData:
+        shared = self._pool.shared
         if shared is None or not shared.fits(config):
-            return prepare(self._job.job, config, place, left_out)
+            return prepare(self._job.job, config, process, left_out)
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)
 
 
+def _exhaust(evaluations: Iterator[Evaluation]) -> None:
+    for _ in evaluations:
+        pass
+
+
 def _failed(why: str) -> Report:
     return Report(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score
-
-
-def _left_out(folds: list[dict[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
-    """The mean and, where it is known what is worse, the worst over the environments that were left out."""
-    metrics: dict[str, float] = {}
-    for name in folds[0]:
-        measure = name.removeprefix("validation_")
-        values = [fold[name] for fold in folds]
-        metrics[f"left_out_{measure}"] = sum(values) / len(values)
-        if (mode := modes.get(measure)) is not None:
-            metrics[f"worst_left_out_{measure}"] = worst(values, mode)
-    return metrics

@@ -14,6 +14,7 @@ from concord.environments import Environment
 from concord.environments.collection import generator_for
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
+from concord.training.metric_names import environment_metric, split_metric
 
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
@@ -290,9 +291,9 @@ def evaluate(
         for split in dict.fromkeys(part.split for part in parts):
             rows = [at for at, part in enumerate(parts) if part.split == split]
             means = sums[rows, index] / weights[rows, index]
-            metrics[f"{split}_{measure_name}"] = float(sums[rows, index].sum() / weights[rows, index].sum())
+            metrics[split_metric(split, measure_name)] = float(sums[rows, index].sum() / weights[rows, index].sum())
             if (mode := mode_of[measure_name]) is not None:
-                metrics[f"worst_{split}_{measure_name}"] = float(means.max() if mode == "min" else means.min())
+                metrics[split_metric(split, measure_name, worst=True)] = worst(means.tolist(), mode)
             for at, value in zip(rows, means.tolist(), strict=True):
-                metrics[f"{measure_name}/{split}/{parts[at].name}"] = value
+                metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics

@@ -39,7 +39,7 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.metric_names import MODEL_EVALUATIONS, without_clashes
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -372,7 +372,7 @@ class _Run:
         ]
         metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
         for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
-            metrics[f"kept_fraction/{name}"] = fraction
+            metrics[layer_metric("kept_fraction", name)] = fraction
         metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
 

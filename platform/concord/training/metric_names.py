@@ -1,6 +1,11 @@
-"""The names of a run's metrics, all known before it: two that the store would take for one are refused."""
+"""The names of a run's metrics: made here, all known before a run; two that the store would take for one are refused.
+
+``{split}_{measure}`` is a mean over environments, ``worst_{split}_{measure}`` its worst environment, and
+``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from concord.environments import Environments
 from concord.environments.collection import SPLITS
@@ -22,6 +27,35 @@ _OF_TRAINING = (
 
 Source = tuple[str, ...]
 """What a metric is of, in words, one part after the other."""
+
+
+class OfEnvironment(NamedTuple):
+    """What a metric of a single environment is of."""
+
+    measure: str
+    split: str
+    environment: str
+
+
+def split_metric(split: str, measure: str, worst: bool = False) -> str:
+    """The metric of a measure over the environments of a split, or of the worst of them."""
+    return f"worst_{split}_{measure}" if worst else f"{split}_{measure}"
+
+
+def environment_metric(measure: str, split: str, environment: str) -> str:
+    """The metric of a measure in one environment."""
+    return f"{measure}/{split}/{environment}"
+
+
+def environment_of(metric: str) -> OfEnvironment | None:
+    """What a metric of a single environment is of; None for any other."""
+    parts = metric.split("/", 2)
+    return OfEnvironment(*parts) if len(parts) == 3 else None
+
+
+def layer_metric(measure: str, layer: str) -> str:
+    """The metric of a measure in one layer."""
+    return f"{measure}/{layer}"
 
 
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
@@ -66,7 +100,7 @@ def _metrics(
     for name in _OF_TRAINING:
         yield name, (f"the metric {name}",)
     for layer in layers:
-        yield f"kept_fraction/{layer}", ("the fraction kept", f"parameter {layer!r}")
+        yield layer_metric("kept_fraction", layer), ("the fraction kept", f"parameter {layer!r}")
     parts: list[tuple[str, str, tuple[str, ...]]] = [
         ("train", SPLITS["train"], environments.train),
         ("held_out", SPLITS["held_out"], environments.train),
@@ -77,10 +111,10 @@ def _metrics(
     of_measures = [("loss", "the loss"), *((name, f"measure {name!r}") for name in measures)]
     for split, of_split, names in parts:
         for measure, of_measure in of_measures:
-            yield f"{split}_{measure}", (of_split, of_measure)
-            yield f"worst_{split}_{measure}", (f"the worst of {of_split}", of_measure)
+            yield split_metric(split, measure), (of_split, of_measure)
+            yield split_metric(split, measure, worst=True), (f"the worst of {of_split}", of_measure)
             for name in names:
-                yield f"{measure}/{split}/{name}", (of_split, of_measure, f"environment {name!r}")
+                yield environment_metric(measure, split, name), (of_split, of_measure, f"environment {name!r}")
 
 
 def _differing(one: Source, other: Source) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from concord.aggregation.chance import least_environments
 from concord.environments import Environments
 from concord.training.evaluation import Mode, worst
 from concord.training.job import Job
+from concord.training.metric_names import environment_metric, split_metric
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
@@ -45,17 +46,17 @@ def shortcuts(
     measure = max(named, key=len, default="accuracy" if "accuracy" in modes else "loss")
     mode = modes[measure] or (job.mode if named else None)
     end, first = history[-1].metrics, history[0].metrics
-    held_out = f"held_out_{measure}"
+    held_out = split_metric("held_out", measure)
     if mode is None or held_out not in end:
         return None
-    inside, each = end[held_out], [end[f"{measure}/held_out/{name}"] for name in environments.train]
+    inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in environments.train]
     for split, names, what in (
         ("validation", environments.validation, "validation environments"),
         ("ood", environments.test, "the test (oracle: only it shows this, and nothing should be chosen by it)"),
     ):
         if not names:
             continue
-        outside = end[f"{split}_{measure}"]
+        outside = end[split_metric(split, measure)]
         better = sum(value != outside and worst((value, outside), mode) == outside for value in each)
         if better >= _MOST * len(each) and falls_short(inside, outside, first[held_out], mode):
             return (

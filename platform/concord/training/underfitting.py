@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from concord.training.metric_names import split_metric
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
@@ -25,7 +26,8 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
         config: its options.
     """
     lowered = min(config.schedule.milestones, default=1.0) if config.schedule.decay < 1 else 1.0
-    seen = [(each.epoch, each.metrics["held_out_loss"]) for each in history if "held_out_loss" in each.metrics]
+    loss = split_metric("held_out", "loss")
+    seen = [(each.epoch, each.metrics[loss]) for each in history if loss in each.metrics]
     before = [(epoch, loss) for epoch, loss in seen if epoch <= lowered * config.schedule.epochs]
     losses = [loss for _, loss in before]
     fall = late_fall(losses)

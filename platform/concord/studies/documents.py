@@ -7,7 +7,7 @@ A document marks the place::
 
 What stands between is made of ``docs/results/JOB-TABLE.jsonl``, written by ``concord report JOB TABLE --results …``.
 The TABLE ``analyzed`` is what ``concord analyze JOB --name RUN… --results …`` has found.
-``python -m concord.comparisons.documents docs/results README.md docs/*.md`` makes all of them anew.
+``python -m concord.studies.documents docs/results README.md docs/*.md`` makes all of them anew.
 """
 
 import json
@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from concord.comparisons.analyses import ANALYZED, analyses_table
-from concord.comparisons.plan import comparisons_of
-from concord.comparisons.results import KeptLine, Table, markdown
 from concord.errors import InputError
+from concord.studies.comparison_plan import comparisons_of
+from concord.studies.tables import ANALYZED, KeptLine, Table, analyses_table, markdown, results_file
 from concord.training import load_job
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -46,7 +45,7 @@ def documented(job: str, name: str, results: Path) -> str:
         InputError: it or its file is not there.
     """
     file = load_job(job)
-    path = results / f"{file.name}-{name}.jsonl"
+    path = results_file(results, file.name, name)
     tables = {} if name == ANALYZED else comparisons_of(file)
     if name != ANALYZED and name not in tables:
         raise InputError(f"results of {job} {name}: no such table")
@@ -56,10 +55,12 @@ def documented(job: str, name: str, results: Path) -> str:
     table = analyses_table(lines) if name == ANALYZED else Table(name, tables[name], lines)
     if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
-    said = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
-    commits = " and ".join(commit[:_LETTERS] for commit in said["commit"])
-    made = f"`{'` and `'.join(said['command'])}` at commit {commits}; {' and '.join(said['machine'])}; {path.name}"
-    return f"\n{markdown(*table.cells())}\n{made}\n"
+    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
+    commits = " and ".join(commit[:_LETTERS] for commit in made_by["commit"])
+    made = (
+        f"`{'` and `'.join(made_by['command'])}` at commit {commits}; {' and '.join(made_by['machine'])}; {path.name}"
+    )
+    return f"\n{markdown(table.cells())}\n{made}\n"
 
 
 _LETTERS = 12  # of a commit

@@ -5,22 +5,32 @@ trials as the others, and judged by what is no test: validation environments, or
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import shlex
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
-from concord.comparisons.plan import METHODS, comparison_name
-from concord.errors import InputError, as_option
+from concord.defaults import DEFAULT_OUTPUT
+from concord.errors import InputError, RunFailedError, StoppedError, as_option
+from concord.job_files import built_in_jobs
 from concord.objectives import ObjectiveName
-from concord.options import OptionGroup, did_you_mean, option_values, options_of
+from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
+from concord.redaction import is_secret, redact
 from concord.runs.preflight import preflight
+from concord.runs.run import Info
+from concord.runs.session import ray_session
+from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
+from concord.storage import resolve
+from concord.studies.comparison_plan import METHODS, comparison_name
 from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
-from concord.studies.plan import Plan
-from concord.studies.plan import make_plan as plan_study
-from concord.studies.spaces import SIGNIFICANCES
-from concord.training import Job, JobFile, Study, TrainConfig
+from concord.studies.plan import StudyPlan, plan_study
+from concord.studies.recommendation import MethodsResult
+from concord.studies.results import StudyResult
+from concord.studies.spaces import SIGNIFICANCES, config_at
+from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 
 _OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
@@ -92,7 +102,7 @@ def methods_options_for(job: JobFile) -> MethodsCommand:
     Raises:
         InputError: the job trains in a way of its own, or has an option that means something else here.
     """
-    if not isinstance(job.job, Job):
+    if job.job.loop is not None:
         raise InputError(f"compare {job.name} {METHODS}: this job trains in a way of its own; no method can be changed")
     return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
 
@@ -115,7 +125,7 @@ class MethodsPlan:
     job: JobFile
     base: TrainConfig
     options: MethodsOptions
-    studies: Mapping[str, Plan]
+    studies: Mapping[str, StudyPlan]
     left_out: Mapping[str, str]
     environments: int
 
@@ -139,7 +149,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     best: Selection = "validation" if there.validation else alone
     selection = best if options.selection == "auto" else options.selection
     name = methods_name(job, command)
-    studies: dict[str, Plan] = {}
+    studies: dict[str, StudyPlan] = {}
     left_out: dict[str, str] = {}
     for method in options.methods or USUAL:
         try:
@@ -244,3 +254,63 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
 
 def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{method}: {reason}" for method, reason in reasons.items())
+
+
+def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
+    """Run the studies one after another, or go on with them.
+
+    Args:
+        plan: what is wanted.
+        words: the command's options, to say how to continue.
+        info: takes a line of progress.
+
+    Raises:
+        InputError: something cannot be used.
+        RunFailedError: it was stopped, or fewer than two methods have a result; what was finished is kept.
+    """
+    from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
+
+    started = time.perf_counter()
+    found: dict[str, StudyResult] = {}
+    failed: dict[str, str] = {}
+    for method, reason in plan.left_out.items():
+        info(f"{method} is left out: {reason}")
+    try:
+        with sigterm_as_interrupt(), ray_session(plan.base):
+            for method, study in plan.studies.items():
+                try:
+                    found[method] = run_study(study, info)
+                except StoppedError:
+                    raise
+                except RunFailedError as error:
+                    failed[method] = str(error)
+                    info(f"{method}: {error}")
+    except (StoppedError, KeyboardInterrupt):
+        job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
+        again = shlex.join(["concord", "compare", job, METHODS, *map(redact, words)])
+        raise StoppedError(f"stopped; what was finished is kept; continue with {again}") from None
+    if len(found) < 2:
+        said = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
+        raise RunFailedError(f"fewer than two methods have a result: {said}")
+    return MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
+
+
+def train_command(plan: MethodsPlan, result: MethodsResult) -> str:
+    """The command that trains a model with the recommended method and its settings."""
+    method = result.recommended
+    of_method, study = plan.studies[method], result.studies[method]
+    config = option_values(config_at(of_method.base, of_method.space, study.best.run.point))
+    usual = option_values(plan.job.job.config)
+    left_out = {"name", "register", "tracking_uri", "address", *(["output"] if _usual_place(plan) else [])}
+    unused = config_at(of_method.base, of_method.space, study.best.run.point).resolved().unused()
+    changed = {
+        name: value
+        for name, value in config.items()
+        if value != usual[name] and name not in left_out | unused and not is_secret(name) and value is not None
+    }
+    job = plan.job.name if plan.job.name in built_in_jobs() else plan.job.path
+    return shlex.join(["concord", "train", job, *as_words(changed)])
+
+
+def _usual_place(plan: MethodsPlan) -> bool:
+    return plan.base.run.output in (resolve(DEFAULT_OUTPUT), DEFAULT_OUTPUT)

@@ -6,7 +6,7 @@ with the same ones, so a method counts as better than the average only if it is 
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from concord.analysis.spread import with_spread
 from concord.space import format_point
 from concord.studies.results import StudyResult
 from concord.studies.selection import metric_on
+from concord.studies.tables import Cells, finite, mean_and_std, table
 
 _DIGITS = 3
 # A difference of less than so many standard errors is one that other seeds may turn around.
@@ -52,16 +53,17 @@ class MethodsResult:
         best = max(self.studies, key=self._score)
         return best if best == self._simplest or self._clear(best) else self._simplest
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
+    def cells(self) -> Cells:
         """Header and rows as a reader sees them, the best first; nothing was chosen by the test, which stands last."""
-        metrics = {name: metric for name, metric in self._shown().items() if self._anywhere(metric)}
-        ranked = sorted(self.studies, key=self._score, reverse=True)
-        rows = []
-        for method in ranked:
-            study = self.studies[method]
-            values = [self._cell(study, metric) for metric in metrics.values()]
-            rows.append([method_name(method), str(len(study.finished)), *values, format_point(study.best[0].point)])
-        return ["method", "trials", *metrics, "settings"], rows
+        columns: dict[str, Callable[[str], Any]] = {
+            "method": method_name,
+            "trials": lambda method: len(self.studies[method].finished),
+        }
+        for heading, metric in self._shown().items():
+            if any(self._values(study, metric) for study in self.studies.values()):
+                columns[heading] = lambda method, metric=metric: self._values(self.studies[method], metric)  # type: ignore[misc]
+        columns["settings"] = lambda method: format_point(self.studies[method].best.run.point)
+        return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
 
     def lines(self) -> list[str]:
         """The recommendation and what it rests on, a line each."""
@@ -95,15 +97,8 @@ class MethodsResult:
                     "study": study.record["name"],
                     "trials": len(study.finished),
                     "seeds": len(study.reruns),
-                    "config": study.best[0].point | study.best[0].resolved,
-                    "metrics": {
-                        metric: {
-                            "mean": statistics.fmean(each),
-                            "std": statistics.stdev(each) if len(each) > 1 else None,
-                        }
-                        for metric, each in values.items()
-                        if each
-                    },
+                    "config": study.best.run.point | study.best.run.resolved,
+                    "metrics": {metric: mean_and_std(each) for metric, each in values.items() if each},
                 }
             )
         return {
@@ -133,19 +128,12 @@ class MethodsResult:
         judged = {f"{self.metric.replace('_', ' ')} (judged by)": self.metric}
         return judged | {name: metric for name, metric in others.items() if metric != self.metric}
 
-    def _anywhere(self, metric: str) -> bool:
-        return any(self._values(study, metric) for study in self.studies.values())
-
-    def _cell(self, study: StudyResult, metric: str) -> str:
-        values = self._values(study, metric)
-        return with_spread(values, _DIGITS) if values else "–"
-
     def _values(self, study: StudyResult, metric: str) -> list[float]:
         """Over seeds; of what only trials have, environments left out, that of the best one."""
         values = [metrics[metric] for metrics in study.reruns.values() if metric in metrics]
-        own = study.best[1].metrics.get(metric, math.nan)
+        own = study.best.metrics.get(metric, math.nan)
         found = values or ([own] if metric.startswith(("left_out", "worst_left_out")) else [])
-        return [value for value in found if math.isfinite(value)]
+        return finite(found)
 
     def _score(self, method: str) -> float:
         study = self.studies[method]

@@ -1,5 +1,6 @@
-"""What a comparison is going to do, checked before anything is started or written."""
+"""The tables of a job, and the runs that they need, checked before anything is started or written."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -7,21 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.comparisons.options import CompareCommand, CompareOptions
 from concord.errors import InputError, as_option
-from concord.options import did_you_mean, fits, kind_of, options_of, require_one_way, with_alternatives
+from concord.options import did_you_mean, fits, kind_of, option_values, options_of, require_one_way, with_alternatives
 from concord.runs.folder import recorded_config
+from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
+from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.storage import Folder
-from concord.studies.journal import TrialSpec
-from concord.training import Comparison, CustomJob, JobFile, RunConfig, TrainConfig
-from concord.training.options import RUNTIME_OPTIONS, parallel_of
+from concord.studies.options import CompareCommand, CompareOptions
+from concord.studies.plan import GroupPlan, check_group
+from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.training import Comparison, JobFile, RunConfig, TrainConfig
+from concord.training.options import RUNTIME_OPTIONS
 
 METHODS = "methods"  # in place of a table's name: a study of each method
-DATA = "data version"  # among a run's options in the journal; no option has a space in its name
+DATA = "data version"  # among a run's options in the record; no option has a space in its name
 
 
 @dataclass(frozen=True)
@@ -29,62 +32,96 @@ class PlannedRun:
     """A run that a table needs.
 
     Attributes:
-        configuration: the name of its row.
+        table, configuration: the table and the name of its row.
         seed: of its training.
         config: what is trained.
         point: all options that decide what comes out, resolved, with the version of the data if that is known.
+        at_default: those of them that stand at the job's default.
     """
 
+    table: str
     configuration: str
     seed: int
     config: RunConfig
     point: Mapping[str, Any]
+    at_default: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """As a reader knows it."""
+        return f"{self.table}, {self.configuration}, seed {self.seed}"
 
     @property
     def identity(self) -> str:
-        """Two runs with the same one are the same run."""
-        return identity(self.point)
+        """Two runs with the same one are the same run, as long as the data are."""
+        return _identity(self.point, self.point.keys())
 
 
-def identity(point: Mapping[str, Any]) -> str:
-    """The options as text, without the version of the data."""
-    return json.dumps({name: value for name, value in point.items() if name != DATA}, sort_keys=True)
+def _identity(point: Mapping[str, Any], names: Collection[str]) -> str:
+    return json.dumps({name: point[name] for name in names if name != DATA}, sort_keys=True)
+
+
+class KeptRuns:
+    """The runs of a comparison, found by their options; an option that is newer than a run stood at its default."""
+
+    def __init__(self, runs: GroupRuns) -> None:
+        self._runs = runs
+        self._by_names: dict[frozenset[str], dict[str, list[RunProposal]]] = {}
+        for each in runs.begun("run"):
+            same_names = self._by_names.setdefault(frozenset(each.point) - {DATA}, {})
+            same_names.setdefault(_identity(each.point, each.point.keys()), []).append(each)
+
+    def begun(self, run: PlannedRun) -> RunProposal | None:
+        """The run as it began; where the version of the data is not known, the one of the latest data."""
+        ours = run.point.keys() - {DATA}
+        for names in sorted(self._by_names, key=len, reverse=True):
+            if names <= ours and ours - names <= run.at_default:
+                for each in reversed(self._by_names[names].get(_identity(run.point, names), [])):
+                    if DATA not in run.point or each.point.get(DATA) == run.point[DATA]:
+                        return each
+        return None
+
+    def ended(self, run: PlannedRun) -> EndedRun | None:
+        """The run with how it ended, if it did."""
+        begun = self.begun(run)
+        return None if begun is None else self._runs.find(begun.key)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan(GroupPlan):
     """Tables of a job.
 
     Attributes:
-        name: of the comparison; the same one continues it.
-        job: what is trained.
-        base: the configuration that every run starts from.
-        options: of the comparison.
         tables: what is compared, by the tables' names.
         runs: what each table needs, by its name.
     """
 
-    name: str
-    job: JobFile
-    base: RunConfig
-    options: CompareOptions
+    kind = "comparison"
     tables: Mapping[str, Comparison]
     runs: Mapping[str, Sequence[PlannedRun]]
-
-    @property
-    def kept(self) -> Folder:
-        """Where it is kept."""
-        return comparison_folder(self.base.run.output, self.name)
 
     @property
     def detail(self) -> tuple[str, ...]:
         """What any table of the job wants to be kept of single environments: a run may be in several."""
         return tuple(dict.fromkeys(each for table in comparisons_of(self.job).values() for each in table.detail))
 
+    def description(self) -> Description:
+        """How a new one is recorded and shown."""
+        tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
+        return Description(self.experiment, {}, tags, {"tables": {}})
 
-def comparison_folder(output: Path, name: str) -> Folder:
-    """Where a comparison of this name is kept."""
-    return Folder(output / "comparisons" / name)
+    def proposal(self, run: PlannedRun, number: int, origin: Mapping[str, str]) -> RunProposal:
+        """A run as the pool takes it. Its parameters are the options that the table or the command line has chosen."""
+        usual = recorded_config(self.job.job.config)
+        proposed = RunProposal("run", number, {name: frozen(value) for name, value in run.point.items()})
+        return dataclasses.replace(
+            proposed,
+            name=run.name,
+            origin=origin,
+            options=self.overrides(run.config),
+            parameters={name: value for name, value in run.point.items() if usual.get(name) != value or name == "seed"},
+            tags={"concord.comparison": self.name, "concord.kind": "run"},
+        )
 
 
 def comparison_name(job: str, name: str | None) -> str:
@@ -123,14 +160,9 @@ def _beside(job: JobFile, name: str) -> Mapping[str, Comparison]:
     return found
 
 
-def make_plan(
-    job: JobFile,
-    tables: Sequence[str],
-    command: CompareCommand,
-    given: Collection[str],
-    *,
-    check: bool = True,
-) -> Plan:
+def plan_comparison(
+    job: JobFile, tables: Sequence[str], command: CompareCommand, given: Collection[str], *, check: bool = True
+) -> ComparisonPlan:
     """Check everything that can be checked without a cluster or a store.
 
     Args:
@@ -148,37 +180,27 @@ def make_plan(
         if table not in there:
             near = did_you_mean(table, there) or f"; there are {', '.join(there)}"
             raise InputError(f"table {table}: job {job.name} has no such table{near}")
-    chosen = {name: there[name] for name in (dict.fromkeys(tables) if tables else there)}
     asked, base = command.comparison, command.config
     command.check()
     if "seed" in given:
         raise InputError(f"--seed {base.run.seed}: a comparison trains several; give --first-seed and --seeds")
-    if base.run.resume:
-        raise InputError("--resume: the same --name continues a comparison; leave --resume out")
-    if (least := parallel_of(base).min_workers) is not None:
-        raise InputError(f"--min-workers {least}: a run that lost its workers runs again; leave it out")
+    check_group(base, "comparison")
     name = comparison_name(job.name, base.run.name)
     base = base.with_options(**resolved_paths(base), name=None)
+    chosen = {name: there[name] for name in (dict.fromkeys(tables) or there)}
     configs = {
-        table: {
-            row: _configured(base, row_options, given, f"job {job.name}: {table}, {row}")
-            for row, row_options in comparison.configurations.items()
-        }
+        (table, row): _configured(base, options, given, f"job {job.name}: {table}, {row}")
         for table, comparison in chosen.items()
+        for row, options in comparison.configurations.items()
     }
-    versions: dict[str, str | None] = {}
     if check:
-        # One is enough to try model and loss on: the others differ in a few options.
-        preflight(job, next(config for table in configs.values() for config in table.values()))
-    runs = {
-        table: [
-            _planned(job, row, config.with_options(seed=seed), versions if check else None)
-            for row, config in configs[table].items()
-            for seed in _seeds(comparison, asked)
-        ]
-        for table, comparison in chosen.items()
-    }
-    return Plan(name, job, base, asked, chosen, runs)
+        preflight(job, next(iter(configs.values())))  # one is enough: the others differ in a few options
+    runs: dict[str, list[PlannedRun]] = {table: [] for table in chosen}
+    versions: dict[str, str | None] | None = {} if check else None
+    for (table, row), config in configs.items():
+        for seed in _seeds(chosen[table], asked):
+            runs[table].append(_planned(job, table, row, config.with_options(seed=seed), versions))
+    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs)
 
 
 def _seeds(comparison: Comparison, options: CompareOptions) -> range:
@@ -199,9 +221,8 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    masked = isinstance(config, TrainConfig) and config.chosen_aggregator != "mean"
-    if "significance" in given and not masked:  # the average looks at none, as at no threshold
-        config = config.with_options(significance=None)
+    if "significance" in given and isinstance(config, TrainConfig) and config.chosen_aggregator == "mean":
+        config = config.with_options(significance=None)  # the average looks at none, as at no threshold
     try:
         require_one_way(chosen)
         config.check()
@@ -210,11 +231,13 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
     return config
 
 
-def _planned(job: JobFile, row: str, config: RunConfig, versions: dict[str, str | None] | None) -> PlannedRun:
+def _planned(
+    job: JobFile, table: str, row: str, config: RunConfig, versions: dict[str, str | None] | None
+) -> PlannedRun:
     resolved = config.resolved()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
-    if versions is not None and not isinstance(job.job, CustomJob):
+    if versions is not None and job.job.loop is None:
         # Data are of a version that their seed does not change, and may be slow to look up.
         key = json.dumps({**point, "seed": None}, sort_keys=True)
         if key not in versions:
@@ -224,15 +247,6 @@ def _planned(job: JobFile, row: str, config: RunConfig, versions: dict[str, str 
             versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version
-    return PlannedRun(row, config.run.seed, config, json.loads(json.dumps(point)))
-
-
-def spec_of(run: PlannedRun, number: int, table: str, origin: Mapping[str, str]) -> TrialSpec:
-    """The run as the engine has it."""
-    return TrialSpec(
-        "run",
-        number,
-        {name: frozen(value) for name, value in run.point.items()},
-        name=f"{table}, {run.configuration}, seed {run.seed}",
-        origin=origin,
-    )
+    defaults, values = option_values(job.job.config), option_values(config)
+    at_default = frozenset(name for name in point if name in defaults and values[name] == defaults[name])
+    return PlannedRun(table, row, config.run.seed, config, json.loads(json.dumps(point)), at_default)

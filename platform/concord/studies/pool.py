@@ -1,0 +1,343 @@
+"""Runs what a proposer proposes, as many at a time as there is room for, and records how each began and ended.
+
+The runs of a group are trials of Ray Tune, in processes that go from one to the next. The record's events are the
+truth: Ray Tune's own state, a search's and MLflow's follow from them, so a process that is killed at any moment loses
+nothing that was finished, and nothing counts twice.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ray import tune
+from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
+from ray.tune.search import Searcher
+
+from concord.errors import RunFailedError
+from concord.options import option_values
+from concord.record import Events
+from concord.runs.dashboard import described
+from concord.runs.execute import RunSpec
+from concord.runs.lifecycle import Description, Opened, opened, reserved_group
+from concord.runs.live_metrics import Published
+from concord.runs.run import Info
+from concord.runs.session import ray_session
+from concord.runs.termination import signal_handler
+from concord.studies.plan import GroupPlan
+from concord.studies.progress import STUDY_METRICS, GroupProgress
+from concord.studies.proposals import EndedRun, GroupRuns, Proposer, RunProposal
+from concord.studies.resources import TrialResources, check_trial_resources, trial_resources
+from concord.studies.selection import Judge
+from concord.studies.shared_data import SharedData, share_data
+from concord.studies.stopping import SCHEDULER, scheduler
+from concord.studies.trial import PoolSpec, Report, TrialProcess
+from concord.training import Evaluation, TrainConfig
+from concord.training.options import parallel_of
+
+_DIED = "its process died (killed, or out of memory) and so did those that took its place"
+_SCRATCH = "distributed"  # what runs with several workers keep while they train
+
+# Ray Tune's files are not what a group is restored from, so they are written as seldom as may be.
+_RAY_TUNE = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_THRESHOLD_S": "10",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+@contextmanager
+def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterator["Pool"]:
+    """Begin a group, or go on with it, in a Ray session; at the end of the body record and MLflow say how it ended.
+
+    Raises:
+        InputError: something cannot be used; nothing of a new group is left.
+        StoppedError: the user stopped it; who knows how to continue completes its text.
+    """
+    base = plan.base
+    check_trial_resources(plan.sharing, base)  # before anything is written
+    with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(base) as dashboard:
+        resources = trial_resources(plan.sharing, base, info)
+        with opened(reserved, description, info) as group:
+            if group.resumed:  # a process that was killed may have left them
+                for name in (*(each for each in group.kept.names() if each.startswith("tune-")), _SCRATCH):
+                    group.kept.remove(name)
+            if dashboard:
+                info(f"Ray dashboard {described(dashboard)}")
+            yield Pool(plan, group, resources)
+
+
+class Interruption:
+    """Why running trials are to be given up: Ctrl-C, the time is over, or what was found out cannot be kept."""
+
+    def __init__(self, minutes: float = 0.0) -> None:
+        self._deadline = time.monotonic() + 60 * minutes if minutes > 0 else None
+        self.stopped_by_user = False
+        self.problem: Exception | None = None
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time is over."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def __bool__(self) -> bool:
+        return self.stopped_by_user or self.out_of_time or self.problem is not None
+
+    @contextmanager
+    def handle_sigint(self) -> Iterator[None]:
+        """The first Ctrl-C in the body is noted, the second is raised."""
+        before = signal.getsignal(signal.SIGINT)
+
+        def note(*_: Any) -> None:
+            self.stopped_by_user = True
+            signal.signal(signal.SIGINT, before)
+
+        with signal_handler(signal.SIGINT, note):
+            yield
+
+
+class Pool:
+    """A group at work; made by :func:`open_group`.
+
+    Attributes:
+        plan: of the group.
+        group: its record, open.
+        resources: what a run trains on.
+    """
+
+    def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
+        self.plan, self.group, self.resources = plan, group, resources
+
+    @property
+    def runs(self) -> GroupRuns:
+        """The runs of the group as they are now."""
+        return GroupRuns(self.group.events.history)
+
+    def run(
+        self,
+        proposer: Proposer,
+        progress: GroupProgress,
+        judge: Judge,
+        stopping: Any = None,
+        interruption: Interruption | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run everything that is proposed; returns when there is no more, or when the time is over.
+
+        Args:
+            proposer: gives runs and hears how they end; what it raises is raised here.
+            progress: is shown meanwhile, and published with ``labels`` where there are some.
+            judge: what the runs are judged by.
+            stopping: scheduler of Ray Tune.
+            interruption: why runs may be given up; a run that is given up has not ended.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it.
+        """
+        os.environ.update(_RAY_TUNE)
+        for name in ("ray.tune", "ray.train"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        interruption = interruption or Interruption()
+        kept, resources, max_failures = self.group.kept, self.resources, parallel_of(self.plan.base).max_failures
+        searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures)
+        place = kept / f"tune-{os.getpid()}-{time.time_ns()}"
+        bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
+        # Ray Tune asks for something; a process that only looks on must take no CPU, or its workers find too few.
+        bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
+        trainable = tune.with_parameters(TrialProcess, pool=self._spec(judge))
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, bundles),
+            tune_config=TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler("none") if stopping is None else stopping,
+                num_samples=-1,
+                max_concurrent_trials=resources.concurrent,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=RunConfig(
+                name="tune",
+                **place.place_for_ray(),
+                stop=_Interrupted(interruption),
+                failure_config=FailureConfig(max_failures=0),  # a run begins again as a new trial of Ray Tune's
+                checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+        published = Published(STUDY_METRICS, labels, progress.samples) if labels else contextlib.nullcontext()
+        try:
+            with progress, published, interruption.handle_sigint():
+                tuner.fit()
+        finally:
+            searcher.give_up()
+            place.delete()
+        if interruption.problem is not None:
+            raise interruption.problem
+        if interruption.stopped_by_user:
+            raise KeyboardInterrupt
+
+    def _spec(self, judge: Judge) -> PoolSpec:
+        job = self.plan.job
+        run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=self.group.kept / _SCRATCH)
+        return PoolSpec(run, judge, self._shared_data, self.resources.threads)
+
+    @cached_property
+    def _shared_data(self) -> SharedData | None:
+        base, job = self.plan.base, self.plan.job.job
+        if job.loop is not None or not isinstance(base, TrainConfig) or base.parallel.workers > 1:
+            return None
+        return share_data(job, base.resolved(), self.plan.varied)
+
+
+@dataclass
+class _Running:
+    run: RunProposal
+    deaths: int = 0
+    began: float = field(default_factory=time.time)
+    history: list[Evaluation] = field(default_factory=list)
+    last: Report | None = None
+
+
+class _Runs(Searcher):
+    """What is proposed, as Ray Tune asks for it. A run begins again if its process died, ``max_failures`` times."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        events: Events,
+        progress: GroupProgress,
+        interruption: Interruption,
+        max_failures: int,
+    ) -> None:
+        super().__init__()
+        self._proposer = proposer
+        self._events = events
+        self._progress = progress
+        self._interruption = interruption
+        self._max_failures = max_failures
+        self._running: dict[str, _Running] = {}
+        self._again: list[_Running] = []
+
+    def suggest(self, trial_id: str) -> Any:
+        running: _Running | None = None
+        if not self._interruption:
+            with self._noticing():
+                running = self._next()
+        if running is None:
+            # Whatever runs may have to begin again.
+            return None if self._running and not self._interruption else Searcher.FINISHED
+        self._running[trial_id] = running
+        run = running.run
+        return {"options": dict(run.options), "whole": run.whole, "left_out": list(run.left_out)}
+
+    def _next(self) -> _Running | None:
+        if self._again:
+            died = self._again.pop(0)
+            running = _Running(died.run, died.deaths + 1)
+        elif (proposed := self._proposer.next()) is not None:
+            running = _Running(proposed)
+        else:
+            return None
+        run, earlier = running.run, self._events.history.get(running.run.key)
+        failed = earlier is not None and (earlier.ended or {}).get("status") == "FAILED"
+        self._events.append("began", run=run.key, **run.as_event(), **({"anew": True} if failed else {}))
+        self._progress.began(run)
+        return running
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        running = self._running.get(trial_id)
+        if running is None or "report" not in result:
+            return
+        running.last = report = Report(**json.loads(result["report"]))
+        if report.failure is None:
+            evaluation = Evaluation(report.epoch, report.step, report.metrics)
+            running.history.append(evaluation)
+            self._progress.evaluated(running.run, report.percent)
+            with self._noticing():
+                self._events.append("evaluated", run=running.run.key, **evaluation._asdict())
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if result and not error:
+            self.on_trial_result(trial_id, result)
+        running = self._running.get(trial_id)
+        if running is None:
+            return
+        report = running.last
+        if self._interruption and (error or report is None or not report.last):
+            return  # given up
+        del self._running[trial_id]
+        if error and running.deaths < self._max_failures:
+            self._again.append(running)
+            return
+        failure = _DIED if error or report is None else report.failure
+        stopped = None
+        if failure is None and report is not None:
+            stopped = report.stopped if report.last else SCHEDULER
+        with self._noticing():
+            self._end(running, failure, stopped)
+
+    def _end(self, running: _Running, failure: str | None, stopped: str | None) -> None:
+        run, now = running.run, time.time()
+        ended = EndedRun(run, running.history, now - running.began, now, stopped, failure)
+        status = "FINISHED" if failure is None else "FAILED"
+        why = {name: why for name, why in (("stopped", stopped), ("failure", failure)) if why is not None}
+        self._events.append("ended", run=run.key, status=status, seconds=ended.seconds, **why)
+        self._events.sync()
+        self._proposer.ended(ended)
+        self._progress.ended(ended)
+
+    def give_up(self) -> None:
+        """Record of what still runs that it was given up."""
+        for running in (*self._running.values(), *self._again):
+            with contextlib.suppress(RunFailedError):  # which the group ends with anyway
+                self._events.append("ended", run=running.run.key, status="KILLED", seconds=time.time() - running.began)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Ray Tune would take what is raised here for a failure of the trial."""
+        try:
+            yield
+        except Exception as error:
+            self._interruption.problem = self._interruption.problem or error
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: a group is restored from its record."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: a group is restored from its record."""
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # Ray Tune keeps a copy of what it was given on disk, from which nothing is restored
+
+
+class _Interrupted(Stopper):
+    """Ends all trials at an interruption."""
+
+    def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        return False
+
+    def stop_all(self) -> bool:
+        return bool(self._interruption)
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,209 @@
+"""Tables of runs, for readers and as JSON, and the lines that a table in a document is made of."""
+
+import math
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from concord.analysis.figures import method_name
+from concord.analysis.spread import with_spread
+from concord.runs.consistency_report import values_of
+from concord.storage import json_line
+from concord.training import Comparison
+
+ANALYZED = "analyzed"  # in place of a table's name: what ``concord analyze`` found of several runs
+Row = TypeVar("Row")
+Cells = tuple[list[str], list[list[str]]]
+"""Header and rows of a table, as a reader sees them."""
+
+
+def table(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row], digits: int = 3) -> Cells:
+    """A table of these rows.
+
+    Args:
+        columns: by heading, what a row has there: text, a number, or the numbers of several runs.
+        rows: what the columns are taken of.
+        digits: decimal places of a mean over runs.
+    """
+    return list(columns), [[_shown(cell(row), digits) for cell in columns.values()] for row in rows]
+
+
+def _shown(value: Any, digits: int) -> str:
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, list):
+        return with_spread(value, digits)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """Those that are finite."""
+    return [value for value in values if math.isfinite(value)]
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard deviation over runs, None where there are too few."""
+    return {
+        "mean": statistics.fmean(values) if values else None,
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def spread(values: Sequence[float], of: str = "seeds") -> dict[str, float]:
+    """Median and range over runs."""
+    return {"median": statistics.median(values), "least": min(values), "largest": max(values), of: len(values)}
+
+
+def markdown(cells: Cells) -> str:
+    """A table in Markdown."""
+    header, rows = cells
+    lines = [["", *header[1:]], ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("|  |", "| |")
+
+
+@dataclass(frozen=True)
+class KeptLine:
+    """A run as it is kept for a document: what a row's cells are made of.
+
+    Attributes:
+        configuration: the name of the row.
+        seed: of the run.
+        values: by heading; a value that is not a number is not kept, since JSON has no word for it.
+        seconds: that it took.
+        origin: command, commit and machine.
+    """
+
+    configuration: str
+    seed: int
+    values: Mapping[str, float]
+    seconds: float
+    origin: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of a file of results."""
+        values = {heading: value for heading, value in self.values.items() if not math.isnan(value)}
+        line = {"configuration": self.configuration, "seed": self.seed, "values": values}
+        return {**line, "seconds": round(self.seconds, 1), **self.origin}
+
+    @staticmethod
+    def read(line: Mapping[str, Any]) -> "KeptLine":
+        """From such a line."""
+        own = {name: line[name] for name in ("configuration", "seed", "values", "seconds")}
+        return KeptLine(**own, origin={name: line[name] for name in ("command", "commit", "machine") if name in line})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: what it should show, and of which runs.
+
+    Attributes:
+        name: of it.
+        comparison: what it shows.
+        lines: the runs that are there.
+    """
+
+    name: str
+    comparison: Comparison
+    lines: Sequence[KeptLine]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The contract of ``concord compare --json``: mean, standard deviation and the paper's mean, by metric."""
+        columns = self.comparison.columns
+        return [
+            {
+                "table": self.name,
+                "name": name,
+                "seeds": self._seeds(name),
+                "metrics": {
+                    column if isinstance(column, str) else heading: mean_and_std(self._values(name, heading))
+                    | dict(zip(("paper", "paper_std"), self._paper(name, heading), strict=True))
+                    for heading, column in columns.items()
+                },
+            }
+            for name in self.comparison.configurations
+        ]
+
+    def cells(self) -> Cells:
+        """The table as a reader sees it, the paper's rows below ours."""
+        ours, paper = self.comparison.configurations, self.comparison.paper
+        rows: list[dict[str, Any]] = []
+        for name in ours:
+            values = {
+                heading: [self._scale * value for value in self._values(name, heading)]
+                for heading in self.comparison.columns
+            }
+            rows.append({self.name: method_name(name), "seeds": self._seeds(name), **values})
+            if name in paper:
+                rows.append({self.name: f"{method_name(name)}, paper", "seeds": "", **self._published(name)})
+        rows += [{self.name: name, "seeds": "", **self._published(name)} for name in paper if name not in ours]
+        headings = (self.name, "seeds", *self.comparison.columns)
+        return table({heading: operator.itemgetter(heading) for heading in headings}, rows, self.comparison.digits)
+
+    def _seeds(self, configuration: str) -> int:
+        return sum(line.configuration == configuration for line in self.lines)
+
+    def _values(self, configuration: str, heading: str) -> list[float]:
+        found = [line.values.get(heading, math.nan) for line in self.lines if line.configuration == configuration]
+        return [value for value in found if not math.isnan(value)]
+
+    def _published(self, name: str) -> dict[str, str]:
+        found = {heading: self.comparison.paper[name].get(heading, "") for heading in self.comparison.columns}
+        digits = self.comparison.digits
+        return {heading: each if isinstance(each, str) else f"{each:.{digits}f}" for heading, each in found.items()}
+
+    def _paper(self, name: str, heading: str) -> tuple[float | None, float | None]:
+        """The paper's mean and spread in the unit of the metric."""
+        parts = str(self.comparison.paper.get(name, {}).get(heading, "")).split("±")
+        try:
+            numbers = [float(part) / self._scale for part in parts]
+        except ValueError:
+            return None, None
+        return numbers[0], numbers[1] if len(numbers) > 1 else None
+
+    @property
+    def _scale(self) -> float:
+        return 100.0 if self.comparison.percent else 1.0
+
+
+def results_file(results: Path, job: str, table: str) -> Path:
+    """Where the lines of a table are kept."""
+    return results / f"{job}-{table}.jsonl"
+
+
+def write_lines(lines: Iterable[KeptLine], file: Path) -> Path:
+    """Keep what a table is made of, a JSON line a run; gives the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"".join(json_line(line.as_json()) for line in lines))
+    return file
+
+
+def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:
+    """Keep what ``concord analyze`` found of runs of one job, given as their JSON; returns the file.
+
+    Args:
+        analyses: of the runs.
+        command: that asked for them.
+        results: the folder.
+    """
+    lines = [
+        KeptLine(each["method"], each["seed"], values_of(each), each["seconds"], {"command": command, **each["origin"]})
+        for each in analyses
+    ]
+    return write_lines(lines, results_file(results, analyses[0]["job"], ANALYZED))
+
+
+def analyses_table(lines: Sequence[KeptLine]) -> Table:
+    """A row a method, mean and spread over its runs; of I^ε the largest ε alone, over its null."""
+    headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
+    at_epsilon = [heading for heading in headings if "ε" in heading]
+    largest = at_epsilon[-1].split(", ")[1] if at_epsilon else ""
+    shown = [
+        heading
+        for heading in headings
+        if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
+    ]
+    methods: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
+    return Table("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)
