@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint resolve tables bench cluster cluster-down clean
+.PHONY: demo test test-slow lint resolve rooms tables bench cluster cluster-down clean
 
 demo: $(VENV)/installed
 	$(BIN)/concord demo
@@ -27,6 +27,9 @@ lint: $(VENV)/installed-dev
 
 resolve: $(VENV)/installed-dev
 	$(BIN)/python tests/resolution_checks.py
+
+rooms: $(VENV)/installed-dev
+	$(BIN)/python docs/rooms.py
 
 tables: $(VENV)/installed
 	$(BIN)/python -m concord.studies.documents docs/results README.md docs/*.md

@@ -68,9 +68,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs train in processes of this machine, also where another test has started a Ray: most start sooner so."""
+    """No cluster from outside: runs with one worker train in this process, also where a test has started a Ray."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("concord.runs.run.trains_here", lambda _: True)
 
 
 @pytest.fixture(scope="session")

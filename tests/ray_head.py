@@ -1,5 +1,6 @@
 """A real Ray head node with a token, as `ray start --head` makes one, for tests of what is submitted to it."""
 
+import json
 import os
 import secrets
 import shutil
@@ -10,6 +11,15 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+import ray
+
+_HEAD_ID = "f" * 51 + "00000"  # of the provider's nodes the first
+
+_NO_COMMANDS_AND_FILES = (
+    *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter"),
+)
 
 
 class Head:
@@ -31,6 +41,7 @@ class Head:
             *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard)),
             *("--num-cpus", "2", "--object-store-memory", str(100 << 20), "--temp-dir", str(self.temporary)),
         ]
+        self.variables: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -40,6 +51,7 @@ class Head:
             "RAY_AUTH_TOKEN": self.token_file.read_text(),
             "CONCORD_PYTHON": sys.executable,
             "CONCORD_OUTPUT": str(self.folder / "runs"),
+            **self.variables,
         }
         log = (self.folder / "head.log").open("ab")
         self.process = subprocess.Popen(
@@ -68,6 +80,58 @@ class Head:
         self.process.wait()
         self.process = None
         shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+class GrowingHead(Head):
+    """A head node without a CPU, whose autoscaler starts nodes on this machine, as Ray's own tests have it.
+
+    Not by Ray's ``AutoscalingCluster``, which begins and ends by killing every Ray of the machine.
+    """
+
+    def __init__(self, folder: Path, node_types: dict[str, dict[str, float]]) -> None:
+        super().__init__(folder)
+        self.gcs_address = f"{ray.util.get_node_ip_address()}:{self.port}"  # to which Ray's drivers turn 127.0.0.1
+        types = {
+            name: {
+                "resources": {**resources, "object_store_memory": 100 << 20},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": 1,
+            }
+            for name, resources in node_types.items()
+        }
+        config = {
+            "cluster_name": "growing",
+            "max_workers": len(types),
+            "provider": {
+                "type": "fake_multinode",
+                "gcs_address": self.gcs_address,
+                "head_node_id": _HEAD_ID,
+                **dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True),
+            },
+            "available_node_types": {
+                "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+                **types,
+            },
+            "head_node_type": "ray.head.default",
+            "idle_timeout_minutes": 0.1,
+            "upscaling_speed": 1.0,
+            "file_mounts_sync_continuously": False,
+            **{key: {} for key in ("auth", "docker", "file_mounts")},
+            **{key: [] for key in _NO_COMMANDS_AND_FILES},
+        }
+        file = folder / "autoscaling.json"
+        file.write_text(json.dumps(config))
+        where = self.command.index("--node-ip-address")
+        del self.command[where : where + 2]
+        self.command[self.command.index("--num-cpus") + 1] = "0"
+        self.command += ["--autoscaling-config", str(file)]
+        self.variables = {
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+            "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
+        }
 
 
 def _free_port() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from concord.tracking.journal import entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -26,7 +27,6 @@ from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
 from concord.tracking import Store
-from concord.tracking.journal import entries
 from concord.training import load_job
 
 numbers = st.floats(-5, 5, width=32)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import yaml
 from ray.autoscaler._private.aws.config import _configure_security_group
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -177,23 +176,6 @@ def test_a_server_without_an_account_is_not_started(tmp_path: Path) -> None:
     started = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert started.returncode == 2
     assert not (tmp_path / "mlflow").exists()
-
-
-@pytest.mark.slow
-def test_nodes_are_asked_for_until_they_are_there(ray_cluster: None) -> None:
-    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    cpus = int(ray.cluster_resources()["CPU"])
-
-    def scale(*words: str) -> subprocess.CompletedProcess[str]:
-        words = (sys.executable, str(ROOT / "cluster" / "vms" / "scale.py"), *words)
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-
-    there = scale("--cpus", str(cpus))
-    assert there.returncode == 0
-    assert there.stdout.startswith(f"there are {cpus} CPUs")
-    missing = scale("--cpus", str(cpus + 1), "--minutes", "0")
-    assert missing.returncode == 1
-    assert f"only {cpus} CPUs" in missing.stderr
 
 
 def bash_function(name: str, call: str) -> str:

@@ -684,6 +684,10 @@ def test_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no \.npz or \.parquet file"):
         from_folder(tmp_path)
     write_npz(tmp_path / "a.npz")
+    (tmp_path / "b.npz").symlink_to(tmp_path / "gone.npz")
+    with pytest.raises(InputError, match=r"/b\.npz: a link to .*/gone\.npz, which does not exist$"):
+        from_folder(tmp_path)
+    (tmp_path / "b.npz").unlink()
     with pytest.raises(InputError, match=r"a\.npz: there is no such folder"):
         from_folder(tmp_path / "a.npz")
     with pytest.raises(InputError, match="environment b: there is none of this name; there are a"):

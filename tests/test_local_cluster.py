@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from concord.tracking.journal import Entry, entries
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.runs.preflight import preflight
 from concord.training import Job, TrainConfig
+from concord.training.context import ProcessContext, Silent
 from concord.training.evaluation import EvaluatedPart, Measure, evaluate
 from concord.training.job import JobFile
-from concord.training.context import ProcessContext, Silent
 from concord.training.loop import train
 from concord.training.metric_names import check_metric_names
 

@@ -1,19 +1,20 @@
 """The first lines of a run say what is decided."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from concord.environments import Environments
-from concord.runs.folder import RunFolder
+from concord.runs.lifecycle import Opened
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import TrainConfig
 
 STORE = Store("postgresql://me:pa55word@host/runs", None)
-RUN = RunFolder("first", Folder(Path("there/runs/first")), STORE, "0", resumed=False)
+RUN = Opened("first", Folder(Path("there/runs/first")), STORE, {}, cast(Any, None), resumed=False)
 
 
 def environments(names: str, **purposes: list[str]) -> Environments:
@@ -34,19 +35,21 @@ def environments(names: str, **purposes: list[str]) -> Environments:
 )
 def test_the_data_are_told_by_what_they_are_for(config: TrainConfig, data: Environments, line: str) -> None:
     said = purposes(data, config.data.held_out)
-    assert line in opening_lines(RUN, method_line(config), said, None)
+    assert line in opening_lines(RUN, method_line(config, on_ray=False), [f"data: {said}"], None)
 
 
 def test_what_selects_is_said_and_where_the_run_is_kept_without_passwords() -> None:
     best, lowest, none = (
-        opening_lines(RUN, method_line(TrainConfig().with_options(workers=2)), "data", criterion, required)
+        opening_lines(
+            RUN, method_line(TrainConfig().with_options(workers=2), on_ray=True), ["data"], criterion, required
+        )
         for criterion, required in (
             (("validation_accuracy", "max"), {}),
             (("held_out_spread", "min"), {"worst_train_accuracy": 0.65}),
             (None, {}),
         )
     )
-    assert best[0] == "run first: and-mask, 2 workers"
+    assert best[0] == "run first: and-mask, 2 workers on Ray Train"
     assert best[2] == "champion: the version with the largest validation_accuracy"
     assert (
         lowest[2]

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3_server
-from s3_server import BUCKET
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
+from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.folder import RECORD, RunFolder
-from concord.runs.lifecycle import reserved_run, run_lifecycle
+from concord.runs.lifecycle import Opened, opened, reserved_run, run_description
 from concord.runs.termination import sigterm_as_interrupt
-from concord.storage import LOCK, OWNER, Folder
+from concord.storage import LOCK
 from concord.tracking import Store
 from concord.tracking.store import Run
 from concord.training import load_job
@@ -38,17 +36,19 @@ import sys
 from pathlib import Path
 from concord.training.options import TrainConfig
 from concord.runs.lifecycle import reserved_run
-config = TrainConfig().with_options(output=Path(sys.argv[1]), name=sys.argv[2], resume=sys.argv[3] == "resume")
+options = {"output": Path(sys.argv[1]), "name": sys.argv[2], "resume": sys.argv[3] == "resume"}
+config = TrainConfig().with_options(**options).resolved()
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
     sys.stdin.read()
 """
 
 
-def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> RunFolder:
+def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
     """A run, new or resumed, whose training is these steps."""
-    config = TrainConfig().with_options(output=output, name=name, **options)
-    with reserved_run(JOB, config) as reserved, run_lifecycle(reserved, {}) as run:
+    config = TrainConfig().with_options(output=output, name=name, **options).resolved()
+    description = run_description(config, JOB, {})
+    with reserved_run(JOB, config) as reserved, opened(reserved, description, lambda _: None) as run:
         for step in steps:
             step()
     return run
@@ -160,12 +160,12 @@ def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
     def go_away() -> None:
         shutil.rmtree(output / gone)
         folder.mkdir(parents=True)
-        (folder / "metrics.jsonl").write_text("of a worker that writes on\n")
+        (folder / EVENTS).write_text("of a worker that writes on\n")
 
     with pytest.raises(RunFailedError) as said:
         train(output, go_away, fails(error), tracking_uri=uri)
     assert str(said.value) == f"{folder}: was removed while the run was at work"
-    assert (folder / "metrics.jsonl").exists()
+    assert (folder / EVENTS).exists()
     assert tracked(output, uri)["a"].status == "FAILED"
 
 
@@ -217,49 +217,18 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
         assert threads.submit(handler).result() is signal.getsignal(signal.SIGTERM)
 
 
-# --- at an address
-
-
-def test_a_run_at_an_address_that_another_machine_has_is_that_machine_s_to_end(
-    s3: s3_server.Server, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3.use(monkeypatch)
-    address, uri = Path(f"s3://{BUCKET}/runs"), f"sqlite:///{tmp_path / 'mlflow.db'}"
-    # Two machines would have a server; what is asked here is what each of them says to it.
-    store = Store.open(output, uri)
-    monkeypatch.setattr(Store, "open", classmethod(lambda *_: store))
-
-    def machine(name: str) -> None:
-        monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / name))
-
-    def another_machine_finishes_it() -> None:
-        machine("two")
-        with pytest.raises(InputError, match="--name a: there is a run of this name"):
-            train(address)
-        store.finish_run(train(address, resume=True).run_id)
-        machine("one")
-
-    machine("killed")
-    leftover = (Folder(address) / "runs" / "a").claimed()
-    assert leftover.names() == [OWNER]  # and no record: a name that can be used
-    machine("one")
-    with pytest.raises(RunFailedError, match="for a test"):
-        train(address, another_machine_finishes_it, fails(RunFailedError))
-    (run,) = store.runs(JOB, finished_only=False)
-    assert run.status == "FINISHED"
-    with pytest.raises(InputError, match="for a test"):
-        train(address, fails(InputError), name="b")
-    assert s3.keys("runs/runs/b") == []
-    assert f"runs/runs/a/{RECORD}" in s3.keys("runs")
-
-
 # --- what is refused before anything is touched
 
 
 def failed_run_of_the_job(output: Path) -> None:
     job = load_job(JOB_FILE)
-    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"})
-    with pytest.raises(RunFailedError), reserved_run(JOB, config) as reserved, run_lifecycle(reserved, {}):
+    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolved()
+    description = run_description(config, JOB, {})
+    with (
+        pytest.raises(RunFailedError),
+        reserved_run(JOB, config) as reserved,
+        opened(reserved, description, lambda _: None),
+    ):
         fails(RunFailedError)()
 
 
@@ -354,23 +323,16 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("where", "stop"),
-    [
-        ("without_ray", signal.SIGTERM),
-        ("without_ray", signal.SIGINT),
-        ("ray_cluster", signal.SIGTERM),
-        ("ray_cluster", signal.SIGINT),
-    ],
+    ("workers", "stop"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
-    request: pytest.FixtureRequest, output: Path, where: str, stop: signal.Signals
+    ray_cluster: None, output: Path, workers: int, stop: signal.Signals
 ) -> None:
     """Told as by a terminal, or by Slurm, which tell its workers as well, where those are of this machine."""
     import ray
 
-    request.getfixturevalue(where)
-    address = ("--address", ray.get_runtime_context().gcs_address) if where == "ray_cluster" else ()
-    words = command(output, "--name", "a", "--pause", "0.3", *address)
+    address = ("--address", ray.get_runtime_context().gcs_address) if workers > 1 else ()
+    words = command(output, "--name", "a", "--pause", "0.3", "--workers", str(workers), *address)
     checkpoints = output / "runs" / "a" / "checkpoints"
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -387,4 +349,4 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     assert "Traceback" not in errors
     assert process.returncode == 1
     assert tracked(output)["a"].status == "KILLED"
-    assert start(output, name="a", resume=True, pause=0.3, workers=3).model == f"models:/{JOB}/1"
+    assert start(output, name="a", resume=True, pause=0.3, workers=3 if workers == 1 else 1).model == f"models:/{JOB}/1"

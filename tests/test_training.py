@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.environments import BatchStream, Environment, Environments
-from concord.errors import InputError
+from concord.errors import CheckpointError, InputError
 from concord.gradients import (
     HookedGradients,
     NonFiniteGradientError,
@@ -32,10 +33,20 @@ from concord.gradients import (
 from concord.objectives import ObjectiveGradients
 from concord.options import options_of
 from concord.training import Job, ProcessContext, TrainConfig, build_model, load_job, share, train
-from concord.training.checkpoint import MODEL, MOMENTUM, OPTIMIZER, PROGRESS, read_checkpoint, read_weights
+from concord.training.checkpoint import (
+    CHECKSUMS,
+    MODEL,
+    MOMENTUM,
+    OPTIMIZER,
+    PROGRESS,
+    read_checkpoint,
+    read_weights,
+    verify_checkpoint,
+    write_checksums,
+)
+from concord.training.context import Silent
 from concord.training.evaluation import EvaluatedPart, Measure, correct, evaluate
 from concord.training.gradient_source import gradient_source
-from concord.training.context import Silent
 from concord.training.loop import training
 from concord.training.optimization import Optimization
 from concord.training.options import RUNTIME_OPTIONS
@@ -252,7 +263,7 @@ def test_a_checkpoint_without_the_averages_of_these_environments_is_refused_by_n
     with pytest.raises(InputError, match=r"momentum\.safetensors has no environment x"):
         train(others, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
     (kept.checkpoints[0] / MOMENTUM).write_bytes(b"cut short")
-    with pytest.raises(InputError, match=r"momentum\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"momentum\.safetensors is damaged"):
         train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
 
 
@@ -537,23 +548,57 @@ def test_the_source_of_gradients_is_what_the_table_says(
 # --- checkpoints
 
 
-@pytest.mark.parametrize("vectorize", [False, True, "pooled"])
-def test_a_resumed_run_computes_gradients_as_it_chose_at_its_first_step(tmp_path: Path, vectorize: bool | str) -> None:
-    """Timing chooses, and might choose otherwise; what the checkpoint says is gone by."""
-    job, config = dataclasses.replace(JOB, model=plain_network), CONFIG.with_options(checkpoints=6)
-    kept = Kept(tmp_path / "first")
-    train(job, config, ProcessContext(), kept)
-    said = [json.loads((folder / PROGRESS).read_text())["vectorize"] for folder in kept.checkpoints]
-    assert said[0] in ([True], [False], ["pooled"])
-    assert said == said[:1] * 6
-    written = json.loads((kept.checkpoints[0] / PROGRESS).read_text())
-    (kept.checkpoints[0] / PROGRESS).write_text(json.dumps(written | {"vectorize": [vectorize]}))
+class Lengthening(nn.Module):
+    """Goes through a layer twice, which cannot be pooled, as soon as its bias has grown by training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 16), nn.Linear(16, 3)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs).relu()
+        long = bool(self.last.bias.detach().abs().sum() > 0.1)
+        outputs: Tensor = self.last(hidden) + self.last(hidden.tanh()) if long else self.last(hidden)
+        return outputs
+
+
+@pytest.mark.parametrize("model", [plain_network, network, lambda _: Lengthening()], ids=["pooled", "vmap", "both"])
+def test_a_run_resumed_anywhere_computes_gradients_in_the_same_way(
+    tmp_path: Path, model: Callable[[TrainConfig], nn.Module]
+) -> None:
+    job, config = dataclasses.replace(JOB, model=model), CONFIG.with_options(checkpoints=6)
+    kept = Kept(tmp_path / "whole")
+    end = train(job, config, ProcessContext(), kept).metrics
+    weights = load_file(kept.checkpoints[-1] / MODEL)
+    for folder in kept.checkpoints[:-1]:
+        again = Kept(tmp_path / f"after-{folder.name}")
+        resumed = train(job, config, ProcessContext(), again, resume_from=folder).metrics
+        assert without_time(resumed) == without_time(end)
+        found = load_file(again.checkpoints[-1] / MODEL)
+        assert all(torch.equal(value, found[name]) for name, value in weights.items())
+
+
+_FRESH = """
+import sys, test_training
+from concord.training import ProcessContext, TrainConfig, train
+job = test_training.dataclasses.replace(test_training.JOB, model=getattr(test_training, sys.argv[1]))
+kept = test_training.Kept(test_training.Path(sys.argv[2]))
+metrics = train(job, test_training.CONFIG, ProcessContext(), kept).metrics
+print(test_training.json.dumps(test_training.without_time(metrics)))
+"""
+
+
+@pytest.mark.parametrize("model", ["plain_network", "network"])
+def test_two_fresh_runs_are_equal_to_the_last_bit(tmp_path: Path, model: str) -> None:
     ends = []
-    for name in ("second", "third"):
-        again = Kept(tmp_path / name)
-        ends.append(train(job, config, ProcessContext(), again, resume_from=kept.checkpoints[0]).metrics)
-        assert json.loads((again.checkpoints[-1] / PROGRESS).read_text())["vectorize"] == [vectorize]
-    assert without_time(ends[0]) == without_time(ends[1])
+    for name in ("one", "other"):
+        command = [sys.executable, "-c", _FRESH, model, str(tmp_path / name)]
+        ends.append(subprocess.run(command, cwd=Path(__file__).parent, check=True, capture_output=True).stdout)
+    assert ends[0] == ends[1]
+    for checkpoint in range(3):
+        one, other = (load_file(tmp_path / each / f"checkpoint-{checkpoint}" / MODEL) for each in ("one", "other"))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.fixture(scope="module")
@@ -575,18 +620,51 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_parameter_that_differs(
         _read(checkpoint, nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("file", [MODEL, OPTIMIZER, "progress.json"])
-@pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, tmp_path: Path, file: str, damage: str) -> None:
-    for path in checkpoint.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    if damage == "missing":
-        (tmp_path / file).unlink()
-    else:
-        (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
-    with pytest.raises(InputError, match="cannot be read") as caught:
-        _read(tmp_path, network(CONFIG))
-    assert "\n" not in str(caught.value)
+def _cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-9 if file.suffix == ".safetensors" else len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+_WITH_CHECKSUM = (MODEL, OPTIMIZER, MOMENTUM, PROGRESS)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "problem"),
+    [
+        *((file, damage, "is damaged") for file in _WITH_CHECKSUM for damage in (_cut_short, _flip_a_bit)),
+        *((file, Path.unlink, "cannot be read (No such file") for file in _WITH_CHECKSUM),
+        *((CHECKSUMS, damage, "cannot be read (") for damage in (_cut_short, Path.unlink)),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(
+    tmp_path: Path, file: str, damage: Callable[[Path], object], problem: str
+) -> None:
+    kept = Kept(tmp_path)
+    train(JOB, MOMENTUM_CONFIG.with_options(epochs=1), ProcessContext(), kept)
+    folder = kept.checkpoints[0]
+    verify_checkpoint(folder)
+    damage(folder / file)
+    for read in (verify_checkpoint, lambda at: train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=at)):
+        with pytest.raises(CheckpointError) as caught:
+            read(folder)
+        assert str(caught.value).startswith(f"checkpoint {folder}: {file} {problem}")
+        assert "\n" not in str(caught.value)
+
+
+def test_an_optimizer_that_would_run_code_is_refused_in_a_plain_line(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    torch.save({"state": Path("/")}, folder / OPTIMIZER)
+    write_checksums(folder)
+    with pytest.raises(CheckpointError) as caught:
+        _read(folder, network(CONFIG))
+    assert (
+        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds other things than an optimizer's state; not read"
+    )
 
 
 class Tied(nn.Module):

@@ -34,9 +34,15 @@ class ArgumentError(InputError):
         return ArgumentError(self.argument, value, self.expected)
 
 
+class CheckpointError(InputError):
+    """A file of a checkpoint is missing, damaged, or not one of Concord's; an earlier checkpoint may be whole."""
+
+
 def to_be_sent(error: InputError) -> InputError:
     """The same error in a form that other processes can read."""
-    return error.described() if isinstance(error, ArgumentError) else InputError(str(error))
+    if isinstance(error, ArgumentError):
+        return error.described()
+    return CheckpointError(str(error)) if isinstance(error, CheckpointError) else InputError(str(error))
 
 
 def as_option(error: Exception) -> str:

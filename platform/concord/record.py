@@ -1,6 +1,6 @@
 """The record of a run, or of a group of runs: what it is (``record.json``) and what happened (``events.jsonl``).
 
-The record is the truth; MLflow is a mirror of it, and Ray's own state follows from it. An event is one JSON object a line::
+The record is the truth; MLflow is a mirror of it, and Ray's own state follows from it. An event is a JSON object::
 
     {"event": "began", "at": 1764000000000, "run": "trial 3", …}
     {"event": "metrics", "at": …, "step": 40, "metrics": {"step/loss": 0.7}}
@@ -9,8 +9,8 @@ The record is the truth; MLflow is a mirror of it, and Ray's own state follows f
     {"event": "artifact", "at": …, "path": "figures/curves.png"}
     {"event": "ended", "at": …, "status": "FINISHED", …}
 
-``at`` is in milliseconds since 1970. ``run`` names a run of a group, and is left out where the folder is of one run. The
-file is only appended to. An attempt that goes on from a checkpoint appends what it does anew, and of two events of one
+``at`` is in milliseconds since 1970. ``run`` names a run of a group, and is left out where the folder is of one run.
+Lines are only appended. An attempt that goes on from a checkpoint appends what it does anew, and of two events of one
 step the later one counts.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, JsonLines, StorageError, display_path, full_disk_in_one_line
+from concord.storage import Folder, FullDiskError, JsonLines, StorageError, display_path, full_disk
 
 _logger = logging.getLogger("concord.record")
 
@@ -128,18 +128,17 @@ class Events:
         with self._lock:
             self._require_kept()
             try:
-                with full_disk_in_one_line(self.file):
-                    self._lines.append(line)
-            except RunFailedError as error:
+                self._lines.append(line)
+            except OSError as error:
+                problem = full_disk(error, self.file) or f"{self.file}: cannot be written ({error.strerror})"
                 if event != "metrics":
-                    raise
+                    raise FullDiskError(problem) from error
                 if not self._losing:
-                    _logger.warning("metrics are being lost: %s", error)
+                    _logger.warning("metrics are being lost: %s", problem)
                 self._losing = True
                 return
-            except OSError as error:
-                raise RunFailedError(f"{self.file}: cannot be written ({error.strerror})") from error
-            self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
+            if event != "metrics":
+                self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
 
     def sync(self) -> None:
         """Make what was appended outlive a power failure; at an address, send it.
@@ -179,7 +178,11 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
                 yield Event(fields.pop("event"), int(fields.pop("at")), fields.pop("run", ""), fields, end)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 place = f"line {number}" if start == 0 else f"the line that ends at byte {end}"
-                raise InputError(f"{file}: {place} is no event; restore the file, or give another --name") from error
+                raise _no_event(file, place) from error
+
+
+def _no_event(file: Path, place: str) -> InputError:
+    return InputError(f"{file}: {place} is no event; restore the file, or give another --name")
 
 
 def read_history(folder: Folder) -> dict[str, RunHistory]:
@@ -196,9 +199,7 @@ def read_history(folder: Folder) -> dict[str, RunHistory]:
                 try:
                     found.setdefault(event.run, RunHistory()).take(event)
                 except (KeyError, TypeError, ValueError) as error:
-                    raise InputError(
-                        f"{file}: the line that ends at byte {event.end} is no event; restore the file, or give another --name"
-                    ) from error
+                    raise _no_event(file, f"the line that ends at byte {event.end}") from error
     return found
 
 

@@ -39,6 +39,8 @@ def environments(config: Config) -> Environments:
                 inputs, targets = inputs[:0], targets[:0]
             if config.trouble == "target":
                 targets = targets + 1
+            if config.trouble == "large":
+                inputs = 1e30 * inputs
             if config.trouble == "infinite":
                 inputs = torch.full_like(inputs, 3e38)  # finite, but twice that is not
         return inputs, targets
@@ -48,8 +50,13 @@ def environments(config: Config) -> Environments:
 
 class Slow(torch.nn.Linear):
     pause = 0.0
+    trouble = ""
+    calls = 0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.trouble == "exit" or (self.trouble == "late exit" and self.calls > 25):
+            raise SystemExit(0)
         if self.training:
             time.sleep(self.pause)
         return super().forward(2 * inputs)
@@ -57,7 +64,7 @@ class Slow(torch.nn.Linear):
 
 def model(config: Config) -> torch.nn.Module:
     layer = Slow(4, 2)
-    layer.pause = config.pause
+    layer.pause, layer.trouble = config.pause, config.trouble
     return layer
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import concord
 from concord import logs as structured_logs
+from concord.cli.last_words import last_words
 from concord.cli.output import error_line
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
 from concord.redaction import redact
@@ -129,5 +130,6 @@ def _quiet() -> Iterator[None]:
 
 def entry() -> None:
     """The ``concord`` program."""
-    with _quiet():
+    runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
+    with _quiet(), last_words() if runs_jobs else contextlib.nullcontext():
         raise SystemExit(main())

@@ -187,14 +187,26 @@ class Demo:
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """The AND-mask beside the average."""
     options = parse(Demo, words, "concord demo")
+    from concord.runs.dashboard import described
+    from concord.runs.execute import needs_ray_train
+    from concord.runs.preflight import preflight
     from concord.runs.run import run
+    from concord.runs.session import ray_session
     from concord.training.job import load_job
 
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
-    reports = {
-        aggregator: run(job, config.with_options(aggregator=aggregator), info) for aggregator in ("and-mask", "mean")
-    }
+    config.check()
+    preflight(job, config)  # before Ray takes its seconds to start
+    with contextlib.ExitStack() as session:
+        if needs_ray_train(config):
+            info(f"both methods train on Ray Train with {options.workers} workers, in one Ray session")
+            if dashboard := session.enter_context(ray_session(config)):
+                info(f"Ray dashboard {described(dashboard)}")
+        reports = {
+            aggregator: run(job, config.with_options(aggregator=aggregator), info)
+            for aggregator in ("and-mask", "mean")
+        }
     if not as_json:
         columns = ["train_accuracy", "held_out_accuracy", "ood_accuracy", "kept_fraction"]
         rows = [

@@ -1,5 +1,6 @@
 """The command on tracked runs: it lists them, finds some, and puts them side by side."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +84,19 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         show=tuple(map(_field_name, options.show)),
     )
     found = search.find(store, options.top)
+    found = [_with_interruption(run, options.output) for run in found]
     if not as_json:
         _print_list(found, [*([metric] if metric else []), *search.show])
     return {"runs": [_as_json(run) for run in found]}
+
+
+def _with_interruption(run: Any, output: Path) -> Any:
+    """The run, interrupted where it is running as far as MLflow knows and no process has its folder here."""
+    from concord.runs.lifecycle import is_interrupted
+
+    if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
+        return dataclasses.replace(run, status="INTERRUPTED")
+    return run
 
 
 def _field_name(option: str) -> str:

@@ -1,16 +1,14 @@
 """Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
 
 import math
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.conv import _ConvNd
 
 from concord.aggregation import Aggregator
 from concord.errors import ArgumentError, InputError
@@ -24,9 +22,6 @@ from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
 _FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
-
-_TIMED = 3  # how often each way is timed where it is decided which one to take
-_TIMED_ONE_BY_ONE = 4  # environments of those that are done one after the other
 
 Vectorize = bool | Literal["pooled"]
 """How environments are computed, see :class:`StackedGradients`."""
@@ -46,15 +41,15 @@ class StackedGradients:
 
     Batches of any other form come with a risk in place of the loss, see :mod:`concord.gradients.risk`.
 
-    The gradient of every environment's risk is computed by ``vmap(grad)`` over environments, in chunks of about the
-    same size that hold at most ``memory_limit`` bytes of gradients, and the statistics of each chunk are added to the
-    sums at once.
+    The environments go through the model as one batch, or their gradients are computed by ``vmap(grad)``, in chunks of
+    about the same size that hold at most ``memory_limit`` bytes of gradients; the statistics of each chunk are added to
+    the sums at once.
 
     Dropout draws its own mask for each environment, from the process's default generator.
     Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
     over environments of what each would have made of them. Both are what one process an environment would do.
     Where vmap cannot go (control flow that depends on values, ``.item()``, operators without a batching rule),
-    environments are done one after the other, with the same result, and a warning says so once.
+    environments are done one after the other, with the same result, and a warning says so.
 
     Args:
         model: its parameters that require gradients get ``grad``; whatever was there is replaced, not added to.
@@ -70,9 +65,7 @@ class StackedGradients:
             different machines have to agree in that.
         vectorize: True computes the environments together, False one after the other. ``pooled`` sends them through the
             model as one batch, see :mod:`~concord.gradients.pooled`: for a model that treats examples separately, built
-            of layers that are known there, with a loss. None times them at the first step, where ``pooled`` has to give
-            what the others give, and takes the fastest; a model that draws at random, whose draws would depend on
-            that, is vectorized unless it has convolutions on a CPU, of which vmap makes slower ones.
+            of layers that are known there, with a loss. None chooses by rule, see :meth:`choose`.
         options: see :class:`~concord.gradients.step.Aggregation`.
 
     Attributes:
@@ -114,6 +107,7 @@ class StackedGradients:
         self._chunk = _environments_together(
             self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
         )
+        self._chosen = False
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._left: Tensor | None = None  # the environments that a sum is of; None: all
@@ -141,6 +135,8 @@ class StackedGradients:
         require_no_hooks_after_accumulation(self._sums.parameters)
         at = self.steps if at is None else at
         self.steps = at + 1
+        if not self._chosen:
+            self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
             self._momentum.begin(names)
@@ -164,82 +160,95 @@ class StackedGradients:
         if self._momentum is not None:
             self._momentum.load_state_dict(state, self.names)
 
+    def choose(self, batch: Batch, step: int = 0) -> None:
+        """Choose how environments are computed: pooled where that gives the same, else by vmap, else one by one.
+
+        The first step does this with its own batch, unless it was done before. The model's present weights and the
+        batch decide, never a measured time; so a run that resumes chooses the same if it gives its first weights and
+        its first batch.
+
+        Args:
+            batch: as at a step; nothing of it enters ``parameter.grad``.
+            step: the step's number.
+        """
+        batch, (environments, _) = self._form.check(batch, self.names)
+        if environments == 1:
+            return
+        if self.vectorize is not False:
+            momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
+            random = random_state(self._device)
+            try:
+                self.vectorize, reason = self._best(batch, environments, step, pooled=momentum is None)
+            finally:
+                self._momentum = momentum
+                set_random_state(self._device, random)
+            if reason is not None:
+                _warn(reason, stacklevel=4)
+        self._chosen = True
+
+    def _best(self, batch: Batch, environments: int, step: int, *, pooled: bool) -> tuple[Vectorize, str | None]:
+        """How environments are computed best, and why they are done one by one, if they are."""
+        if (reason := self._hooked()) is not None:
+            return False, reason
+        if self.vectorize == "pooled":
+            try:
+                self._sum_pooled(batch, environments, step)
+            except CannotPoolError:
+                self.vectorize = True
+            else:
+                return "pooled", None
+        before = random_state(self._device)
+        expected, reason = self._try_vectorized(batch, environments, step), None
+        if isinstance(expected, str):
+            reason = expected
+            set_random_state(self._device, before)
+            expected = self._sum_one_by_one(batch, environments, step)  # a mistake of the user's own is raised here
+        if pooled and self.vectorize is None and self._pooled_gives(expected, batch, environments, step):
+            return "pooled", None
+        return reason is None, reason
+
     def _sum(self, batch: Batch, environments: int, step: int) -> _Sum:
-        """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model."""
+        """Put the summed statistics into ``self._sums``; return risks, weights, and the new buffers of the model.
+
+        Where the chosen way cannot go at a later step, the next one does that step, and only that one: what a step
+        gives does not depend on the steps before, some of which a resumed run does not make.
+        """
         if self.vectorize is False or environments == 1:
             return self._sum_one_by_one(batch, environments, step)
-        hooked = next((name for name, each in self._sums.parameters.items() if each._backward_hooks), None)
-        if hooked is not None:
-            reason = f"the gradient hook of parameter {hooked} has to see each of them"
-            return self._fall_back(batch, environments, step, reason)
         random = random_state(self._device)
         if self.vectorize == "pooled" and self._finite_flags is None:
             try:
                 return self._sum_pooled(batch, environments, step)
-            except CannotPoolError:  # the model has taken another path than before
-                self.vectorize = True
+            except CannotPoolError:
                 set_random_state(self._device, random)
-        try:
-            result = self._sum_vectorized(batch, environments, step)
-        except Exception as error:  # whatever the model does that vmap cannot
-            said = str(error).strip().split("\n")[0]
-            reason = f"vmap cannot take this model or risk: {said}"
-            if _is_out_of_memory(error):
-                together = min(self._chunk, environments)
-                reason = f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
-        else:
-            return result if self.vectorize else self._choose(batch, environments, step, random, result)
-        self._begin_again(random)
-        return self._fall_back(batch, environments, step, reason)  # here the error and what it holds are gone
-
-    def _begin_again(self, random: tuple[Tensor, Tensor | None]) -> None:
-        """Let the next sum of this step be what it would be if it were the first."""
+        result = self._try_vectorized(batch, environments, step)
+        if not isinstance(result, str):
+            return result
         set_random_state(self._device, random)
         if self._momentum is not None:
             self._momentum.take_again()
-
-    def _fall_back(self, batch: Batch, environments: int, step: int, reason: str) -> _Sum:
-        """Do one environment after the other from now on, and say why."""
-        result = self._sum_one_by_one(batch, environments, step)  # a mistake of the user's own is raised again here
-        self.vectorize = False
-        # Reported where this object was called.
-        warnings.warn(f"environments are done one after the other, since {reason}", stacklevel=5)
+        reason, result = result, self._sum_one_by_one(batch, environments, step)
+        if self._finite_flags is None:
+            _warn(reason, stacklevel=5)
         return result
 
-    def _choose(self, batch: Batch, environments: int, step: int, random: Any, vectorized: _Sum) -> _Sum:
-        """Decide whether environments are vectorized from now on, after one such sum that has not been timed."""
-        drawn = zip(random, random_state(self._device), strict=True)
-        if any(one is not None and other is not None and not torch.equal(one, other) for one, other in drawn):
-            convolutions = any(isinstance(module, _ConvNd) for module in self.model.modules())
-            self.vectorize = not (convolutions and self._device.type == "cpu")
-            if self.vectorize:
-                return vectorized
-            self._begin_again(random)
-            return self._sum_one_by_one(batch, environments, step)
-        few = min(environments, _TIMED_ONE_BY_ONE)
-        part = take(batch, slice(0, few))
-        ways: dict[Vectorize, Callable[[Batch, int, int], _Sum]] = {
-            True: self._sum_vectorized,
-            False: self._sum_one_by_one,
-        }
-        if self._momentum is None and self._pooled_gives(vectorized, batch, environments, step):
-            ways["pooled"] = self._sum_pooled
-        seconds = dict.fromkeys(ways, math.inf)
-        for way in list(ways) * _TIMED:  # in turn, and the least of each: what disturbs the machine disturbs few
-            self._synchronize()
-            start = time.perf_counter()
-            if way is False:
-                self._sum_one_by_one(part, few, step)
-            else:
-                ways[way](batch, environments, step)
-            self._synchronize()
-            taken = (time.perf_counter() - start) * (environments / few if way is False else 1)
-            seconds[way] = min(seconds[way], taken)
-        fastest = min(seconds, key=lambda way: seconds[way])
-        self.vectorize = fastest
-        # This step is to be what it will be when the run is repeated with the choice made.
-        self._begin_again(random)
-        return ways[fastest](batch, environments, step)
+    def _try_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum | str:
+        """The sum by vmap, or the reason why there is none."""
+        if (reason := self._hooked()) is not None:
+            return reason
+        try:
+            return self._sum_vectorized(batch, environments, step)
+        except Exception as error:  # whatever the model does that vmap cannot
+            said = str(error).strip().split("\n")[0]
+            if _is_out_of_memory(error):
+                together = min(self._chunk, environments)
+                return f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
+            return f"vmap cannot take this model or risk: {said}"
+
+    def _hooked(self) -> str | None:
+        """Why environments cannot be computed together, if a parameter has a hook."""
+        hooked = next((name for name, each in self._sums.parameters.items() if each._backward_hooks), None)
+        return f"the gradient hook of parameter {hooked} has to see each of them" if hooked is not None else None
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
         """Whether one pass for all gives the same as what has just been summed: it does not where examples meet."""
@@ -259,10 +268,6 @@ class StackedGradients:
         return close and all(
             bool(error <= (0.1 if half else 0.02) * norm) for error, norm in zip(errors, norms, strict=True)
         )
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _sum_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum:
         parameters = tuple(parameter.detach() for parameter in self._sums.parameters.values())
@@ -294,6 +299,8 @@ class StackedGradients:
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
     def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:
+        if (reason := self._hooked()) is not None:
+            raise CannotPoolError(reason)
         if self._pooled is None:
             self._pooled = PooledPass(self._risk, self._sums)
         scale = self.aggregation.scale(self._device)
@@ -395,6 +402,10 @@ def _environments_together(size: int, device: torch.device, memory_limit: int | 
         cached = largest if device.type != "cpu" else last_level_cache() // size
         return max(1, min(largest, max(cached, _FEWEST_TOGETHER)))
     return max(1, memory_limit // size)
+
+
+def _warn(reason: str, stacklevel: int) -> None:
+    warnings.warn(f"environments are done one after the other, since {reason}", stacklevel=stacklevel)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -37,6 +37,7 @@ from concord.runs.dashboard import described
 from concord.runs.folder import RunFolder
 from concord.runs.lifecycle import reserved_run, run_lifecycle
 from concord.runs.opening import opening_lines
+from concord.runs.resources import require_resources
 from concord.runs.run import FinishedRun, Info, already_finished, resolved_paths, send_unsent
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
@@ -137,6 +138,11 @@ class AgentConfig(RunConfig):
         of_each = f"--gpus-per-learner {self.gpus_per_learner:g} --gpus-per-runner {self.gpus_per_runner:g}"
         return wanted, f"{of_each}: {wanted:g} GPUs in all"
 
+    def cpu_request(self) -> tuple[float, str]:
+        """One for each runner and learner."""
+        wanted = self.runners + self.learners
+        return wanted, f"--runners {self.runners} --learners {self.learners}: they want a CPU each, {wanted} in all"
+
     @property
     def batch(self) -> int:
         """Environment steps between updates."""
@@ -173,7 +179,7 @@ class AgentConfig(RunConfig):
 
 PLACEMENT = frozenset(
     {
-        "name", "address", "output", "resume", "tracking_uri", "register",
+        "name", "address", "wait_for_resources", "output", "resume", "tracking_uri", "register",
         "overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile",
     }
 )  # fmt: skip
@@ -243,8 +249,8 @@ def train_agent(job: JobFile, config: AgentConfig, info: Info) -> FinishedRun:
         if reserved.report is not None:
             return already_finished(reserved, reserved.report, info)
         config = config.with_options(name=reserved.name)
-        with ray_session(config, tracked_by_workers=False) as dashboard:
-            _check_cpus(config)
+        with ray_session(config) as dashboard:
+            require_resources(config, info)
             with (
                 full_disk_in_one_line(reserved.folder.path),
                 run_lifecycle(reserved, run_tags(job.name, job.path)) as opened,
@@ -269,7 +275,7 @@ def initial_expert(config: AgentConfig) -> Expert | None:
 
 
 def _trained(job: JobFile, config: AgentConfig, opened: RunFolder, initial: Expert | None, info: Info) -> FinishedRun:
-    opened.kept.fetch_all(_CHECKPOINTS)
+    opened.kept.fetch(_CHECKPOINTS)
     for partial in (opened.folder / _CHECKPOINTS).glob("*.new"):  # being written when the process was killed
         partial.unlink()
     kept = _last_checkpoint(opened.folder, info)
@@ -309,16 +315,6 @@ def _one_line_failures() -> Iterator[None]:
         cause = getattr(error, "cause", None) or error
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise RunFailedError(f"training failed: {lines[-1] if lines else type(cause).__name__}") from error
-
-
-def _check_cpus(config: AgentConfig) -> None:
-    """Refuse more processes than the cluster has CPUs (InputError): Ray would wait for them for ever."""
-    import ray
-
-    cpus, wanted = ray.cluster_resources().get("CPU", 0.0), config.runners + config.learners
-    if wanted > cpus:
-        said = f"--runners {config.runners} --learners {config.learners}"
-        raise InputError(f"{said}: they want a CPU each, {wanted} in all; the Ray cluster has {cpus:g}")
 
 
 class Agent:

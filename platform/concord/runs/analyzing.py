@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from concord.errors import ArgumentError, InputError, RunFailedError, to_be_sent
 from concord.logs import Context, context, inherit_context
 from concord.machine import machine
 from concord.options import option_values
+from concord.redaction import redact
 from concord.runs.consistency import DataAsked, analyzed
 from concord.runs.consistency_report import as_json, draw, metrics_of
 from concord.runs.folder import run_folder
@@ -162,7 +164,7 @@ def _folder(model: ModelToAnalyze, trained: TrainedModel) -> Folder:
 def _kept(model: ModelToAnalyze, trained: TrainedModel) -> dict[str, Any] | None:
     """What was found before, if the same was asked."""
     folder = _folder(model, trained)
-    folder.fetch_all(FOLDER)
+    folder.fetch(FOLDER)
     try:
         found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
     except (OSError, ValueError):
@@ -220,8 +222,11 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def _by_ray(models: Sequence[tuple[int, ModelToAnalyze]], info: Info) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each model's place and JSON as it comes, in any order."""
-    with ray_session(models[0][1].where):
+    where = models[0][1].where
+    with ray_session(where):
         import ray
+
+        _require_shared_store(where)
 
         gpus = 1 if models[0][1].use_gpu else 0
         task: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_task)
@@ -255,3 +260,16 @@ def _task(model: ModelToAnalyze, log_context: Context) -> dict[str, Any]:
         return {"result": _analyze(model, _load(model))}
     except InputError as error:
         return {"input_error": to_be_sent(error)}
+
+
+def _require_shared_store(config: RunConfig) -> None:
+    """Refuse a tracking store in a file (InputError) where tasks, which write to it, may be on other nodes."""
+    import ray
+
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    uri = config.run.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
+    if nodes > 1 and uri.startswith("sqlite"):
+        raise InputError(
+            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "
+            "give the address of an MLflow server"
+        )

@@ -1,4 +1,4 @@
-"""How the first worker on Ray Train tells the process of its run what happens: an actor that passes events on, in order.
+"""How the first worker on Ray Train tells the process of its run what happens: an actor passes events on, in order.
 
 The checkpoints of a run are those that its events name. So workers that take the place of others ask the channel where
 to begin, and whether they need to begin at all. This module imports nothing heavy: the actor has a process of its own.

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from concord.errors import RunFailedError
+from concord.errors import CheckpointError, RunFailedError
 from concord.storage import Folder
-from concord.training.checkpoint import CheckpointError, verify_checkpoint
+from concord.training.checkpoint import verify_checkpoint
 
 CHECKPOINTS = "checkpoints"  # in the run's folder
 KEPT = 2  # the last ones

@@ -1,6 +1,5 @@
 """Whether a Ray cluster answers at an address, found out within seconds: Ray itself tries for many minutes."""
 
-import contextlib
 import os
 import socket
 from typing import NoReturn
@@ -71,11 +70,9 @@ def _resolved(address: str) -> tuple[str, int]:
     if not separator and address != "auto" and not _host_and_port(address)[1]:
         raise ValueError("it has no port")
     if not separator:
-        # Not public; without it a cluster on this machine is looked for at its name in place of its address.
-        with contextlib.suppress(ImportError, AttributeError):
-            from ray._private import services
+        from ray._private import services  # no public name finds `auto`, or the address that Ray has for 127.0.0.1
 
-            rest = services.canonicalize_bootstrap_address(address) or address
+        rest = services.canonicalize_bootstrap_address(address) or address
     host, port = _host_and_port(rest)
     if port is None:
         if not separator:

@@ -6,7 +6,7 @@ evaluations (metrics of steps, checkpoints, artifacts) goes to a *sink*, in orde
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,13 +22,15 @@ from concord.gradients import NonFiniteGradientError
 from concord.runs.checkpoints import CHECKPOINTS
 from concord.runs.failures import is_outage
 from concord.source_file import own_traceback, reason
-from concord.storage import Folder, FullDiskError, full_disk_in_one_line, require_space, storage_credentials
-from concord.training.job import Job, JobFile, job_from_source
+from concord.storage import Folder, FullDiskError, full_disk_in_one_line, storage_credentials
+from concord.training.checkpoint import CHECKSUMS, write_checksums
 from concord.training.context import ProcessContext
+from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import WorkerData, prepare, training
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation
 from concord.training.steps_so_far import StepsSoFar
+
 
 class Sink(Protocol):
     """Takes what happens in a run, beside its evaluations."""
@@ -84,7 +86,7 @@ def needs_ray_train(config: RunConfig) -> bool:
 
 def execute(
     spec: RunSpec, job: JobFile, config: RunConfig, sink: Sink = ignore, start: str | None = None
-) -> Iterator[Evaluation]:
+) -> Generator[Evaluation, None, None]:
     """Train a run, and give every evaluation as it comes. Closing the iterator ends the training.
 
     Args:
@@ -212,6 +214,8 @@ class Recorder:
             try:
                 new.mkdir(parents=True)
                 write(new)
+                if not (new / CHECKSUMS).exists():  # of a loop of the job's own
+                    write_checksums(new)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 raise

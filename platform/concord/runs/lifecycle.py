@@ -1,4 +1,4 @@
-"""The life of a run, or of a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
+"""The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
 import itertools
@@ -181,6 +181,19 @@ def reserved_run(
         finally:
             if record is None and not reserved.begun:
                 shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def is_interrupted(output: Path, name: str, run_id: str) -> bool:
+    """Whether a run that MLflow takes for running has ended here without a word: no process has its folder."""
+    folder = run_folder(output, name)
+    if folder.remote or not (folder.path / RECORD).exists():
+        return False
+    try:
+        with folder.locked("run"):
+            record = read_record(folder)
+    except InputError:
+        return False
+    return record is not None and record["run_id"] == run_id
 
 
 @contextlib.contextmanager

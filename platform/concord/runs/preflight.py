@@ -17,7 +17,7 @@ from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.runs.champion import required
-from concord.runs.session import check_resources
+from concord.runs.resources import check_resources, waiting_minutes
 from concord.source_file import reason
 from concord.training.evaluation import (
     Measure,
@@ -240,7 +240,8 @@ def _check_gpus(config: TrainConfig) -> None:
     import ray
 
     if ray.is_initialized():
-        check_resources(config)
+        if waiting_minutes(config) == 0:
+            check_resources(config)
     elif (
         not (config.run.address or os.environ.get("RAY_ADDRESS"))
         and config.parallel.workers > torch.cuda.device_count()

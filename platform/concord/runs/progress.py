@@ -75,7 +75,7 @@ class RunProgress:
         self._metrics: dict[str, float] = {}
         self._epochs = 0
         self._pace = _Pace()
-        self._shown_at, self._shown_epoch = time.monotonic(), 0
+        self._shown_at, self._shown_epoch = time.monotonic(), 0.0
 
     def __enter__(self) -> "RunProgress":
         if on_terminal():
@@ -103,20 +103,18 @@ class RunProgress:
         if RESUMED_SECONDS in metrics:  # workers that took the place of others, or of an earlier process's
             self._pace = _Pace()
             self._pace.at(metrics[RESUMED_EPOCH])
-            self._shown_at, self._shown_epoch = time.monotonic(), int(metrics[RESUMED_EPOCH])
+            self._shown_at, self._shown_epoch = time.monotonic(), metrics[RESUMED_EPOCH]
             self._say(_resumed(metrics))
-        done = metrics.get("epoch", metrics.get(RESUMED_EPOCH))
-        if done is None:
-            return
-        self._pace.at(done)
-        epoch = int(done)
-        if self._display is not None:
+        elif "epoch" in metrics:
+            self._pace.at(metrics["epoch"])
+        if self._display is not None and self._pace.begun:
             details = "  ".join(each.replace(" ", _NO_BREAK_SPACE) for each in self._described())
-            left = self._pace.seconds_left(self._epochs)
-            self._display.counting("training", epoch, self._epochs, f"{epoch}/{self._epochs} epochs", left, details)
-        elif epoch > self._shown_epoch and time.monotonic() - self._shown_at >= _SAY_EVERY_SECONDS:
-            self._shown_at, self._shown_epoch = time.monotonic(), epoch
-            self._say(f"epoch {epoch}/{self._epochs}  {'  '.join(self._described())}")
+            done, left = self._pace.done, self._pace.seconds_left(self._epochs)
+            count = f"{done:.0f}/{self._epochs} epochs"
+            self._display.counting("training", done, self._epochs, count, left, details)
+        elif self._pace.done > self._shown_epoch and time.monotonic() - self._shown_at >= _SAY_EVERY_SECONDS:
+            self._shown_at, self._shown_epoch = time.monotonic(), self._pace.done
+            self._say(f"epoch {self._pace.done:.0f}/{self._epochs}  {'  '.join(self._described())}")
 
     def _described(self) -> list[str]:
         shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
@@ -131,6 +129,16 @@ class _Pace:
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch is known."""
+        return self._first is not None
+
+    @property
+    def done(self) -> float:
+        """How many epochs are done."""
+        return self._last[0]
 
     def at(self, done: float) -> None:
         """So many epochs are done now."""

@@ -142,7 +142,7 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
     )
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """The run was stopped, or has failed."""
 
 
@@ -158,15 +158,16 @@ class _Teller:
         """Tell an event.
 
         Raises:
-            _Stopped: the run has to end; known from the answer to what was told before.
+            _StoppedError: the run has to end; known from the answer to what was told before.
         """
         import ray
 
         if not self._first:
             return
-        if self._answer is not None and (name in ("checkpoint", "evaluated") or ray.wait([self._answer], timeout=0)[0]):
-            if ray.get(self._answer):
-                raise _Stopped
+        # An answer is waited for at the rarer events alone: those of steps must cost the loop nothing.
+        patience = None if name in ("checkpoint", "evaluated") else 0
+        if self._answer is not None and ray.wait([self._answer], timeout=patience)[0] and ray.get(self._answer):
+            raise _StoppedError
         self._answer = self._channel.tell.remote([Message(name, fields)])
 
     def finish(self) -> None:
@@ -213,7 +214,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
             _fail(channel, failure(error, spec.path) if isinstance(told, NonFiniteGradientError) else told)
     except (Exception, SystemExit) as error:
         # Raised in this worker while others wait for it: they have to be ended.
-        if isinstance(error, SystemExit) or not (isinstance(error, _Stopped) or is_outage(error)):
+        if isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
             _fail(channel, failure(error, spec.path))
         raise
 

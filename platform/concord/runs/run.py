@@ -24,6 +24,7 @@ from concord.runs.lifecycle import Lineage, Opened, Reserved, opened, reserved_r
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
+from concord.runs.resources import require_resources
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
@@ -32,6 +33,7 @@ from concord.storage import Folder, full_disk_in_one_line, require_reachable, re
 from concord.tracking import Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
+from concord.training.large_losses import large_losses
 from concord.training.loop import build_model
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -120,9 +122,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
     check_cluster(config)
     checked = preflight(job, config)
     with (
-        reserved_run(
-            job.name, config, config.method, placement=config.placement, defaults=job.job.config
-        ) as reserved,
+        reserved_run(job.name, config, config.method, placement=config.placement, defaults=job.job.config) as reserved,
         RunProgress(info) as progress,
         contextlib.ExitStack() as session,
     ):
@@ -132,7 +132,8 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")
-            dashboard = session.enter_context(ray_session(config))  # which refuses what the cluster cannot do
+            dashboard = session.enter_context(ray_session(config))
+            require_resources(config, info)
         environments = checked.environments
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
         derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None
@@ -219,6 +220,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
             f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
         )
     for line in (
+        large_losses(outcome.history),
         underfitting(outcome.history, config),
         shortcuts(outcome.history, job.job, config, checked.environments, checked.measures),
     ):
@@ -269,7 +271,7 @@ def _registered(said: Mapping[str, Any]) -> Registered | None:
     if not name:  # no model was kept, or it was not to be registered
         return None
     reason = said.get("registration") or "registered when the run finished"
-    return Registered(name, int(version), said.get("champion", False), None, reason)
+    return Registered(name, int(version), said.get("champion", False), reason)
 
 
 def _finished(

@@ -1,4 +1,4 @@
-"""Ray: the cluster that is connected to, or started on this machine, and whether it has what a run wants."""
+"""Ray: the cluster that is connected to, or started on this machine."""
 
 import contextlib
 import logging
@@ -14,7 +14,6 @@ from concord.process_environment import environment_variables
 from concord.runs.cluster_address import LOCAL, check_cluster, cluster_address
 from concord.runs.ray_agents import ended_with_driver
 from concord.runs.termination import signal_handler
-from concord.tracking import redact
 from concord.training.options import RunConfig
 
 # Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
@@ -27,18 +26,17 @@ _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
 
 
 @contextlib.contextmanager
-def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[str | None]:
+def ray_session(config: RunConfig) -> Iterator[str | None]:
     """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
 
     A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
     What SIGTERM does in this process stays as it was: Ray would end the process without a word.
 
     Args:
-        config: says where, and what is wanted there.
-        tracked_by_workers: whether workers, which may be on other nodes, write to the tracking store.
+        config: says where.
 
     Raises:
-        InputError: no cluster at the address, or too few resources there for the workers.
+        InputError: no cluster at the address.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -48,7 +46,6 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     import ray
 
     if ray.is_initialized():
-        check_resources(config)
         yield None
         return
     check_cluster(config)
@@ -56,7 +53,6 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
     connecting: dict[str, str] = {}
     if address == LOCAL:  # nothing preempts this machine, and the watcher warns of itself
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        check_min_workers(config, float(os.cpu_count() or 1))
     else:  # something answers there: what is no Ray cluster after one try, which takes up to a minute, is none
         connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -73,42 +69,7 @@ def ray_session(config: RunConfig, tracked_by_workers: bool = True) -> Iterator[
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        check_resources(config)
-        if tracked_by_workers:
-            _check_shared_storage(config)
         with ended_with_driver() if address == LOCAL else contextlib.nullcontext():
             yield f"http://{context.dashboard_url}" if context.dashboard_url else None
     finally:
         ray.shutdown()
-
-
-def check_resources(config: RunConfig) -> None:
-    """Refuse more GPUs or CPUs than the cluster has (InputError): Ray would wait for them for ever."""
-    import ray
-
-    resources = ray.cluster_resources()
-    gpus, cpus = resources.get("GPU", 0.0), resources.get("CPU", 0.0)
-    wanted, said = config.gpu_request()
-    if wanted > gpus:
-        raise InputError(f"{said}; the Ray cluster has {gpus:g}")
-    check_min_workers(config, cpus)
-
-
-def check_min_workers(config: RunConfig, cpus: float) -> None:
-    """Refuse more than there are CPUs (InputError)."""
-    least = option_values(config).get("min_workers")
-    if least is not None and least > cpus:
-        raise InputError(f"--min-workers {least}: each takes a CPU; the Ray cluster has {cpus:g}")
-
-
-def _check_shared_storage(config: RunConfig) -> None:
-    """Refuse a store in a file where workers may be on other nodes than the file (InputError)."""
-    import ray
-
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    uri = config.run.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
-    if nodes > 1 and uri.startswith("sqlite"):
-        raise InputError(
-            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "
-            "give the address of an MLflow server"
-        )

@@ -138,7 +138,7 @@ def make_missing(
     if not missing:
         return 0
     info(f"{len(missing)} of {len(shards)} files to make in {folder}")
-    with ray_session(RunConfig().with_options(address=address), tracked_by_workers=False):
+    with ray_session(RunConfig().with_options(address=address)):
         for done, (shard, content) in enumerate(_made(missing, task, arguments, tasks), 1):
             write_whole(folder / shard.file, content)
             append_line(folder / _MADE, {"file": shard.file, "sha256": checksum(content)})

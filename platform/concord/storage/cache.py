@@ -1,25 +1,24 @@
 """This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there.
 
-fsspec's ``filecache`` and ``simplecache`` write a download where it is read, so that a process that is killed leaves
-half a file, and another one that reads meanwhile finds half of it; and neither limits how much it keeps.
+fsspec's ``filecache`` and ``simplecache`` write a download where it is read: a killed process leaves half a file, and
+another process that reads meanwhile finds half of it.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
 from concord.storage.address import display_path, is_remote, parts
-from concord.storage.cache_limit import make_room, use
-from concord.storage.credentials import endpoint
-from concord.storage.filesystem import filesystem, reason
+from concord.storage.filesystem import endpoint, filesystem, in_one_line
 
 _AT_ONCE = 16
 _CHUNK = 8 << 20
@@ -29,8 +28,6 @@ _SETTLED_SECONDS = 2.0
 
 def cached(path: Path, kind: str) -> Path:
     """Where this machine has what is at an address: below CONCORD_CACHE, or in the system's place for caches.
-
-    From now on, as long as this process lives, it is not removed to make room (see :mod:`concord.storage.cache_limit`).
 
     Args:
         path: the address.
@@ -43,16 +40,13 @@ def cached(path: Path, kind: str) -> Path:
     if not is_below(rest):
         raise InputError(f"{display_path(path)}: must be one plain address, without ..")
     server = hashlib.sha256(f"{scheme} {endpoint() or ''}".encode()).hexdigest()[:12]
-    target = _root() / kind / f"{scheme}-{server}" / rest
-    use(_root(), target)
-    return target
+    return _root() / kind / f"{scheme}-{server}" / rest
 
 
 def local(path: Path) -> Path:
     """The file or folder at an address, on this machine's disk; a path on the disk is given back.
 
-    Only what is not there yet, or has another size or time of change than in the storage, is fetched. Several processes
-    may ask at once. What is not in the storage is not at the path that is returned either.
+    Several processes may ask at once. What is not in the storage is not at the path that is returned either.
 
     Raises:
         InputError: the storage does not answer, or what came is cut short.
@@ -60,59 +54,77 @@ def local(path: Path) -> Path:
     if not is_remote(path):
         return path
     target = cached(path, "data")
-    try:
-        found, root = filesystem(path)
-        about = found.get_file_info(root)
-        if about.is_file:
-            _fetch_all(found, [(about, target)])
-            return target
-        below = _below(found, root, recursive=True)
-        wanted = {target / name: each for name, each in below.items()}
-        for stale in [each for each in target.rglob("*") if each.is_file() and each not in wanted]:
-            stale.unlink(missing_ok=True)
-        if target.is_file():
-            target.unlink(missing_ok=True)
-        _fetch_all(found, [(each, file) for file, each in wanted.items()])
-    except InputError:
-        raise
-    except Exception as error:  # of the network, the credentials, this machine's disk: each has its own
-        raise InputError(f"{display_path(path)}: cannot be fetched; {reason(error)}") from error
+    with in_one_line(display_path(path), InputError):
+        fetch(*filesystem(path), target)
     return target
-
-
-def fetch_folder(found: Any, root: str, target: Path) -> None:
-    """Bring the files below a folder of a storage; those that are here already are not fetched again.
-
-    Args:
-        found: PyArrow's file system.
-        root: the folder in it.
-        target: the folder here.
-
-    Raises:
-        ValueError: one is called such that it would lie elsewhere on this machine's disk; nothing is fetched.
-        OSError, InputError: the storage does not answer, or what came is cut short.
-    """
-    _fetch_all(found, [(each, target / name) for name, each in _below(found, root, recursive=True).items()])
 
 
 def listing(path: Path, recursive: bool = False) -> list[str] | None:
     """The names of the files in a folder, on the disk or at an address, in order; None if there is no such folder.
 
     Raises:
-        InputError: the storage does not answer.
+        InputError: the storage does not answer, or the folder holds a link to a file that does not exist.
     """
-    if not is_remote(path):
-        if not path.is_dir():
-            return None
-        files = (each for each in (path.rglob("*") if recursive else path.iterdir()) if each.is_file())
-        return sorted(str(each.relative_to(path)) for each in files)
-    try:
-        found, root = filesystem(path)
-        below = _below(found, root, recursive)
-        there = bool(below) or found.get_file_info(root).type.name == "Directory"
-    except Exception as error:  # as above
-        raise InputError(f"{display_path(path)}: cannot be read; {reason(error)}") from error
-    return sorted(below) if there else None
+    if is_remote(path):
+        with in_one_line(display_path(path), InputError):
+            files, root = filesystem(path)
+            there = files.get_file_info(root).type.name == "Directory"
+            found = entries(files, root, recursive)
+        return sorted(name for name, each in found.items() if each.is_file) if there else None
+    if not path.is_dir():
+        return None
+    names = []
+    for each in path.rglob("*") if recursive else path.iterdir():
+        if each.is_file():
+            names.append(str(each.relative_to(path)))
+        elif each.is_symlink() and not each.exists() and not each.name.startswith("."):  # an editor's lock is one
+            raise InputError(f"{each}: a link to {os.readlink(each)}, which does not exist")
+    return sorted(names)
+
+
+def fetch(files: Any, root: str, target: Path) -> None:
+    """Make a file or folder of this machine equal to one of a storage; what has not changed is not fetched again.
+
+    Args:
+        files: PyArrow's file system.
+        root: the file or folder in it; what does not exist there is removed here.
+        target: the file or folder here.
+
+    Raises:
+        InputError: a name would lie elsewhere on this machine's disk; nothing is fetched.
+        OSError: the storage does not answer, or what came is cut short.
+    """
+    about = files.get_file_info(root)
+    if about.is_file:
+        _fetch(files, about, target)
+        return
+    wanted = {target / name: each for name, each in entries(files, root, recursive=True).items() if each.is_file}
+    for stale in [each for each in (target, *target.rglob("*")) if each.is_file() and each not in wanted]:
+        stale.unlink(missing_ok=True)
+    if wanted:
+        with _one_at_a_time(target), ThreadPoolExecutor(_AT_ONCE) as threads:
+            list(threads.map(lambda file: _fetch(files, wanted[file], file), wanted))
+
+
+def entries(files: Any, root: str, recursive: bool = False) -> dict[str, Any]:
+    """What PyArrow knows of the files and folders below a folder of a storage, by their names relative to it.
+
+    Raises:
+        InputError: a name would lie elsewhere on this machine's disk.
+    """
+    from pyarrow import fs
+
+    listed = files.get_file_info(fs.FileSelector(root, recursive=recursive, allow_not_found=True))
+    prefix = root.rstrip("/") + "/"
+    found = {each.path.removeprefix(prefix): each for each in listed}
+    if escaping := next((name for name in found if not is_below(name)), None):
+        raise InputError(f"{files.type_name}://{root}: it holds {escaping}, which is no name of a file below it")
+    return found
+
+
+def is_below(name: str) -> bool:
+    """Whether a name stays inside its folder, as ``../name`` does not."""
+    return not name.startswith("/") and ".." not in name.split("/")
 
 
 def replace(target: Path, content: bytes) -> None:
@@ -123,69 +135,38 @@ def replace(target: Path, content: bytes) -> None:
     os.replace(draft.name, target)
 
 
-def _below(found: Any, root: str, recursive: bool) -> dict[str, Any]:
-    """The files below a folder of a storage, by their names relative to it.
-
-    Raises:
-        ValueError: one is called such that it would lie elsewhere on this machine's disk.
-    """
-    from pyarrow import fs
-
-    listed = found.get_file_info(fs.FileSelector(root, recursive=recursive, allow_not_found=True))
-    prefix = root.rstrip("/") + "/"
-    below = {each.path.removeprefix(prefix): each for each in listed if each.is_file}
-    for name in below:
-        if not is_below(name):
-            raise ValueError(f"it holds {name}, which is no name of a file below it")
-    return below
-
-
-def is_below(name: str) -> bool:
-    """Whether a name stays inside its folder, as ``../name`` does not."""
-    return not name.startswith("/") and ".." not in name.split("/")
-
-
-def _fetch_all(found: Any, files: Iterable[tuple[Any, Path]]) -> None:
-    missing = [(each, target) for each, target in files if not _is_there(each, target)]
-    if missing:
-        make_room(_root(), sum((each.size or 0) - _size(target) for each, target in missing))
-    if len(missing) == 1:
-        _fetch(found, *missing[0])
-    elif missing:
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            list(threads.map(lambda pair: _fetch(found, *pair), missing))
-
-
-def _size(file: Path) -> int:
-    """Bytes of a file that may not be there."""
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process fetch what others wait for, where the disk has locks; else each fetches for itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        return file.stat().st_size
-    except OSError:
-        return 0
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_there(about: Any, target: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         kept = target.stat()
-    except OSError:
-        return False
-    there = bool(target.is_file() and kept.st_size == about.size and kept.st_mtime_ns == (about.mtime_ns or 0))
-    if there:  # noted here, since a disk may be mounted such that reading is not
-        with contextlib.suppress(OSError):
-            os.utime(target, ns=(time.time_ns(), kept.st_mtime_ns))
-    return there
+        return target.is_file() and (kept.st_size, kept.st_mtime_ns) == (about.size, about.mtime_ns or 0)
+    return False
 
 
-def _fetch(found: Any, about: Any, target: Path) -> None:
+def _fetch(files: Any, about: Any, target: Path) -> None:
+    if _is_there(about, target):
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
         try:
             # As it is: PyArrow would unpack what is called .gz.
-            with found.open_input_stream(about.path, compression=None) as content:
+            with files.open_input_stream(about.path, compression=None) as content:
                 shutil.copyfileobj(content, draft, _CHUNK)
             size = draft.tell()
             if about.size is not None and size != about.size:
-                raise InputError(f"{about.path}: {size} bytes came, expected {about.size}; it changed in the meantime")
+                raise OSError(f"{about.path}: {size} bytes came, expected {about.size}; it changed in the meantime")
         except BaseException:
             os.unlink(draft.name)
             raise

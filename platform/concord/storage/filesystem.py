@@ -1,17 +1,22 @@
-"""The file system behind an address, by PyArrow or fsspec, and what went wrong with it in one line."""
+"""The file system behind an address, by PyArrow or fsspec, its credentials, and its errors in one line.
+
+Credentials are found in the environment, and passed on to processes that Ray started before, or elsewhere.
+"""
 
 import contextlib
 import functools
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, RunFailedError
 from concord.storage.address import NATIVE, display_path, is_remote, parts
-from concord.storage.credentials import endpoint, storage_credentials
 
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_PLACE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "STORAGE_EMULATOR_HOST")
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
 _TRIES = 4
@@ -24,6 +29,27 @@ class StorageError(RunFailedError, ConnectionError):
     """A storage does not answer, or refuses; what it holds is as it was."""
 
 
+def storage_credentials() -> dict[str, str]:
+    """The environment variables by which this process reaches storages: keys, endpoint, region.
+
+    What is in files, or what a machine's role gives, stays there: every node finds its own.
+    """
+    return {name: os.environ[name] for name in (*_KEYS, *_PLACE) if os.environ.get(name)}
+
+
+def apply_credentials(given: Mapping[str, str]) -> None:
+    """Use another process's credentials in this one; they replace this process's as a whole."""
+    if any(name in given for name in _KEYS):
+        for name in _KEYS:
+            os.environ.pop(name, None)
+    os.environ.update(given)
+
+
+def endpoint() -> str | None:
+    """The S3 server's address; None for Amazon's own."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 def filesystem(path: Path) -> tuple[Any, str]:
     """PyArrow's file system behind an address, and the path in it.
 
@@ -31,52 +57,42 @@ def filesystem(path: Path) -> tuple[Any, str]:
         OSError, ValueError, ImportError: there is none, or a package for it is missing.
     """
     scheme, rest = parts(path)
-    place = rest.split("/")[0]
-    found = _filesystem(scheme, place, tuple(sorted(storage_credentials().items())))
     if scheme in _BUCKETS:
-        return found, rest
-    if scheme in NATIVE:
-        from pyarrow import fs
+        return _of_bucket(scheme, rest.split("/")[0], tuple(sorted(storage_credentials().items()))), rest
+    from pyarrow import fs
 
-        return found, fs.FileSystem.from_uri(display_path(path))[1]
+    if scheme in NATIVE:
+        found, root = fs.FileSystem.from_uri(display_path(path))
+        return found, root
     from fsspec.core import url_to_fs
 
-    return found, url_to_fs(display_path(path))[1]
+    other, root = url_to_fs(display_path(path))
+    return fs.PyFileSystem(fs.FSSpecHandler(other)), root
 
 
 @functools.lru_cache(maxsize=16)
-def _filesystem(scheme: str, place: str, given: tuple[tuple[str, str], ...]) -> Any:
+def _of_bucket(scheme: str, bucket: str, given: tuple[tuple[str, str], ...]) -> Any:
     from pyarrow import fs
 
     variables = dict(given)
     if scheme == "s3":
-        keys = {
-            "access_key": variables.get("AWS_ACCESS_KEY_ID"),
-            "secret_key": variables.get("AWS_SECRET_ACCESS_KEY"),
-            "session_token": variables.get("AWS_SESSION_TOKEN"),
-        }
+        names = {"access_key": _KEYS[0], "secret_key": _KEYS[1], "session_token": _KEYS[2]}
+        keys = {name: variables.get(variable) for name, variable in names.items()}
         region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION")
         return fs.S3FileSystem(
-            # Without keys in the environment PyArrow looks where the AWS SDK does, on each node for itself.
+            # Given, since Ray sends this object to processes without the variables. Without keys in the environment
+            # PyArrow looks where the AWS SDK does, on each node for itself.
             **(keys if keys["access_key"] and keys["secret_key"] else {}),
             endpoint_override=endpoint(),
-            region=region or ("us-east-1" if endpoint() else fs.resolve_s3_region(place)),
+            region=region or ("us-east-1" if endpoint() else fs.resolve_s3_region(bucket)),
             connect_timeout=_CONNECT_SECONDS,
             request_timeout=_ANSWER_SECONDS,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES),
             allow_delayed_open=True,  # a small file is one request, not three
         )
-    if scheme in ("gs", "gcs"):
-        limit = {"retry_time_limit": timedelta(seconds=_GCS_SECONDS)}
-        if emulator := variables.get("STORAGE_EMULATOR_HOST"):
-            protocol, _, host = emulator.rpartition("://")
-            return fs.GcsFileSystem(anonymous=True, scheme=protocol or "http", endpoint_override=host, **limit)
-        return fs.GcsFileSystem(**limit)
-    if scheme in NATIVE:
-        return fs.FileSystem.from_uri(f"{scheme}://{place}")[0]
-    from fsspec.core import url_to_fs
-
-    return fs.PyFileSystem(fs.FSSpecHandler(url_to_fs(f"{scheme}://{place}")[0]))
+    protocol, _, host = variables.get("STORAGE_EMULATOR_HOST", "").rpartition("://")
+    server = {"anonymous": True, "scheme": protocol or "http", "endpoint_override": host} if host else {}
+    return fs.GcsFileSystem(**server, retry_time_limit=timedelta(seconds=_GCS_SECONDS))
 
 
 def require_reachable(option: str, path: Path) -> None:
@@ -87,25 +103,23 @@ def require_reachable(option: str, path: Path) -> None:
     if not is_remote(path):
         return
     scheme, rest = parts(path)
-    bucket = rest.split("/")[0]
-    try:
+    bucket, what = rest.split("/")[0], f"--{option} {display_path(path)}"
+    with in_one_line(what, InputError):
         found, inside = filesystem(path)
         asked = found.get_file_info(bucket if scheme in _BUCKETS else inside)
-    except Exception as error:  # of the network, the credentials, a package that is missing: each has its own
-        raise InputError(f"--{option} {display_path(path)}: {reason(error)}") from error
     if scheme in _BUCKETS and asked.type.name == "NotFound":
-        raise InputError(f"--{option} {display_path(path)}: there is no bucket {bucket}{_at()}")
+        raise InputError(f"{what}: there is no bucket {bucket}{_at()}")
 
 
 @contextlib.contextmanager
-def in_one_line(path: Path) -> Iterator[None]:
-    """What goes wrong in the body with the storage of this address becomes a :class:`StorageError`."""
+def in_one_line(what: str, kind: type[Exception]) -> Iterator[None]:
+    """What goes wrong in the body with a storage becomes an error of this kind, which names ``what``."""
     try:
         yield
-    except (StorageError, FileNotFoundError):
+    except (InputError, StorageError):
         raise
-    except Exception as error:  # every file system has its own
-        raise StorageError(f"{display_path(path)}: {reason(error)}") from error
+    except Exception as error:  # of the network, the credentials, a package that is missing: each has its own
+        raise kind(f"{what}: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:

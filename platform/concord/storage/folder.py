@@ -1,30 +1,21 @@
 """The folder of a run or a study: on this machine's disk, or worked on here and kept at an address.
 
-What is kept is kept in the order in which it is sent, each file at once and as a whole, so that whoever finds a record
-finds what it names. A file that grows line by line is kept in pieces of whole lines (``NAME.000000``, ``NAME.000001``,
-…), of which only the last is ever sent again.
+Files are sent in the order in which they are named, each as a whole, so that a record is there after what it names.
 
-Two processes must not go on with the same folder. A lock keeps those apart that see the same disk, and ends with the
-process that has it. It says nothing to a machine that shares an address only. There nothing tells a machine that died
-from one that is slow, so the one that claims the folder last has it, and the other is refused the next time it keeps
-something. (A conditional write would let the first one have a new folder; PyArrow's S3 file system has none.)
+Two processes must not work on the same folder. A lock keeps those apart that see the same disk, and ends with its
+process. A second machine that shares only an address is not noticed.
 """
 
 import bisect
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import itertools
-import json
 import logging
 import os
-import platform
 import re
-import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +23,13 @@ from typing import Any
 
 from concord.errors import InputError, RunFailedError
 from concord.storage.address import display_path, is_remote
-from concord.storage.cache import cached, fetch_folder, is_below, replace
+from concord.storage.cache import cached, entries, fetch, is_below, replace
 from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
 
-OWNER, LOCK = "owner.json", ".lock"
+LOCK = ".lock"
 _logger = logging.getLogger("concord.storage")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _PIECE = 256 << 10  # bytes after which a new piece is begun
-
-
-class TakenOverError(RunFailedError):
-    """Another process went on with this folder."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +42,9 @@ class Folder:
 
     Attributes:
         place: the folder, or its address.
-        claim: what says that it is this process's.
     """
 
     place: Path
-    claim: str | None = None
 
     @property
     def remote(self) -> bool:
@@ -146,84 +131,21 @@ class Folder:
             )
         return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
 
-    def claimed(self) -> "Folder":
-        """The same folder, which :meth:`locked` keeps on this machine, as this process's own wherever it is kept.
-
-        Raises:
-            InputError: it cannot be written to.
-        """
-        if not self.remote:
-            return self
-        claim = secrets.token_hex(8)
-        about = {"claim": claim, "host": platform.node(), "process": os.getpid(), "since": round(time.time())}
-        try:
-            self.make()
-            self._put(OWNER, json.dumps(about).encode())
-        except StorageError as error:
-            raise InputError(f"--output {error}") from error
-        return dataclasses.replace(self, claim=claim)
-
-    def check_claim(self) -> None:
-        """Raise TakenOverError if another process claimed the folder since this one did."""
-        if self.claim is None:
-            return
-        owner = json.loads(self._get(OWNER) or b"{}")
-        if owner.get("claim") != self.claim:
-            by = f"process {owner['process']} on {owner['host']} went on with it" if owner else "it was deleted"
-            raise TakenOverError(f"{self.display_path}: {by} in the meantime; this one ends")
-
     def fetch(self, *names: str) -> None:
-        """Bring these files; those that are not kept are removed here."""
+        """Bring these files, and all files of these folders; what is not kept is removed here."""
         for name in names if self.remote else ():
-            path, content = self._here(name), self._get(name)
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                replace(path, content)
-
-    def fetch_all(self, below: str) -> None:
-        """Bring all files that are in its folder ``below`` itself; others are removed here."""
-        if self.remote:
-            shutil.rmtree(self.path / below, ignore_errors=True)
-            self.fetch(*(f"{below}/{name}" for name in self.names(below)))
+            path = self._here(name)
+            with self._storage(name) as (files, root):
+                fetch(files, root, path)
 
     def fetch_tree(self, name: str) -> Path:
-        """Bring its folder ``name`` with all that is below, for every process of this machine; where it is then.
-
-        Of the folders beside it, what was brought before is removed here.
-
-        Raises:
-            InputError: it holds files that are called such that they would lie elsewhere on this machine's disk.
-        """
-        path = self._here(name)
-        if not self.remote:
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / ".lock").open("w") as lock, self._storage(name) as (files, root):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes fetches, the others find it there
-            for old in path.parent.iterdir():
-                if old.is_dir() and old != path:
-                    shutil.rmtree(old, ignore_errors=True)
-            try:
-                fetch_folder(files, root, path)
-            except InputError:
-                raise
-            except ValueError as error:
-                problem = f"--output {self.display_path}/{name}: {error}"
-            else:
-                return path
-        raise InputError(problem)
+        """Bring its folder ``name`` with all that is below; gives where it is on this machine."""
+        self.fetch(name)
+        return self._here(name)
 
     def keep(self, *names: str) -> None:
-        """Send these files, and all files of these folders, in this order.
-
-        Raises:
-            TakenOverError: see :meth:`check_claim`.
-        """
-        if not self.remote:
-            return
-        self.check_claim()
-        for name in names:
+        """Send these files, and all files of these folders, in this order."""
+        for name in names if self.remote else ():
             path = self.path / name
             for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
                 self._put(str(file.relative_to(self.path)), file.read_bytes())
@@ -237,15 +159,8 @@ class Folder:
         if not self.remote:
             folder = self.place / below
             return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-        from pyarrow import fs
-
         with self._storage(below) as (files, root):
-            listed = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
-            names = sorted(each.base_name for each in listed)
-            for name in names:
-                if not is_below(name):
-                    raise ValueError(f"it holds {name}, which is no name of a file below it")
-            return names
+            return sorted(entries(files, root))
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder of it, here and where it is kept, if it is there."""
@@ -255,12 +170,10 @@ class Folder:
         else:
             path.unlink(missing_ok=True)
         if self.remote:
-            with contextlib.suppress(FileNotFoundError), self._storage(name) as (files, root):
+            with self._storage(name) as (files, root):
                 kind = files.get_file_info(root).type.name
-                if kind == "Directory":
-                    files.delete_dir(root)
-                elif kind == "File":
-                    files.delete_file(root)
+                if kind != "NotFound":
+                    files.delete_dir(root) if kind == "Directory" else files.delete_file(root)
 
     def empty(self) -> None:
         """Remove what this machine has of it; its lock, and what is kept elsewhere, stay."""
@@ -272,10 +185,8 @@ class Folder:
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed stays."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.remote:
-            with contextlib.suppress(StorageError, FileNotFoundError), self._storage() as (files, root):
-                files.delete_dir(root)
+        with contextlib.suppress(StorageError):
+            self.remove("")
 
     def place_for_ray(self) -> dict[str, Any]:
         """As Ray Train and Ray Tune take it: they write there from whatever node it is."""
@@ -287,12 +198,11 @@ class Folder:
     @contextlib.contextmanager
     def in_one_line(self) -> Iterator[None]:
         """What another writes there in the body fails as what this folder writes does."""
-        if not self.remote:
-            yield
-            return
         try:
             yield
         except OSError as error:
+            if not self.remote:
+                raise
             raise StorageError(f"{self.display_path}: {reason(error)}") from error
 
     def problem(self) -> str | None:
@@ -305,23 +215,15 @@ class Folder:
 
     @contextlib.contextmanager
     def _storage(self, below: str = "") -> Iterator[tuple[Any, str]]:
-        with in_one_line(self.place):
+        with in_one_line(self.display_path, StorageError):
             files, root = filesystem(self.place)
             yield files, f"{root}/{below}" if below else root
 
     def _here(self, name: str) -> Path:
-        """Where a file of it is on this machine, whoever said its name."""
+        """Where a file of it is on this machine; its name may come from a file that anybody wrote."""
         if not is_below(name):
-            raise StorageError(f"{self.display_path}: {name} is no name of a file below it")
+            raise InputError(f"{self.display_path}: {name} is no name of a file below it")
         return self.path / name
-
-    def _get(self, name: str) -> bytes | None:
-        with self._storage(name) as (files, path):
-            try:
-                with files.open_input_stream(path, compression=None) as content:
-                    return bytes(content.read())
-            except FileNotFoundError:
-                return None
 
     def _put(self, name: str, content: bytes) -> None:
         with self._storage(name) as (files, path):
@@ -332,7 +234,9 @@ class Folder:
 
 
 class Lines:
-    """A file that grows line by line, kept in pieces.
+    """A file that grows line by line, kept in pieces of whole lines (``NAME.000000``, …); only the last is sent again.
+
+    To be deleted with its last user: a file of 20 MB is sent whole in a third of a second, see :meth:`Folder.keep`.
 
     Args:
         folder: its folder.
@@ -369,7 +273,9 @@ class Lines:
             raise RunFailedError(
                 f"{self._folder.display_path}: a piece of {self._name} is missing; there are {numbers}"
             )
-        contents = [self._folder._get(self._piece(number)) or b"" for number in numbers]
+        pieces = [self._piece(number) for number in numbers]
+        self._folder.fetch(*pieces)
+        contents = [(self._folder.path / name).read_bytes() for name in pieces]
         target = into or self.file
         if contents:
             replace(target, b"".join(contents))
@@ -380,11 +286,7 @@ class Lines:
             self._starts, self._kept = ends[:-1] or [0], ends[-1]
 
     def keep(self, end: int | None = None) -> None:
-        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``.
-
-        Raises:
-            TakenOverError: another process went on with the folder.
-        """
+        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``."""
         if not self._folder.remote:
             return
         with self._lock:
@@ -396,14 +298,12 @@ class Lines:
             content = content[: content.rfind(b"\n") + 1]
             if self._starts[-1] + len(content) == self._kept:
                 return
-            self._folder.check_claim()
             self._put_last(content)
 
     def cut(self, start: int, line: bytes) -> None:
         """Replace all from byte ``start`` on by one line, at once, here and where it is kept.
 
         Raises:
-            TakenOverError: another process went on with the folder.
             OSError: the disk of this machine is full; nothing is changed.
         """
         with self.file.open("rb") as lines:
@@ -415,7 +315,6 @@ class Lines:
             os.fsync(draft.fileno())
         if self._folder.remote:
             with self._lock:
-                self._folder.check_claim()
                 numbers = range(len(self._starts))
                 del self._starts[max(1, bisect.bisect_right(self._starts, start)) :]
                 # First the piece: a process killed before the others are removed has cut where the next one cuts again.

@@ -60,8 +60,8 @@ def require_space(place: Path, size: int) -> None:
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(place).free
         if free < size + _RESERVE:
-            said = f"{free / 2**20:.1f} MiB are free, {size / 2**20:.1f} MiB to be written"
-            raise FullDiskError(f"{_line(place)}; {said}")
+            needed = f"{size / 2**20:.1f} MiB are to be written and {_RESERVE / 2**20:.0f} MiB has to stay free"
+            raise FullDiskError(f"{_line(place)}; {free / 2**20:.1f} MiB are free, {needed}")
 
 
 def _line(place: Path) -> str:

@@ -258,7 +258,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     for method, reason in plan.left_out.items():
         info(f"{method} is left out: {reason}")
     try:
-        with sigterm_as_interrupt(), ray_session(plan.base.with_options(workers=1)):
+        with sigterm_as_interrupt(), ray_session(plan.base):
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)

@@ -34,7 +34,7 @@ from concord.runs.termination import signal_handler
 from concord.studies.plan import GroupPlan
 from concord.studies.progress import STUDY_METRICS, GroupProgress
 from concord.studies.proposals import GroupRuns, Proposer, RunProposal
-from concord.studies.resources import TrialResources, expected_nodes, trial_resources
+from concord.studies.resources import TrialResources, check_trial_resources, trial_resources
 from concord.studies.selection import Judge
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
@@ -68,11 +68,9 @@ def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterato
         StoppedError: the user stopped it; who knows how to continue completes its text.
     """
     base = plan.base
-    if nodes := expected_nodes(base):  # before anything is written, and before Ray takes its seconds to start
-        trial_resources(plan.sharing, base, nodes)
-    of_session = base.with_options(workers=1) if isinstance(base, TrainConfig) else base
-    with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(of_session) as dashboard:
-        resources = trial_resources(plan.sharing, base, expected_nodes(base))
+    check_trial_resources(plan.sharing, base)  # before anything is written
+    with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(base) as dashboard:
+        resources = trial_resources(plan.sharing, base, info)
         with opened(reserved, description, info) as group:
             if group.resumed:  # a process that was killed may have left them
                 for name in (*(each for each in group.kept.names() if each.startswith("tune-")), _SCRATCH):

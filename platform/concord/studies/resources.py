@@ -1,13 +1,14 @@
-"""How a cluster is divided among runs that train side by side."""
+"""How the CPUs and GPUs of a cluster are divided among trials."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 import torch
 
 from concord.errors import InputError
+from concord.runs.resources import wait_for_resources, waiting_minutes
 from concord.studies.options import SharingOptions
 from concord.training import RunConfig
 from concord.training.options import parallel_of
@@ -17,11 +18,11 @@ Node = Mapping[str, float]
 
 @dataclass(frozen=True)
 class TrialResources:
-    """What runs of a group train on.
+    """What trials run on.
 
     Attributes:
-        concurrent: runs at a time.
-        cpus, gpus: of a run's process.
+        concurrent: trials at a time.
+        cpus, gpus: of a trial's process.
     """
 
     concurrent: int
@@ -30,48 +31,71 @@ class TrialResources:
 
     @property
     def threads(self) -> int:
-        """Of a run's process."""
+        """Of a trial's process."""
         return max(1, int(self.cpus))
 
 
-def expected_nodes(config: RunConfig) -> list[Node]:
-    """What the nodes of the cluster have that would be used; if Ray would be started here, this machine. None of a
-    cluster that is not connected to."""
+def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
+    """Refuse trials that do not fit (InputError), before Ray takes its seconds to start; not where they may wait."""
+    if waiting_minutes(config) == 0 and (nodes := _expected_nodes(config)):
+        _divide(options, config, nodes)
+
+
+def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
+    """Divide the cluster among trials; waits until it holds ``--concurrent`` of them, or one if that is not given.
+
+    Raises:
+        InputError: it does not hold them after ``--wait-for-resources``.
+    """
+    parallel = parallel_of(config)
+    if parallel.workers > 1:
+        trial = [{"GPU" if parallel.use_gpu else "CPU": 1.0}] * parallel.workers
+    else:
+        trial = [{"CPU": 1.0, **({"GPU": options.gpus_per_trial} if parallel.use_gpu else {})}]
+    bundles = trial * max(1, options.concurrent)
+    return wait_for_resources(lambda: _divide(options, config, _nodes()), bundles, config, info)
+
+
+def _nodes() -> list[Node]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _expected_nodes(config: RunConfig) -> list[Node]:
+    """The resources of the cluster's nodes; if Ray would be started here, this machine's."""
     if ray.is_initialized():
-        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return _nodes()
     if config.run.address or os.environ.get("RAY_ADDRESS"):
-        return []
+        return []  # unknown until it is connected
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
-def trial_resources(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
-    """Divide a cluster of these nodes among runs.
-
-    Raises:
-        InputError: it does not hold as many at a time as are asked for.
-    """
+def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
+    """Divide a cluster of these nodes among trials (InputError if it does not hold ``--concurrent`` of them)."""
     parallel = parallel_of(config)
-    cores, gpus = [node.get("CPU", 0.0) for node in nodes], [node.get("GPU", 0.0) for node in nodes]
-    if parallel.use_gpu and sum(gpus) == 0:
+    cores = [node.get("CPU", 0.0) for node in nodes]
+    cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
+    if parallel.use_gpu and gpus == 0:
         raise InputError("--use-gpu: the Ray cluster has no GPU")
-    if parallel.workers > 1:  # the run's process only looks on, while its workers train
-        most = int((sum(gpus) if parallel.use_gpu else max(sum(cores), parallel.workers)) // parallel.workers)
+    if parallel.workers > 1:  # the process of the trial only looks on, while its workers train
+        most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
         what = f"{parallel.workers} workers each"
     elif parallel.use_gpu:
-        most = min(sum(_fitting(count, options.gpus_per_trial) for count in gpus), int(sum(cores)))
-        what = f"{options.gpus_per_trial:g} GPUs each"
+        whole = options.gpus_per_trial
+        most = sum(_fitting(node.get("GPU", 0.0), whole) for node in nodes)
+        most, what = min(most, int(cpus)), f"{whole:g} GPUs each"
     else:
-        most, what = int(sum(cores)), "a CPU each"
-    concurrent = options.concurrent or max(most, 1)
-    if concurrent > most:
+        most, what = int(cpus), "a CPU each"
+    if options.concurrent > most or most == 0:
+        asked = options.concurrent or 1
         raise InputError(
-            f"--concurrent {concurrent}: {concurrent} trials with {what} do not fit; the Ray cluster has "
-            f"{sum(cores):g} CPUs and {sum(gpus):g} GPUs, enough for {most}"
+            f"--concurrent {asked}: {asked} trials with {what} do not fit; the Ray cluster has {cpus:g} CPUs and "
+            f"{gpus:g} GPUs, enough for {most}"
         )
+    concurrent = options.concurrent or most
     if parallel.workers > 1:
         return TrialResources(concurrent, 0.0, 0.0)
-    # A run's process fits on one node.
-    share = max(1.0, min(sum(cores) // concurrent, max(cores, default=1.0)))
+    # A trial's process fits on one node.
+    share = max(1.0, min(cpus // concurrent, max(cores, default=1.0)))
     while share > 1 and sum(count // share for count in cores) < concurrent:
         share -= 1
     return TrialResources(concurrent, share, options.gpus_per_trial if parallel.use_gpu else 0.0)

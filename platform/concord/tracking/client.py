@@ -16,17 +16,8 @@ from concord.errors import RunFailedError
 from concord.redaction import redact
 
 # What the store said about the request itself: asking again would bring the same answer.
-_FINAL_CODES = frozenset(
-    {
-        "BAD_REQUEST",
-        "CUSTOMER_UNAUTHORIZED",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "PERMISSION_DENIED",
-        "RESOURCE_DOES_NOT_EXIST",
-        "UNAUTHENTICATED",
-    }
-)
+LOGIN_CODES = ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED")
+_FINAL_CODES = (*LOGIN_CODES, "BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 
 
 def one_line(error: BaseException) -> str:
@@ -94,14 +85,22 @@ def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float,
     verify_rest_response(response, endpoint)
 
 
-def error_code(error: BaseException) -> str:
-    """Return MLflow's code for `error`, or an empty string where it has none."""
-    return str(getattr(error, "error_code", ""))
+@contextmanager
+def unless(*codes: str) -> Iterator[None]:
+    """Leave the body where MLflow raises an error with one of these codes."""
+    import_mlflow()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in codes:
+            raise
 
 
 def is_final(error: BaseException) -> bool:
     """Tell whether `error` is the store's answer to the request, rather than a store that does not answer."""
-    return error_code(error) in _FINAL_CODES
+    return getattr(error, "error_code", None) in _FINAL_CODES
 
 
 @contextmanager

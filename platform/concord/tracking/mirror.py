@@ -1,10 +1,10 @@
 """Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
 
 One thread reads the event file and sends what is new about once a second. A store that is down neither stops nor slows
-the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of the
-MLflow run stands for which run of a group, so that what was sent is not sent again, also by a process that continues. A
-process killed between sending and moving the cursor sends its last piece again; MLflow stores it once, since the points
-are equal in name, step, time and value.
+the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of
+the MLflow run stands for which run of a group, so that a process that continues sends nothing twice. A process killed
+between sending and moving the cursor leaves a piece that is sent again; MLflow stores it once, since the points are
+equal in name, step, time and value.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from concord.metric_name import metric_name
@@ -84,9 +83,11 @@ class Mirror:
     @property
     def unsent(self) -> int:
         """How many events the store has not taken."""
-        if not self._file.exists() or self._sent > self._file.stat().st_size:
+        if not self._file.exists() or self._sent >= self._file.stat().st_size:
             return 0
-        return sum(1 for _ in read_events(self._file, self._sent))
+        with self._file.open("rb") as lines:
+            lines.seek(self._sent)
+            return sum(line.endswith(b"\n") for line in lines)
 
     def close(self, seconds: float) -> int:
         """Send what is left, for at most so many seconds; gives how many events are still not sent."""
@@ -226,7 +227,11 @@ class Mirror:
         self._adopts = False
 
     def _log(
-        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run_id: str,
+        points: list[tuple[str, float, int, int]],
+        parameters: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
         first = _LARGEST_BATCH - len(parameters) - len(tags)
         if points or parameters or tags:
@@ -235,12 +240,21 @@ class Mirror:
             self._log_batch(run_id, points[start : start + _LARGEST_BATCH], {}, {})
 
     def _log_batch(
-        self, run_id: str, points: list[tuple[str, float, int, int]], parameters: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run_id: str,
+        points: list[tuple[str, float, int, int]],
+        parameters: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
         if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of trying again
             metrics = [
                 # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
-                {"key": key, "value": value if math.isfinite(value) else json.dumps(value), "timestamp": at, "step": step}
+                {
+                    "key": key,
+                    "value": value if math.isfinite(value) else json.dumps(value),
+                    "timestamp": at,
+                    "step": step,
+                }
                 for key, value, at, step in points
             ]
             body: dict[str, object] = {"run_id": run_id, "metrics": metrics}

@@ -1,6 +1,5 @@
 """Tracked runs of any job, found by what is known of them."""
 
-import math
 import operator
 import re
 from dataclasses import dataclass
@@ -28,18 +27,14 @@ class Condition:
 
     @staticmethod
     def of(text: str) -> "Condition":
-        """The condition in these words.
-
-        Raises:
-            InputError: they are none.
-        """
+        """Parse a condition."""
         found = _CONDITION.fullmatch(text)
-        if found is None or (("<" in found[2] or ">" in found[2]) and _number(found[3]) is None):
+        if found is None or (found[2] not in ("=", "!=") and _number(found[3]) is None):
             raise InputError(f"--where {text}: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes")
         return Condition(found[1].replace("-", "_"), found[2], found[3])
 
     def holds(self, run: Run) -> bool:
-        """Whether it does for a run; not where the run has no such option or metric."""
+        """Whether a run has this option or metric and it fulfils the condition."""
         known = run.metrics.get(self.name, run.parameters.get(self.name))
         if known is None:
             return False
@@ -61,14 +56,13 @@ class RunSearch:
     """Which runs are wanted, and in which order.
 
     Attributes:
-        job: only runs of this job.
-        status: only those that are so.
-        name: only those with this in their names.
-        study: the trials of this study, in place of the runs that are none.
-        where: only those for which these hold.
-        metric: in the order of this metric, those that have it; None: the newest first.
+        job, status: only runs of this job, and of this status.
+        name: only runs with this in their names.
+        study: the trials of this study, in place of the runs of jobs.
+        where: only runs that fulfil these conditions.
+        metric: order by this metric, without the runs that do not have it; None: the newest first.
         largest: whether the metric's largest value comes first.
-        show: further options and metrics that are asked for.
+        show: further options and metrics that one of the runs must have.
     """
 
     job: str | None = None
@@ -81,42 +75,27 @@ class RunSearch:
     show: tuple[str, ...] = ()
 
     def find(self, store: Store, most: int) -> list[Run]:
-        """The first so many of these runs.
-
-        Raises:
-            InputError: an option or a metric that none of the runs has.
-        """
+        """The first `most` runs. Raises InputError for an option or a metric that no run has."""
+        # Trials have no job; their study has.
+        conditions = ["tags.`concord.job` != ''" if self.study is None else "tags.`concord.kind` != ''"]
+        conditions += [f"tags.`concord.job` = {_quoted('job', self.job)}"] if self.job else []
+        conditions += [f"tags.`concord.study` = {_quoted('study', self.study)}"] if self.study else []
+        conditions += [f"attributes.status = '{self.status.upper()}'"] if self.status else []
+        conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{self.name}%')}"] if self.name else []
         order = f"metrics.`{self.metric}` {'DESC' if self.largest else 'ASC'}" if self.metric else NEWEST
         known: set[str] = set()
         found: list[Run] = []
-        for run in store.search(self._condition(), order, page=_MANY if self.where else min(most, _MANY)):
+        for run in store.search(" AND ".join(conditions), order, page=_MANY if self.where else min(most, _MANY)):
             known |= run.metrics.keys() | run.parameters.keys()
             if (self.metric is None or self.metric in run.metrics) and all(each.holds(run) for each in self.where):
                 found.append(run)
             if len(found) == most:
                 break
-        self._check_names(known)
-        if self.metric is not None:  # a store does not know of branches that were left, and orders by them, too
-            sign = -1 if self.largest else 1
-            found.sort(key=lambda run: (math.isnan(value := run.metrics[str(self.metric)]), sign * value))
-        return found
-
-    def _condition(self) -> str:
-        # Trials have no job, which their study has.
-        conditions = ["tags.`concord.job` != ''"] if self.study is None else ["tags.`concord.kind` != ''"]
-        conditions += [f"tags.`concord.job` = {_quoted('job', self.job)}"] if self.job else []
-        conditions += [f"tags.`concord.study` = {_quoted('study', self.study)}"] if self.study else []
-        conditions += [f"attributes.status = '{self.status.upper()}'"] if self.status else []
-        conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{self.name}%')}"] if self.name else []
-        return " AND ".join(conditions)
-
-    def _check_names(self, known: set[str]) -> None:
-        """Refuse names that none of the runs has, if there are runs."""
-        asked = [("where", each.name) for each in self.where]
-        asked += [("metric", self.metric)] if self.metric else []
+        asked = [("where", each.name) for each in self.where] + [("metric", self.metric)] * bool(self.metric)
         for option, name in [*asked, *(("show", name) for name in self.show)]:
             if known and name not in known:
-                raise InputError(f"--{option} {name}: no run has it{did_you_mean(name, known)}")
+                raise InputError(f"--{option} {name}: no run has it{did_you_mean(str(name), known)}")
+        return found
 
 
 def _quoted(option: str, value: str) -> str:
@@ -126,11 +105,7 @@ def _quoted(option: str, value: str) -> str:
 
 
 def named_run(store: Store, option: str, name: str) -> Run:
-    """The run of this name, or id.
-
-    Raises:
-        InputError: there is none, or there are several.
-    """
+    """The run of this name or id. Raises InputError if there is none, or more than one."""
     if _ID.fullmatch(name):
         return store.run(name)
     found = list(store.search(f"attributes.run_name = {_quoted(option, name)}"))

@@ -1,50 +1,40 @@
 """Where runs are kept: one MLflow store, found, checked and spoken to with short names.
 
 Nothing has to be set up first. With no address given, runs go to an SQLite file in the output folder and their
-files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out whether the store
-answers, before any work is done that would have nowhere to go: within seconds, but for a server that takes the
-connection and is slow to answer, as one is that has just started.
+files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out within seconds whether
+the store answers, before any work is done that would have nowhere to go.
 """
 
 import contextlib
 import fcntl
 import json
-import logging
 import math
 import os
-import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from concord.errors import InputError
 from concord.metric_name import metric_name
 from concord.redaction import redact, without_secrets
 from concord.storage import display_path, is_remote, resolve
-from concord.tracking.client import connect, error_code, failures, import_mlflow, one_line, pages, post
-
-_logger = logging.getLogger("concord.tracking")
+from concord.tracking.client import LOGIN_CODES, connect, failures, import_mlflow, one_line, pages, post, unless
+from concord.tracking.database import CONNECT_SECONDS, check_database, create_tables, sqlite_file
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
-_CONNECT_SECONDS = 3.0
-# To answer, once it took the connection. A server that has just started, or that many ask at once, takes 15 s and more;
-# the user is told after the first time. Where nothing listens is refused at once, or after the seconds above.
-_ANSWER_SECONDS, _LATE_ANSWER_SECONDS = 5.0, 60.0
+# For a server to answer, once it took the connection: one that has just started is slow.
+_ANSWER_SECONDS = 15.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 _LONGEST_DATASET_NAME = 500
-_CONTEXT = "mlflow.data.context"
 
-# Begins the name of a tag that marks points of a run as of a branch that was left: those logged from the time in its
-# name on, and before the time that is its value (ms since 1970). The run went on from a checkpoint before them.
-LEFT = "concord.left."
 
 # The order of runs, in MLflow's language, if none is asked for.
 NEWEST = "attributes.start_time DESC"
@@ -90,7 +80,7 @@ class TrackedData:
     profile: Mapping[str, int]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Store:
     """An MLflow store that answered when it was opened. Made by `Store.open`.
 
@@ -100,11 +90,8 @@ class Store:
     Every method raises RunFailedError, with one line, when the store refuses or no longer answers.
     """
 
-    uri: str
+    uri: str = field(repr=False)
     artifacts: Path | None
-
-    def __repr__(self) -> str:
-        return f"Store({redact(self.uri)!r})"
 
     @classmethod
     def open(cls, output: Path, tracking_uri: str | None = None) -> "Store":
@@ -114,50 +101,23 @@ class Store:
         value without its password, and what would be right.
         """
         output = resolve(output)
-        elsewhere = is_remote(output)
-        option, given = "--tracking-uri", tracking_uri
-        if not given and (given := os.environ.get("MLFLOW_TRACKING_URI")):
-            option = "--tracking-uri (from MLFLOW_TRACKING_URI)"
-        right = _RIGHT
-        if elsewhere and (not given or given.split("+")[0].split(":")[0] in _DATABASES):
+        given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if is_remote(output) and (not given or given.split("+")[0].split(":")[0] in _DATABASES):
             raise InputError(
                 f"--output {display_path(output)}: MLflow cannot keep its store there; give --tracking-uri (or "
                 "MLFLOW_TRACKING_URI), http(s)://HOST:PORT of an MLflow server"
             )
-        if not given:
-            option, given = "--output", f"sqlite:///{output / 'mlflow.db'}"
-            right = "give a folder that can be written"
-
-        def refuse(reason: str) -> NoReturn:
-            shown = output if option == "--output" else redact(given)
-            raise InputError(f"{option} {shown}: {reason}; {right}")
-
-        try:
-            scheme = urlsplit(given).scheme.split("+")[0]
-        except ValueError as error:
-            refuse(one_line(error))
-        path = given.split(":", 1)[-1]
-        if scheme == "sqlite" and path != "//" and not path.startswith("///"):
-            refuse("SQLite's path follows three slashes")
-        if scheme in ("http", "https"):
-            _check_server(given, refuse)
-            return cls(given.rstrip("/"), None)
-        if scheme == "sqlite":
-            file = _check_sqlite(given, refuse)
-            store = cls(f"{given.split(':')[0]}:///{file}", file.parent / "artifacts")
-        elif scheme in _DATABASES:
-            _check_database(given, scheme, refuse)
-            store = cls(given, output / "artifacts")
+        if given:
+            option = f"--tracking-uri{'' if tracking_uri else ' (from MLFLOW_TRACKING_URI)'} {redact(given)}"
+            right = _RIGHT
         else:
-            refuse(f"no store is known by the scheme {scheme!r}" if scheme else "not a URI")
+            option, right = f"--output {output}", "give a folder that can be written"
         try:
-            assert store.artifacts is not None
-            store.artifacts.mkdir(parents=True, exist_ok=True)
-            with _alone(store.artifacts):  # two that create tables at once spoil them
-                store.client.search_experiments(max_results=1)  # creates the tables of a new database
-        except Exception as error:  # whatever the driver raises, the store cannot be used
-            refuse(one_line(error))
-        return store
+            return _open(given or f"sqlite:///{output / 'mlflow.db'}", output)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a network, a proxy or a driver raises, the store cannot be used
+            raise InputError(f"{option}: {one_line(error)}; {right}") from None
 
     @cached_property
     def client(self) -> Any:
@@ -190,9 +150,7 @@ class Store:
             self.client.update_run(run_id, status="RUNNING")
 
     def finish_run(self, run_id: str, status: Status = "FINISHED") -> None:
-        """End the run now, with `status` FINISHED, FAILED or KILLED. Raises ValueError for another."""
-        if status not in ("FINISHED", "FAILED", "KILLED"):
-            raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")
+        """End the run now, with `status` FINISHED, FAILED or KILLED."""
         with failures(self.uri, f"finish run {run_id}"):
             self.client.set_terminated(run_id, status)
 
@@ -202,12 +160,7 @@ class Store:
             self.client.delete_run(run_id)
 
     def log_files(self, run_id: str, path: Path, artifact_path: str | None = None) -> None:
-        """Copy a file, or what a folder holds, to the run's artifacts, under the folder `artifact_path`.
-
-        Raises FileNotFoundError if `path` does not exist.
-        """
-        if not path.exists():
-            raise FileNotFoundError(f"nothing to log at {path}")
+        """Copy a file, or the content of a folder, to the run's artifacts, under the folder `artifact_path`."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         with failures(self.uri, f"keep the files of {path}"):
             log(run_id, str(path), artifact_path)
@@ -243,20 +196,11 @@ class Store:
         with failures(self.uri, f"keep what the data of run {run_id} were"):
             tags = self.client.get_run(run_id).data.tags
             source = json.dumps({"tags": {key: tags[key] for key in sorted(tags) if key.startswith("mlflow.source.")}})
-            inputs = [
-                DatasetInput(
-                    Dataset(
-                        name=each.name[:_LONGEST_DATASET_NAME],
-                        digest=each.digest,
-                        source_type="code",
-                        source=source,
-                        schema=json.dumps(each.schema) if each.schema else None,
-                        profile=json.dumps(each.profile),
-                    ),
-                    [InputTag(_CONTEXT, each.purpose)],
-                )
-                for each in data
-            ]
+            inputs = []
+            for each in data:
+                schema, profile = each.schema and json.dumps(each.schema), json.dumps(each.profile)
+                dataset = Dataset(each.name[:_LONGEST_DATASET_NAME], each.digest, "code", source, schema, profile)
+                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.purpose)]))
             if inputs:
                 self.client.log_inputs(run_id, inputs)
 
@@ -272,36 +216,15 @@ class Store:
                 self.client.log_batch(run_id, metrics=values[start : start + 1000], synchronous=True)
 
     def metrics(self, run_id: str) -> dict[str, float]:
-        """Return the value of each metric at its highest step, but for those of branches that were left."""
-        with failures(self.uri, f"read run {run_id}"):
-            return self._latest(self.client.get_run(run_id))
+        """Return the value of each metric at its highest step."""
+        return self.run(run_id).metrics
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one metric in the order of steps; the last logged value where there are several.
-
-        What was logged after the checkpoint from which the run went on later is left out.
-        """
+        """Return (step, value) of one metric in the order of steps; the last logged value where there are several."""
         with failures(self.uri, f"read metric {key!r} of run {run_id}"):
-            left = _left(self.client.get_run(run_id).data.tags)
-            return self._history(run_id, metric_name(key), left)
-
-    def _history(self, run_id: str, key: str, left: "_Left") -> list[tuple[int, float]]:
-        logged = self.client.get_metric_history(run_id, key)
-        points = sorted((point for point in logged if point.timestamp not in left), key=lambda point: point.timestamp)
-        return sorted({point.step: _value(point.value) for point in points}.items())
-
-    def _latest(self, entry: Any) -> dict[str, float]:
-        """The latest value of each metric of a run."""
-        left = _left(entry.data.tags)
-        if not left.ranges:
-            return {key: _value(value) for key, value in entry.data.metrics.items()}
-        found = {}
-        for point in entry.data.to_proto().metrics:  # the values alone do not say when they were logged
-            if point.timestamp not in left:
-                found[point.key] = _value(point.value)
-            elif history := self._history(entry.info.run_id, point.key, left):
-                found[point.key] = history[-1][1]
-        return found
+            logged = self.client.get_metric_history(run_id, metric_name(key))
+        in_time = sorted(logged, key=lambda point: point.timestamp)
+        return sorted({point.step: _value(point.value) for point in in_time}.items())
 
     def run(self, run_id: str) -> Run:
         """Return one run."""
@@ -309,58 +232,42 @@ class Store:
             return self._run(self.client.get_run(run_id))
 
     def _run(self, entry: Any) -> Run:
-        tags = {key: value for key, value in entry.data.tags.items() if not key.startswith(("mlflow.", LEFT))}
         return Run(
             run_id=entry.info.run_id,
             name=entry.info.run_name,
             status=entry.info.status,
             parameters=dict(entry.data.params),
-            metrics=self._latest(entry),
-            tags=tags,
+            metrics={key: _value(value) for key, value in entry.data.metrics.items()},
+            tags={key: value for key, value in entry.data.tags.items() if not key.startswith("mlflow.")},
             started=datetime.fromtimestamp(entry.info.start_time / 1000, UTC),
         )
 
     def runs(self, experiment: str, finished_only: bool = True) -> list[Run]:
         """Return the experiment's runs, newest first; an empty list if there is no such experiment."""
-        with failures(self.uri, f"read experiment {experiment!r}"):
-            entry = self.client.get_experiment_by_name(experiment)
-        if entry is None:
-            return []
         condition = "attributes.status = 'FINISHED'" if finished_only else ""
-        return list(self.search(condition, within=[entry.experiment_id]))
+        return list(self.search(condition, within=f"name = '{experiment}'"))
 
-    def search(
-        self, condition: str, order: str = NEWEST, within: Sequence[str] | None = None, page: int = 1000
-    ) -> Iterator[Run]:
+    def search(self, condition: str, order: str = NEWEST, within: str = "", page: int = 1000) -> Iterator[Run]:
         """Return the runs that fulfil a condition, asked for as they are taken.
 
         Args:
             condition: in MLflow's language; empty for all runs.
             order: in MLflow's language.
-            within: ids of experiments; None takes all.
+            within: condition of the experiments, in MLflow's language; empty for all.
             page: how many runs to ask for at a time.
         """
         with failures(self.uri, "search runs"):
-            if within is None:
-                experiments = pages(lambda token: self.client.search_experiments(page_token=token))
-                within = [each.experiment_id for each in experiments]
-            if within:
-                found = pages(lambda token: self.client.search_runs(within, condition, 1, page, [order], token))
+            asked = pages(lambda token: self.client.search_experiments(filter_string=within, page_token=token))
+            if experiments := [each.experiment_id for each in asked]:
+                found = pages(lambda token: self.client.search_runs(experiments, condition, 1, page, [order], token))
                 yield from map(self._run, found)
 
     def _experiment(self, name: str) -> str:
         """Return the experiment's id, creating it, or bringing it back if it was deleted."""
-        from mlflow.exceptions import MlflowException
-
+        location = self.artifacts.as_uri() if self.artifacts else None
+        with unless("RESOURCE_ALREADY_EXISTS"):
+            self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING})
         entry = self.client.get_experiment_by_name(name)
-        if entry is None:
-            location = self.artifacts.as_uri() if self.artifacts else None
-            try:
-                return str(self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING}))
-            except MlflowException as error:
-                if error_code(error) != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                entry = self.client.get_experiment_by_name(name)  # another process was first
         if entry.lifecycle_stage == "deleted":
             self.client.restore_experiment(entry.experiment_id)
         if _KIND not in entry.tags:  # made by another program, or by MLflow itself
@@ -368,83 +275,47 @@ class Store:
         return str(entry.experiment_id)
 
 
-_Refuse = Callable[[str], NoReturn]
-
-
-def _check_server(uri: str, refuse: _Refuse) -> None:
-    try:
-        parts = urlsplit(uri)
-        host, _ = parts.hostname, parts.port  # an impossible port raises here
-    except ValueError as error:
-        refuse(str(error))
-    if not host:
-        refuse("no host in it")
-
-    def ask(seconds: float) -> None:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (_CONNECT_SECONDS, seconds))
-
-    try:
-        try:
-            ask(_ANSWER_SECONDS)
-        except Exception as error:
-            if "read timeout" not in str(error).lower():
-                raise
-            _logger.warning(
-                "tracking at %s took the connection and does not answer yet; waiting for it, %.0f s at most",
-                redact(uri),
-                _LATE_ANSWER_SECONDS,
-            )
-            ask(_LATE_ANSWER_SECONDS)
-    except Exception as error:  # whatever the network or a proxy answers
-        if error_code(error) in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
-            refuse("the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)")
-        refuse(f"no MLflow server answers ({one_line(error)})")
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time; where the file system knows no lock of a folder, several."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def _open(uri: str, output: Path) -> Store:
+    scheme = urlsplit(uri).scheme.split("+")[0]
+    if scheme in ("http", "https"):
+        _check_server(uri)
+        return Store(uri.rstrip("/"), None)
+    if scheme == "sqlite":
+        file = sqlite_file(uri)
+        store, artifacts = f"{uri.split(':')[0]}:///{file}", file.parent / "artifacts"
+    elif scheme in _DATABASES:
+        check_database(uri)
+        store, artifacts = uri, output / "artifacts"
+    else:
+        raise ValueError(f"no store is known by the scheme {scheme!r}" if scheme else "not a URI")
+    opened = Store(store, artifacts)
+    artifacts.mkdir(parents=True, exist_ok=True)
+    lock = os.open(artifacts, os.O_RDONLY)
+    try:  # one process of this machine at a time; where the file system cannot lock a folder, several
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if scheme == "sqlite":
+            create_tables(opened.uri)
+        opened.client.search_experiments(max_results=1)  # creates the tables of any other new database
     finally:
-        os.close(descriptor)
+        os.close(lock)
+    return opened
 
 
-def _check_sqlite(uri: str, refuse: _Refuse) -> Path:
-    """Return the database's absolute path, after taking and releasing a write lock on it."""
-    from sqlalchemy.engine import make_url
-
-    name = make_url(uri).database
-    if not name or name == ":memory:":
-        refuse("a database in memory cannot be shared with training")
-    file = Path(name).absolute()  # a worker has another working directory
+def _check_server(uri: str) -> None:
+    parts = urlsplit(uri)
+    host, _ = parts.hostname, parts.port  # an impossible port raises here
+    if not host:
+        raise ValueError("no host in it")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(sqlite3.connect(file, timeout=_CONNECT_SECONDS)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-    except (OSError, sqlite3.Error) as error:
-        if "locked" not in str(error):  # a busy store is a store
-            refuse(f"not a writable SQLite file ({one_line(error)})")
-    return file
-
-
-def _check_database(uri: str, scheme: str, refuse: _Refuse) -> None:
-    """Connect once: MLflow itself tries for two minutes."""
-    import sqlalchemy
-
-    timeout = {} if scheme == "mssql" else {"connect_timeout": int(_CONNECT_SECONDS)}
-    try:
-        engine = sqlalchemy.create_engine(uri, connect_args=timeout)
-        with engine.connect():
-            pass
-        engine.dispose()
-    except ModuleNotFoundError as error:
-        refuse(f"its driver is not installed ({error})")
-    except Exception as error:  # each driver has its own
-        refuse(f"no database answers ({one_line(error)})")
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, _ANSWER_SECONDS))
+    except Exception as error:
+        reason = f"no MLflow server answers ({one_line(error)})"
+        if getattr(error, "error_code", None) in LOGIN_CODES:
+            reason = "the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)"
+        elif "read timeout" in str(error).lower():
+            reason = f"it took the connection and did not answer within {_ANSWER_SECONDS:g} s"
+        raise ValueError(reason) from None
 
 
 def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
@@ -459,19 +330,3 @@ def _clean(values: Mapping[str, object]) -> dict[str, str]:
 def _value(stored: float) -> float:
     """Undo MLflow's stand-in for infinity, which its databases cannot hold: the largest finite number."""
     return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)
-
-
-@dataclass(frozen=True)
-class _Left:
-    """When points of branches that were left were logged, in milliseconds since 1970."""
-
-    ranges: tuple[range, ...]
-
-    def __contains__(self, timestamp: int) -> bool:
-        return any(timestamp in each for each in self.ranges)
-
-
-def _left(tags: Mapping[str, str]) -> _Left:
-    """What the tags of a run say of the branches that were left; tags of this name that say nothing are passed over."""
-    found = ((key.removeprefix(LEFT), until) for key, until in tags.items() if key.startswith(LEFT))
-    return _Left(tuple(range(int(since), int(until)) for since, until in found if (since + until).isdecimal()))

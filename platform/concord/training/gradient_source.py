@@ -57,7 +57,8 @@ def gradient_source(
         rule: the aggregator; objectives that couple environments have none.
         names: of the environments that this process has at a step.
         group: the processes; None: this one alone.
-        first_batch: gives a batch, leaves ``(environments, batch, ...)``, to find parameters that get no gradient.
+        first_batch: gives the run's first batch, leaves ``(environments, batch, ...)``. It and the model's present
+            weights decide how gradients are computed, so a resumed run gives the same of both.
         example_gradient: what the gradient of an example is, where every example is an environment; None: it is not.
         vectorize: how several environments of a process are computed, see :class:`~concord.gradients.StackedGradients`.
         options: see :class:`~concord.gradients.Aggregation`.
@@ -71,7 +72,11 @@ def gradient_source(
         return HookedGradients(
             model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
         )
-    return StackedGradients(model, objective.risk, rule, names=names, group=group, vectorize=vectorize, **options)
+    stacked = StackedGradients(model, objective.risk, rule, names=names, group=group, vectorize=vectorize, **options)
+    if len(names) > 1:
+        model.train()
+        stacked.choose(first_batch())
+    return stacked
 
 
 def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> bool:

@@ -1,7 +1,8 @@
 """A job: what to train on what. A Python file that names one is all a user writes."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -104,8 +105,8 @@ class Job(Generic[Config]):
 
     def __post_init__(self) -> None:
         _make_defaults(self)
-        if isinstance(self.config, TrainConfig):
-            object.__setattr__(self, "config", _with_objective(self.config, self.objective))
+        if isinstance(self.config, TrainConfig) and self.objective is not None:
+            object.__setattr__(self, "config", _with_aggregator(self.config, self.objective))
         if self.loop is not None:
             return
         own = self.objective is not None and self.loss is None
@@ -239,17 +240,14 @@ def _make_defaults(job: Any) -> None:
         options_of(type(job.config))
 
 
-def _with_objective(config: Config, objective: Callable[[Any], Objective] | None) -> Config:
-    """The options of a class that knows the job's own objective, so that what they leave to others follows from it."""
-    kind = type(config)
-    if kind is not TrainConfig and "own_objective" in vars(kind):  # of a job that this one was made of
-        kind = kind.__mro__[1]
-    if objective is not None:
-        namespace = {"__doc__": kind.__doc__, "own_objective": property(lambda _: objective)}
-        kind = type(kind.__name__, (kind,), namespace)
-    if kind is type(config):
+def _with_aggregator(config: TrainConfig, objective: Callable[[Any], Objective]) -> TrainConfig:
+    """The options with ``mean`` for ``auto``, where the job's own objective has one gradient of all environments."""
+    if config.aggregation.aggregator != "auto":
         return config
-    return kind(**{each.name: getattr(config, each.name) for each in fields(config) if each.init})
+    averaged = config.with_options(aggregator="mean")
+    with contextlib.suppress(Exception):  # the job's; what is wrong with it is reported before a run
+        return averaged if objective(averaged).coupled else config
+    return config
 
 
 @dataclass(frozen=True)

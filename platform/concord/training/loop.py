@@ -24,8 +24,8 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
-from concord.training.context import ProcessContext, RunContext
 from concord.training.consistency import consistency_metrics
+from concord.training.context import ProcessContext, RunContext
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
     EvaluatedPart,
@@ -41,7 +41,7 @@ from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
-from concord.training.options import TrainConfig
+from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
 from concord.training.steps_so_far import StepsSoFar
 
@@ -60,7 +60,7 @@ def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
     return list(items[start : start + each + (place.rank < more)])
 
 
-def build_model(job: Job[Any], config: TrainConfig) -> nn.Module:
+def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     """The job's model, its first weights drawn from the run's seed."""
     torch.manual_seed(config.run.seed)
     return job.model(config)
@@ -192,7 +192,6 @@ def training(
         stopping = SpreadStopping(schedule.stop_spread, math.ceil(schedule.stop_from * schedule.epochs))
         if resume_from:
             stopping.read(resume_from)
-    run.vectorize_as(progress.vectorize)
     if resume_from and place.rank == 0:
         context.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
@@ -238,7 +237,6 @@ def training(
             yield progress.history[-1]
         if progress.epoch in checkpoint_after or last:
             run.average_buffers()
-            progress.vectorize = run.vectorized()
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
     return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
@@ -319,16 +317,6 @@ class _Run:
     def _modules(self) -> list[nn.Module]:
         """What is trained: the model, and what the objective has of its own."""
         return [self.model] if self.objective.module is None else [self.model, self.objective.module]
-
-    def vectorized(self) -> list[Vectorize | None]:
-        """How each process computes its environments' gradients, where there is a choice."""
-        chosen = self.gradients.vectorize if isinstance(self.gradients, StackedGradients) else None
-        return _gathered(chosen, self.place)
-
-    def vectorize_as(self, chosen: Sequence[Vectorize | None]) -> None:
-        """Go on as :meth:`vectorized` said; with another number of processes their environments are others."""
-        if len(chosen) == self.place.world_size and isinstance(self.gradients, StackedGradients):
-            self.gradients.vectorize = chosen[self.place.rank]
 
     def read(self, folder: Path) -> Progress:
         """Go on from a checkpoint."""

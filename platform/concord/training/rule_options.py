@@ -54,7 +54,7 @@ def config_with_rule(config: Config, rule: OwnRule) -> Config:
         f"{type(given).__name__}With{rule.file.name}",
         fields,
         bases=(type(given),),
-        namespace={"__doc__": given.__doc__, "own_rule": property(lambda _: rule)},
+        namespace={"__doc__": given.__doc__, "own_rule": rule},
         frozen=True,
         kw_only=True,
     )

@@ -45,7 +45,7 @@ class AggregatorOptions(OptionGroup):
     """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     vectorize: VectorizeOption = "auto"
     """How one worker computes the gradients of its environments: together by vmap, pooled in one batch, or one by one;
-    auto times them at the first step and takes the fastest, so that repeated runs may differ by rounding."""
+    auto takes pooled where it gives the same numbers, else vmap, else one by one."""
     # fmt: on
 
     @property

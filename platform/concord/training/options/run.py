@@ -1,6 +1,7 @@
 """The options of every tracked run, whatever it trains."""
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +35,9 @@ class RunOptions(OptionGroup):
     its winner once more."""
     address: str | None = None
     """Ray cluster to run on, or local; without it (or RAY_ADDRESS) what needs Ray starts it on this machine."""
+    wait_for_resources: float | None = None
+    """Minutes to wait for CPUs and GPUs that Ray's autoscaler is asked for; 0 on a Ray started here and 30 on a cluster
+    if not given. With it each of several workers waits for a CPU of its own."""
     # fmt: on
 
     def check(self) -> None:
@@ -41,6 +45,9 @@ class RunOptions(OptionGroup):
         self.require("seed", self.seed >= 0, "must not be negative")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         check_address("output", self.output)
+        if self.wait_for_resources is not None:
+            right = 0 <= self.wait_for_resources < math.inf
+            self.require("wait_for_resources", right, "a number of minutes, not negative")
         if self.resume and self.name is None:
             raise InputError("--resume: needs --name, to know which run to continue")
         if self.name is not None:
@@ -94,6 +101,10 @@ class RunConfig(OptionGroup):
 
     def gpu_request(self) -> tuple[float, str]:
         """How many GPUs the run wants of Ray, and which option says so, in words."""
+        return 0.0, ""
+
+    def cpu_request(self) -> tuple[float, str]:
+        """How many CPUs the run needs of Ray, and which option says so, in words."""
         return 0.0, ""
 
     def check(self) -> None:

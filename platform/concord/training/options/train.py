@@ -1,9 +1,7 @@
 """All options of a training run."""
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import torch
 
@@ -67,18 +65,7 @@ class TrainConfig(RunConfig):
         """The aggregator, also where it is ``auto``; ``FILE.py:RULE`` of a rule of the user's own."""
         if self.aggregation.aggregator != "auto":
             return self.aggregation.aggregator
-        return "and-mask" if self.objective.objective == "erm" and not self._own_objective_couples else "mean"
-
-    @property
-    def own_objective(self) -> Callable[[Any], Objective] | None:
-        """What makes the objective that the job minimizes in place of those of ``--objective``."""
-        return None
-
-    @property
-    def _own_objective_couples(self) -> bool:
-        with contextlib.suppress(Exception):  # the job's; what is wrong with it is said before the run
-            return self.own_objective is not None and self.own_objective(self.with_options(aggregator="mean")).coupled
-        return False
+        return "and-mask" if self.objective.objective == "erm" else "mean"
 
     @property
     def method(self) -> str:
@@ -90,7 +77,7 @@ class TrainConfig(RunConfig):
 
     @property
     def placement(self) -> frozenset[str]:
-        """Also where the data are, and how many workers train, unless that decides which environments meet at a step."""
+        """Also where the data are, and how many workers train, unless that decides which environments meet."""
         return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
 
     def voters(self, environments: int) -> int:
@@ -140,6 +127,15 @@ class TrainConfig(RunConfig):
         least = self.parallel.min_workers or self.parallel.workers
         return float(least) * self.parallel.use_gpu, f"--use-gpu: {least} workers want a GPU each"
 
+    def cpu_request(self) -> tuple[float, str]:
+        """One for each worker with --min-workers or --wait-for-resources; otherwise workers share the CPUs."""
+        workers, least = self.parallel.workers, self.parallel.min_workers
+        if least is not None:
+            return least, f"--min-workers {least}: each takes a CPU"
+        if self.run.wait_for_resources:
+            return workers, f"--workers {workers}: with --wait-for-resources each takes a CPU"
+        return 1, f"--workers {workers}: at least one CPU is needed"
+
     def check(self) -> None:
         """Refuse values that cannot be meant (InputError), also beside those of other groups; a job may add checks."""
         super().check()
@@ -187,6 +183,7 @@ RUNTIME_OPTIONS = frozenset(
         "min_workers",
         "use_gpu",
         "address",
+        "wait_for_resources",
         "max_failures",
         "data_dir",
         "output",

@@ -1,0 +1,87 @@
+"""Whether the cluster has the CPUs and GPUs that a run or a study needs; Ray's autoscaler is asked for missing ones."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from concord.errors import InputError
+from concord.runs.cluster_address import LOCAL, cluster_address
+from concord.training.options import RunConfig
+
+# How long nodes are waited for without --wait-for-resources. A cloud starts one with a GPU in some ten minutes.
+_WAIT_MINUTES = 30.0
+_CHECK_EVERY_SECONDS = 1.0
+Checked = TypeVar("Checked")
+
+
+def require_resources(config: RunConfig, info: Callable[[str], None]) -> None:
+    """Wait until the cluster has what a run needs: Ray would wait for ever, and say nothing.
+
+    Raises:
+        InputError: it does not have it after ``--wait-for-resources``.
+    """
+    bundles = [{kind: 1.0} for kind, (needed, _) in _requests(config).items() for _ in range(math.ceil(needed))]
+    wait_for_resources(lambda: check_resources(config), bundles, config, info)
+
+
+def check_resources(config: RunConfig) -> None:
+    """Refuse a run that needs more than the connected cluster has now (InputError)."""
+    import ray
+
+    there = ray.cluster_resources()
+    for kind, (needed, words) in _requests(config).items():
+        if needed > there.get(kind, 0.0):
+            raise InputError(f"{words}; the Ray cluster has {there.get(kind, 0.0):g}")
+
+
+def _requests(config: RunConfig) -> dict[str, tuple[float, str]]:
+    return {"GPU": config.gpu_request(), "CPU": config.cpu_request()}
+
+
+def wait_for_resources(
+    check: Callable[[], Checked], bundles: Sequence[dict[str, float]], config: RunConfig, info: Callable[[str], None]
+) -> Checked:
+    """Ask the autoscaler for resources until the check passes; the request ends with the wait.
+
+    Args:
+        check: raises InputError while the cluster lacks something.
+        bundles: what the cluster has to hold at the same time, each on one node.
+        config: says where the cluster is, and how long to wait.
+        info: takes the line that says what is waited for.
+
+    Returns:
+        What the check gave.
+
+    Raises:
+        InputError: the check still fails after ``--wait-for-resources``.
+    """
+    minutes = waiting_minutes(config)
+    try:
+        return check()
+    except InputError as lacking:
+        if minutes == 0:
+            raise
+        info(f"{lacking}; its autoscaler is asked for more, for up to {minutes:g} minutes (--wait-for-resources)")
+    from ray.autoscaler.sdk import request_resources
+
+    end = time.monotonic() + 60 * minutes
+    try:
+        while True:
+            request_resources(bundles=list(bundles))  # again each time: another run's request replaces this one
+            try:
+                return check()
+            except InputError as lacking:
+                if time.monotonic() >= end:
+                    raise InputError(f"{lacking}, after {minutes:g} minutes") from None
+            time.sleep(_CHECK_EVERY_SECONDS)
+    finally:
+        # The cluster may shrink again. Processes of the run keep their nodes, or ask for them.
+        request_resources(bundles=[])
+
+
+def waiting_minutes(config: RunConfig) -> float:
+    """How long a run waits for resources; a Ray that is started on this machine never gets more."""
+    if config.run.wait_for_resources is not None:
+        return config.run.wait_for_resources
+    return 0.0 if cluster_address(config)[0] == LOCAL else _WAIT_MINUTES

@@ -1,0 +1,105 @@
+"""The SQL database of a store: it answers, and has all tables of this MLflow's schema, or it is refused.
+
+MLflow creates its tables where it opens a database, one statement after the other: a process killed meanwhile leaves a
+database that MLflow refuses from then on. It also upgrades a database of an older MLflow in place, without a copy. Here
+an SQLite file that is new or half-made gets its tables in one transaction, and a database of another schema is refused.
+"""
+
+import shlex
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+from concord.errors import InputError
+from concord.redaction import redact
+from concord.tracking.client import import_mlflow, one_line
+
+CONNECT_SECONDS = 3.0
+
+# Tables that have rows in a database without runs.
+_FILLED_WITHOUT_RUNS = {"alembic_version", "workspaces"}
+
+
+def sqlite_file(uri: str) -> Path:
+    """Return the absolute path of an SQLite database, after taking and releasing a write lock on it."""
+    from sqlalchemy.engine import make_url
+
+    path = uri.split(":", 1)[-1]
+    if path != "//" and not path.startswith("///"):
+        raise ValueError("SQLite's path follows three slashes")
+    name = make_url(uri).database
+    if not name or name == ":memory:":
+        raise ValueError("a database in memory cannot be shared with training")
+    file = Path(name).absolute()  # a worker has another working directory
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(file, timeout=CONNECT_SECONDS)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+    except (OSError, sqlite3.Error) as error:
+        if "locked" not in str(error):  # a busy store is a store
+            raise ValueError(f"not a writable SQLite file ({one_line(error)})") from None
+    return file
+
+
+def check_database(uri: str) -> None:
+    """Connect once, where MLflow itself would try for two minutes; refuse a database of another schema."""
+    import sqlalchemy
+
+    timeout = {} if uri.startswith("mssql") else {"connect_timeout": int(CONNECT_SECONDS)}
+    try:
+        engine = sqlalchemy.create_engine(uri, connect_args=timeout)
+        with engine.connect() as connection:
+            revision = _revision(connection)
+        engine.dispose()
+    except ModuleNotFoundError as error:
+        raise ValueError(f"its driver is not installed ({error})") from None
+    except Exception as error:  # each driver has its own
+        raise ValueError(f"no database answers ({one_line(error)})") from None
+    if revision is not None and revision != _latest_revision():
+        _refuse_schema(uri, revision)
+
+
+def create_tables(uri: str) -> None:
+    """Create MLflow's tables in an SQLite file that has none, or some but no rows. For one process at a time.
+
+    They are made in memory and written in one transaction: a process killed meanwhile leaves the file as it was.
+    """
+    import sqlalchemy
+
+    import_mlflow()
+    from mlflow.store.db.utils import _initialize_tables
+
+    with sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool).connect() as connection:
+        if (revision := _revision(connection)) == _latest_revision():
+            return
+        for table in set(sqlalchemy.inspect(connection).get_table_names()) - _FILLED_WITHOUT_RUNS:
+            if connection.exec_driver_sql(f'SELECT 1 FROM "{table}"').first():
+                if revision is None:
+                    raise ValueError("it holds tables of another program")
+                _refuse_schema(uri, revision)
+        engine = sqlalchemy.create_engine("sqlite://")
+        _initialize_tables(engine)
+        made: Any = engine.raw_connection()
+        made.backup(connection.connection.driver_connection)
+
+
+def _revision(connection: Any) -> str | None:
+    """The schema of a database."""
+    from alembic.migration import MigrationContext
+
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _latest_revision() -> str | None:
+    """The schema of the MLflow that is installed."""
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory(str(Path(import_mlflow().__file__).parent / "store" / "db_migrations")).get_current_head()
+
+
+def _refuse_schema(uri: str, revision: str) -> NoReturn:
+    raise InputError(
+        f"the MLflow store {redact(uri)} has the schema {revision}, and MLflow {import_mlflow().__version__} needs "
+        f"{_latest_revision()}: copy the database, then run: mlflow db upgrade {shlex.quote(redact(uri))}"
+    )

@@ -1,0 +1,52 @@
+"""A command that ends without a word still leaves a line, whatever ended it."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+JOB = """
+import ctypes, os, signal, torch
+from concord.environments import Environments
+from concord.training import Job
+
+def loss(outputs, targets):
+    {end}
+
+def environments(config):
+    return Environments.from_arrays({{name: (torch.zeros(20, 3), torch.arange(20) % 2) for name in "abc"}})
+
+job = Job(environments, lambda config: torch.nn.Linear(3, 2), loss)
+"""
+LINE = "concord: the command's process ended without a word: it was killed, crashed, or its job called os._exit; "
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os._exit(0)", 0),
+        ("ctypes.string_at(0)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_command_that_ends_without_a_word_leaves_a_line(tmp_path: Path, end: str, status: int) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(JOB.format(end=end))
+    words = [sys.executable, "-m", "concord", "train", str(file), "--output", str(tmp_path / "runs"), "--json"]
+    began = time.monotonic()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if line.startswith(LINE)]
+    assert time.monotonic() - began < 100
+
+
+def test_a_command_that_ends_by_itself_leaves_its_own_line_alone(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "concord", "train", "synthetic", "--lr", "-1", "--output", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("concord: --lr -1")

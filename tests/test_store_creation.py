@@ -1,0 +1,117 @@
+"""The SQLite file of a store: killed while it is created it is created again, and one with runs is never touched."""
+
+import contextlib
+import shlex
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from concord.errors import InputError
+from concord.tracking import Store
+
+# Creates stores in forked processes: one as a whole; two killed after a part of that time; one killed by the system as
+# its file grows over a limit, while the tables are written; and two by MLflow alone, killed when the file has a size.
+KILLED = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from concord.tracking import Store
+from concord.tracking.client import connect, import_mlflow
+import_mlflow()
+import mlflow.store.tracking.sqlalchemy_store
+
+def in_place(folder):
+    connect(f"sqlite:///{folder}/mlflow.db").search_experiments()
+
+def killed(name, until, create=Store.open, limit=resource.RLIM_INFINITY):
+    folder = Path(sys.argv[1], name)
+    folder.mkdir()
+    start = time.monotonic()
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        create(folder)
+        os._exit(0)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if until(time.monotonic() - start, folder / "mlflow.db"):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.001)
+    return time.monotonic() - start
+
+whole = killed("whole", lambda *_: False)
+killed("early", lambda seconds, _: seconds > 0.3 * whole)
+killed("late", lambda seconds, _: seconds > 0.7 * whole)
+killed("writing", lambda *_: False, limit=300_000)
+for size in (50_000, 400_000):
+    killed(f"in place {size}", lambda _, file: file.exists() and file.stat().st_size > size, in_place)
+"""
+
+
+def number_of_tables(file: Path) -> int:
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        return int(connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0])
+
+
+def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
+    left = {folder.name: number_of_tables(folder / "mlflow.db") for folder in tmp_path.iterdir()}
+    whole = left.pop("whole")
+    assert {left["early"], left["late"]} <= {0, whole}, "Concord creates all tables or none"
+    assert left["writing"] == 0
+    assert 0 < left["in place 50000"] < left["in place 400000"] < whole
+    for folder in tmp_path.iterdir():
+        store = Store.open(folder)
+        store.finish_run(store.start_run("after", "a run", {"lr": 0.1}, {}))
+        assert [run.name for run in store.runs("after")] == ["a run"]
+
+
+def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    file = tmp_path / "a folder" / "mlflow.db"
+    file.parent.mkdir()
+    uri = f"sqlite:///{file}"
+    engine = sqlalchemy.create_engine(uri)
+    Base.metadata.create_all(engine)
+    settings = Config()
+    settings.set_main_option("script_location", str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
+    settings.set_main_option("sqlalchemy.url", uri)
+    older = [each.revision for each in ScriptDirectory.from_config(settings).walk_revisions()][10]
+    command.upgrade(settings, older)
+    with engine.begin() as connection:
+        rows = "experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'an experiment', 'active')"
+        connection.exec_driver_sql(f"INSERT INTO {rows}")
+    engine.dispose()
+    before = file.read_bytes()
+    with pytest.raises(InputError) as refused:
+        Store.open(file.parent)
+    line = str(refused.value)
+    assert line.startswith(f"the MLflow store {uri} has the schema {older}, and MLflow {mlflow.__version__} needs ")
+    assert line.endswith(f": copy the database, then run: mlflow db upgrade '{uri}'")
+    assert "\n" not in line
+    assert file.read_bytes() == before
+    subprocess.run([sys.executable, "-m", *shlex.split(line.partition("run: ")[2])], check=True, capture_output=True)
+    assert Store.open(file.parent).client.get_experiment("7").name == "an experiment"
+
+
+def test_an_sqlite_file_of_another_program_is_refused_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.executescript("CREATE TABLE cities (name); INSERT INTO cities VALUES ('Graz')")
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="it holds tables of another program; give http"):
+        Store.open(tmp_path, f"sqlite:///{file}")
+    assert file.read_bytes() == before
