@@ -491,7 +491,7 @@ def command(output: Path, *options: str) -> list[str]:
 
 
 def events_of_runs(result: StudyResult) -> list[bytes]:
-    return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run": ' in line]
+    return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run":"' in line]
 
 
 @contextlib.contextmanager
@@ -661,7 +661,7 @@ def test_a_process_that_dies_between_two_trials_costs_neither(
 
 
 @pytest.mark.slow
-def test_a_journal_that_cannot_be_written_ends_the_study_and_costs_no_trial_that_is_in_it(
+def test_a_full_disk_ends_the_study_and_costs_no_trial_that_had_ended(
     ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = 0
@@ -676,7 +676,7 @@ def test_a_journal_that_cannot_be_written_ends_the_study_and_costs_no_trial_that
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(RunFailedError, match=r"trials\.jsonl cannot be written \(No space left on device\)"):
+        with pytest.raises(RunFailedError, match=r"no space left"):
             study(output)
     assert 0 < ended(output) < 8
     result = study(output)

@@ -148,7 +148,8 @@ class Events:
         """
         with self._lock:
             self._require_kept()
-            self._lines.sync()
+            with full_disk_in_one_line(self.file):
+                self._lines.sync()
             self._folder.keep(EVENTS)
 
     def close(self) -> None:
