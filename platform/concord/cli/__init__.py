@@ -33,7 +33,6 @@ COMMANDS = {
     "runs": "concord.cli.runs",
     **dict.fromkeys(("models", "ui"), "concord.cli.registry"),
     "bench": "concord.cli.bench",
-    "scaling": "concord.cli.scaling",
 }
 
 USAGE = """\
@@ -53,7 +52,6 @@ usage: concord COMMAND [options]
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
-  concord scaling                       bytes and messages of a step against workers
 
 JOB is a name from `concord jobs` or a Python file of your own.
 Every command takes --help, and --json: then the last line on standard output is one JSON object.
