@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import tyro
 
@@ -48,9 +48,6 @@ class _ClusterOptions:
     """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); the one called default if not given."""
     token_file: Path | None = None
     """File with the cluster's token; without it RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
-    header: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Header of every request, 'Name: value', for a proxy before the cluster; may be given several times (or
-    RAY_JOB_HEADERS)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +118,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.submission.package import inside, packed
     from concord.submission.profile import Profile
 
-    profile = Profile.find(options.profile, options.address, options.token_file, options.header, options.tracking_uri)
+    profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
         raise InputError(
             f"--tracking-uri {redact(profile.tracking_uri)}: holds a password, which everybody who may look "
@@ -232,7 +229,7 @@ def _cluster(options: _ClusterOptions) -> Any:
     from concord.submission.cluster import Cluster
     from concord.submission.profile import Profile
 
-    return Cluster(Profile.find(options.profile, options.address, options.token_file, options.header))
+    return Cluster(Profile.find(options.profile, options.address, options.token_file))
 
 
 def _from_file(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[Any, list[str]]:
