@@ -54,8 +54,7 @@ usage: concord COMMAND [options]
   concord bench                         the benchmark table, in minutes; --all measures everything
 
 JOB is a name from `concord jobs` or a Python file of your own.
-Every command takes --help, and --json: then the last line on standard output is one JSON object.
-concord --completion bash (or zsh) writes a script that completes all this with Tab; its first lines say how."""
+Every command takes --help, and --json: then the last line on standard output is one JSON object."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,10 +86,6 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
             if not as_json:
                 print(concord.__version__)
             return 0, {"version": concord.__version__}
-        if words[0] == "--completion":
-            from concord.cli.completion import completion
-
-            return 0, completion(words[1:], as_json)
         if words[0] not in COMMANDS:
             raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
