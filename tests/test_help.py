@@ -126,9 +126,9 @@ def test_all_help_has_every_option_with_its_explanation(concord_: Concord, comma
     assert said.status == 0
     words = "".join(re.sub("[│╭╮╰╯─]", " ", said.out).split())  # without spaces: a long word may be broken
     defaults = default_options(command, load_job("synthetic"), "synthetic")
-    for option in option_help(type(defaults), defaults):
+    for name, option in option_help(type(defaults), defaults).items():
         assert option.flags[0] in words
-        assert option.text, f"{option.name} has none"
+        assert option.text, f"{name} has none"
         assert "".join(option.text.split()) in words
 
 

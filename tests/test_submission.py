@@ -21,9 +21,9 @@ from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import _from_file, _path_flags, check_command, split_options
-from concord.cli.job_options import default_options
-from concord.cli.parsing import replaced_option
+from concord.cli.cluster import Submit, _Files, check_command
+from concord.cli.job_options import JobCommand, read_command
+from concord.cli.parsing import parse_known
 from concord.errors import InputError, RunFailedError
 from concord.studies import journal as journals
 from concord.studies.plan import studies_folder
@@ -55,6 +55,10 @@ def profiles(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profiles.toml"
     path.write_text(text)
     path.chmod(0o600)
+
+
+def read(command: str, job: str, *words: str) -> JobCommand:
+    return read_command(command, load_job(job), words, f"concord submit {command} {job}")
 
 
 # --- which cluster
@@ -185,16 +189,10 @@ def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_of_the_submission_may_stand_anywhere() -> None:
-    words = ["--address", "a", "train", "synthetic", "--lr", "1e-3", "--follow", "--size-limit=5"]
-    mine, rest = split_options(words)
-    assert mine == ["--address", "a", "--follow", "--size-limit=5"]
-    assert rest == ["train", "synthetic", "--lr", "1e-3"]
-    assert replaced_option(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == [
-        "--lr",
-        "1",
-        "--space",
-        "s.toml",
-    ]
+    words = ["--address", "a", "train", "synthetic", "--lr", "-1", "--follow", "--size-limit=5", "--xs", "1", "--help"]
+    mine, rest = parse_known(Submit, words, "concord submit")
+    assert mine == Submit(address="a", follow=True, size_limit=5.0)
+    assert rest == ["train", "synthetic", "--lr", "-1", "--xs", "1", "--help"]
 
 
 @pytest.mark.parametrize(
@@ -232,10 +230,9 @@ def test_what_cannot_be_submitted_is_one_line_here(
 
 
 def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
-    job = load_job("synthetic")
-    names = {check_command("train", job, [], "synthetic")[0] for _ in range(20)}
+    names = {check_command(read("train", "synthetic")) for _ in range(20)}
     assert len(names) == 20
-    assert check_command("train", job, ["--name", "mine"], "synthetic")[0] == "mine"
+    assert check_command(read("train", "synthetic", "--name", "mine")) == "mine"
 
 
 def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path) -> None:
@@ -246,7 +243,7 @@ def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path)
         )
     )
     with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
-        check_command("train", load_job(str(path)), ["--hub-token", "hf_secret"], str(path))
+        check_command(read("train", str(path), "--hub-token", "hf_secret"))
     assert "hf_secret" not in str(refused.value)
 
 
@@ -365,9 +362,14 @@ def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refu
     status, result = outcome(capsys, "submit", "tune", "job.py", "--config", "secret.yaml", "--address", "127.0.0.1:1")
     assert (status, "--hub-token: would be shown on the cluster" in result["error"]) == (2, True)
     assert "hf_secret" not in result["error"]
-    _, words = _from_file("tune", load_job("synthetic"), ["--config", "study.yaml", "--lr", "1"], "synthetic")
-    assert words == ["--trials=3", "--space=space.toml", "--lr", "1"]
-    assert _path_flags(default_options("train", load_job("punctuated-sst2"), "")) == ["--glove"]
+    command = read("tune", "synthetic", "--config", "study.yaml", "--lr", "1")
+    assert command.words() == ["--trials", "3", "--space", "space.toml", "--lr", "1.0"]
+    (tmp_path / "glove.txt").write_text("the 1\n")
+    taken = _Files(None)
+    words = ["--glove", "glove.txt", "--data-dir", "glove.txt", "--output", "/glove.txt"]
+    command = read("train", "punctuated-sst2", *words)
+    assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
+    assert taken.needed == [Path("glove.txt")]
 
 
 class Tunnel:
