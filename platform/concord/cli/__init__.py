@@ -7,16 +7,17 @@ one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
 import contextlib
 import importlib
 import json
+import logging
 import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import concord
 from concord import logs as structured_logs
-from concord.cli.output import error_line
+from concord.cli.output import info
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
 from concord.redaction import redact
 
@@ -97,9 +98,9 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
         status, problem = 1, f"{type(error).__name__}: {error}"
-        error_line(redact(traceback.format_exc()))
+        info(redact(traceback.format_exc()), logging.ERROR)
     problem = redact(problem)
-    error_line(f"concord: {problem}")
+    info(f"concord: {problem}", logging.ERROR)
     return status, {**partial, "error": problem}
 
 
@@ -112,15 +113,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
 def entry() -> None:
     """The ``concord`` program."""
-    with _quiet():
-        raise SystemExit(main())
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", category)
+    raise SystemExit(main())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from concord.analysis.consistency.network import PARTS, Part, Settings
-from concord.cli.job_options import default_options
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import given_options, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -67,8 +66,11 @@ class AnalyzeOptions:
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Analyze what runs have learned."""
     job, rest = job_and_words(words, "analyze")
-    defaults = default_options("analyze", job, f"analyze {words[0]}")
-    options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}", defaults)
+    from concord.training.job import CustomJob
+
+    if isinstance(job.job, CustomJob):
+        raise InputError(f"analyze {words[0]}: this job trains in a way of its own; it has no losses to analyze")
+    options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}")
     _check(options)
     from concord.runs.analyzing import ModelToAnalyze
     from concord.runs.analyzing import analyze as analyze_models

@@ -89,19 +89,24 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         job: the job with its file.
         tables: that ``compare`` names.
         program: the command as it was called.
-        options: its options, at their defaults.
+        options: its options with those of a file, at their defaults.
     """
+    from concord.comparisons.plan import METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)
     own = [name for name in options_of(type(job.job.config)) if name not in platform]
+    title = " ".join(str(type(options).__doc__).split())
     if command == "train":
         title = JobText(job.name, job.source).title or str(job.job.config.__doc__).split("\n")[0]
         first = [name for name in FIRST_OPTIONS if name not in own]
         sections = {f"options of {job.name}, and their defaults": own, "first options of every run": first}
     else:
-        title, what, kind = _group(command, job, tables)
-        sections = {f"options of {what}, and their defaults": list(options_of(kind)), f"options of {job.name}": own}
+        if command == "compare" and METHODS not in tables:
+            title += f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
+        groups = {name: option.groups[:2] for name, option in options_of(type(options)).items()}
+        of_command = [name for name, group in groups.items() if group[0] == "options" and group[1] != "config"]
+        sections = {f"options of {command}, and their defaults": of_command, f"options of {job.name}": own}
     known = option_help(type(options), options)
     width = max(shutil.get_terminal_size().columns, 80)
     lines = [f"usage: {program} [--option value] …", "", *textwrap.wrap(title, width)]
@@ -109,25 +114,6 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         shown = [line for name in names if name in known for line in known[name].lines(width)]
         lines += ["", heading, *shown] if shown else []
     return "\n".join([*lines, "", f"{program} --help-all explains all {len(known)} options in full."])
-
-
-def _group(command: str, job: Any, tables: Sequence[str]) -> tuple[str, str, type[Any]]:
-    """The title of ``tune`` or ``compare``, what it makes, and the dataclass of its own options."""
-    from concord.comparisons.methods import MethodsOptions
-    from concord.comparisons.options import CompareOptions
-    from concord.comparisons.plan import METHODS, comparisons_of
-    from concord.studies.options import StudyOptions
-
-    def titled(kind: type[Any], what: str, more: str = "") -> tuple[str, str, type[Any]]:
-        return f"{' '.join(str(kind.__doc__).split())}{more}", what, kind
-
-    if command == "tune":
-        methods = f" Methods of this job: {', '.join(job.job.studies)}." if job.job.studies else ""
-        return titled(StudyOptions, "a study", methods)
-    if METHODS in tables:
-        return titled(MethodsOptions, "the comparison")
-    more = f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
-    return titled(CompareOptions, "a comparison", more)
 
 
 def job_list(command: str) -> str:

@@ -92,7 +92,7 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
     """The options of a command with this job, an instance with their defaults.
 
     Args:
-        command: one of the commands that take a job.
+        command: train, tune or compare.
         job: the job with its file.
         called: command and job as the user wrote them, for messages.
         tables: that ``compare`` names.
@@ -100,41 +100,24 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
     Raises:
         InputError: the command can do nothing with this job.
     """
-    from concord.cli.analyze import AnalyzeOptions
     from concord.comparisons.methods import methods_options_for
     from concord.comparisons.options import options_for as compare_options
     from concord.comparisons.plan import METHODS, comparisons_of
-    from concord.options import defaults_of
-    from concord.studies.options import combined, options_for
-    from concord.studies.report import StudyReport
+    from concord.studies.options import options_for
     from concord.training.job import CustomJob
 
-    match command:
-        case "train":
-            return job.job.config
-        case "tune" if isinstance(job.job, CustomJob) and job.job.trials is None:
+    if command == "train":
+        return job.job.config
+    if command == "tune":
+        if isinstance(job.job, CustomJob) and job.job.trials is None:
             raise InputError(f"{called}: this job trains in a way of its own, and has nothing that is searched")
-        case "tune":
-            return options_for(job.job.config, list(job.job.studies))
-        case "compare" if METHODS in tables:
-            if len(tables) > 1:
-                raise InputError(f"{called} {' '.join(tables)}: {METHODS} is no table; give it alone")
-            return methods_options_for(job)
-        case "compare":
-            comparisons_of(job)  # which refuses a job without any
-            return compare_options(job.job.config)
-        case "analyze" if isinstance(job.job, CustomJob):
-            raise InputError(f"{called}: this job trains in a way of its own; it has no losses to analyze")
-        case "analyze":
-            return AnalyzeOptions()
-        case "report":
-            own = job.job.report
-            return defaults_of(StudyReport if own is None else combined(own.options, StudyReport))
-        case _:
-            data = getattr(job.job, "data", None)
-            if data is None:
-                raise InputError(f"{called}: this job reads data that are there, or makes its own when it runs")
-            return defaults_of(data.options)
+        return options_for(job.job.config, list(job.job.studies))
+    if METHODS in tables:
+        if len(tables) > 1:
+            raise InputError(f"{called} {' '.join(tables)}: {METHODS} is no table; give it alone")
+        return methods_options_for(job)
+    comparisons_of(job)  # which refuses a job without any
+    return compare_options(job.job.config)
 
 
 def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

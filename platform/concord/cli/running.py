@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from concord.cli.job_options import default_options, read_command, tables_and_options
+from concord.cli.job_options import read_command, tables_and_options
 from concord.cli.output import info, nested_table, table
 from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
@@ -211,11 +211,13 @@ def _relative(path: Path) -> str:
 def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Make the data of a job."""
     job, rest = job_and_words(words, "data")
-    defaults = default_options("data", job, f"data {words[0]}")
-    options = parse(type(defaults), rest, f"concord data {words[0]}", defaults)
+    making = getattr(job.job, "data", None)
+    if making is None:
+        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
+    options = parse(making.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
-    result: Mapping[str, Any] = job.job.data.make(options, info)
+    result: Mapping[str, Any] = making.make(options, info)
     if not as_json:
         nested_table("data", result)
     return {"job": job.name, **result}
@@ -230,19 +232,21 @@ def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
     job, rest = job_and_words(words, "report")
     from concord.cli.comparing import report_comparisons
-    from concord.studies.report import report_studies
+    from concord.studies.options import combined
+    from concord.studies.report import StudyReport, report_studies
 
     tables, rest = tables_and_options(rest)
-    defaults = default_options("report", job, f"report {words[0]}")
-    options = parse(type(defaults), rest, f"concord report {words[0]}", defaults)
+    making = job.job.report
+    kind: type[Any] = StudyReport if making is None else combined(making.options, StudyReport)
+    options = parse(kind, rest, f"concord report {words[0]}")
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
     compared: Mapping[str, Any] = {}
     if not options.only_studies:
         compared = report_comparisons(job, tables, options.output, options.name, options.results, as_json)
-    own = job.job.report is not None and not options.only_studies and not tables
+    own = making is not None and not options.only_studies and not tables
     if own:
-        result |= job.job.report.make(options, info)
+        result |= making.make(options, info)
     studies, of_studies = ([], {}) if tables else report_studies(job.name, options, info)
     if not studies and not own and not compared:
         raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")

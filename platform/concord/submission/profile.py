@@ -107,26 +107,28 @@ def _profile(name: str | None) -> dict[str, Any]:
 
 def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
     """The token, and where it is from."""
-    if given is not None:
-        return _read(given, "--token-file"), f"--token-file {given}"
-    if os.environ.get("RAY_AUTH_TOKEN"):
+    if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    if os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-        return _read(path, "RAY_AUTH_TOKEN_PATH"), f"RAY_AUTH_TOKEN_PATH {path}"
-    if of_profile is not None:
-        return _read(Path(of_profile), "token-file of the profile"), f"the profile's token-file {of_profile}"
-    path = _RAY_TOKEN.expanduser()
-    return (_read(path, "token file"), str(path)) if path.exists() else (None, "")
+    of_ray = _RAY_TOKEN.expanduser()
+    sources = {
+        "--token-file": given,
+        "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH"),
+        "token-file of the profile": of_profile,
+        "token file": of_ray if of_ray.exists() else None,
+    }
+    for source, path in sources.items():
+        if path:
+            return _read(Path(path), source), f"{source} {path}"
+    return None, ""
 
 
-def _read(path: Path, option: str) -> str:
+def _read(path: Path, source: str) -> str:
     try:
         token = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{option} {path}: cannot be read ({error.__class__.__name__})") from error
+        raise InputError(f"{source} {path}: cannot be read ({error.__class__.__name__})") from error
     if not token or len(token.split()) != 1:
-        raise InputError(f"{option} {path}: must hold a token and nothing else")
+        raise InputError(f"{source} {path}: must hold a token and nothing else")
     return token
 
 
