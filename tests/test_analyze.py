@@ -150,7 +150,7 @@ def test_runs_stand_side_by_side_by_ray(
     text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
     assert "| t-mask | 2 |" in text
     assert f"{(bounds[0] + bounds[1]) / 2:.3f} ± " in text
-    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --examples 32" in text
+    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --epsilon 0.1" in text
     assert str(tmp_path) not in text
 
 

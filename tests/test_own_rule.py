@@ -15,7 +15,8 @@ from concord.aggregation import AndMask, Mean, aggregate
 from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
 from concord.cli.cluster import check_command
-from concord.cli.parsing import job_and_words, parse, with_own_rule
+from concord.cli.job_options import read_command, with_own_rule
+from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import read_history
@@ -229,12 +230,11 @@ def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:
 def test_a_submission_takes_the_rule_s_file_along(
     rule_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job, own = with_own_rule(load_job(JOB), ["--aggregator", str(rule_file), "--dead-zone", "1"][2:], None)
-    assert job.rule is None
-    job, own = with_own_rule(load_job(JOB), ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"])
-    assert check_command("train", job, own, JOB)[0].startswith("shared-rule-TrimmedSign-")
-    assert job.rule is not None
-    assert inside(Path(job.rule.path), tmp_path) == Path("my_rule.py")
+    assert read_command("train", load_job(JOB), ["--lr", "1"], "concord train").job.rule is None
+    words = ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"]
+    command = read_command("train", load_job(JOB), words, f"concord submit train {JOB}")
+    assert check_command(command).startswith("shared-rule-TrimmedSign-")
+    assert inside(Path(command.job.rule.path), tmp_path) == Path("my_rule.py")
     (tmp_path / "elsewhere").mkdir()
     words = ["submit", "train", "synthetic", "--working-dir", str(tmp_path / "elsewhere"), "--output", "/runs"]
     assert main([*words, "--aggregator", "my_rule.py:TrimmedSign"]) == 2
