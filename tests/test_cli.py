@@ -1,6 +1,5 @@
 """The command line as its users meet it: one line for each mistake, JSON by contract, quick where nothing is done."""
 
-import json
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from command_line import Concord
 
 import concord
 from concord.options import option_values
+from concord.record import RECORD, write_record
+from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import load_job
 
@@ -174,9 +175,8 @@ def recorded(output: Path) -> Path:
     folder.mkdir(parents=True)
     config = option_values(load_job(SHARED_RULE).job.config)
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
-    (folder / "run.json").write_text(
-        json.dumps({"job": "shared-rule", "run_id": "0" * 32, "config": kept | {"name": "old"}})
-    )
+    record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
+    write_record(Folder(folder), "run", record)
     return output
 
 
@@ -198,9 +198,9 @@ def test_a_run_is_resumed_as_the_job_that_it_is_and_with_its_options(
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"job": "shared-rule"}'])
 def test_a_record_that_is_damaged_is_refused(refused: Callable[..., str], recorded: Path, text: str) -> None:
-    (recorded / "runs" / "old" / "run.json").write_text(text)
+    (recorded / "runs" / "old" / RECORD).write_text(text)
     line = refused("train", SHARED_RULE, "--name", "old", "--resume", "--output", recorded)
-    assert re.match(r"--name old: .*run\.json cannot be read", line)
+    assert re.match(r"--name old: .*record\.json cannot be read", line)
 
 
 # --- job files

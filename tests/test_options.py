@@ -181,7 +181,7 @@ def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
     config = load_job("synthetic").job.config.with_options(lr=0.5, name="old", output=tmp_path / "out")
     recorded = recorded_config(config.resolved())
     for name, text in (
-        ("run.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
+        ("record.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
         ("config.json", recorded),
     ):
         (tmp_path / name).write_text(json.dumps(text))

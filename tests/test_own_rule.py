@@ -19,7 +19,7 @@ from concord.cli.job_options import read_command, with_own_rule
 from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError
 from concord.options import option_values
-from concord.record import read_history
+from concord.record import EVENTS, read_history
 from concord.runs.folder import recorded_config
 from concord.runs.run import run
 from concord.space import Choice, Uniform
@@ -288,14 +288,15 @@ def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_fo
     kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
     assert Path(kept).read_text() == text
     # As if it had not come to its end.
-    record_file = finished.folder / "run.json"
-    record = json.loads(record_file.read_text())
-    record_file.write_text(json.dumps({name: value for name, value in record.items() if name != "report"}))
+    events = finished.folder / EVENTS
+    events.write_text("".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line))
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     again = ["train", JOB, "--output", str(output), "--name", "a", "--resume"]
     assert main(again) == 0
-    assert json.loads(record_file.read_text())["report"]["run_id"] == finished.run_id
+    ended = read_history(Folder(finished.folder))[""].ended
+    assert ended is not None
+    assert ended["report"]["run_id"] == finished.run_id
     # Another text is another rule.
     (tmp_path / "there" / "my_rule.py").write_text(text + "\n# changed\n")
     changed = job_with(tmp_path / "there" / "my_rule.py")

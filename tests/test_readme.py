@@ -167,7 +167,7 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
         data_dir=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
     )
     report = run(job, config, lambda _: None)
-    assert (tmp_path / "concord-runs" / "runs" / report.name / "metrics.jsonl").exists()
+    assert (tmp_path / "concord-runs" / "runs" / report.name / "events.jsonl").exists()
     assert report.model == "models:/my-job/1"
     assert report.metrics["ood_accuracy"] > 0.8
     known: dict[str, Any] = {"inputs": np.load("hospitals/west.npz")["inputs"].astype(np.float32)}

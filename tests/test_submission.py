@@ -300,8 +300,9 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
     assert (result["status"], result["exit_status"], result["name"]) == ("succeeded", 0, "first")
     assert result["submission"].startswith("first-")
     assert "data: 3 environments for training" in printed.err
-    record = json.loads((head.folder / "runs" / "runs" / "first" / "run.json").read_text())
-    assert record["report"]["metrics"]["epoch"] == 1.0
+    record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
+    (own,) = read_history(Folder(head.folder / "runs" / "runs" / "first")).values()
+    assert (own.ended or {})["report"]["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
     # The same name again is refused there, as it would be here, with the same exit status.
@@ -475,7 +476,7 @@ def test_a_submission_is_stopped_once(
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if (head.folder / "runs" / "runs" / "endless" / "run.json").exists():
+        if (head.folder / "runs" / "runs" / "endless" / "record.json").exists():
             break
         time.sleep(0.5)
     else:

@@ -151,12 +151,14 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.runs.preflight import preflight
     from concord.runs.run import run
     from concord.runs.session import ray_session
+    from concord.tracking import Store
     from concord.training.job import load_job
 
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
     config.check()
     preflight(job, config)  # before Ray takes its seconds to start
+    Store.open(config.run.output)
     with contextlib.ExitStack() as session:
         if needs_ray_train(config):
             info(f"both methods train on Ray Train with {options.workers} workers, in one Ray session")
