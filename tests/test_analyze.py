@@ -34,7 +34,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setattr("concord.runs.run.trains_here", lambda _: True)
         for name, more in {
             "mask-1": ["--seed", "1"],
             "mask-2": ["--seed", "2", "--no-register"],
@@ -150,7 +149,7 @@ def test_runs_stand_side_by_side_by_ray(
     text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
     assert "| t-mask | 2 |" in text
     assert f"{(bounds[0] + bounds[1]) / 2:.3f} ± " in text
-    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --examples 32" in text
+    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --epsilon 0.1" in text
     assert str(tmp_path) not in text
 
 
@@ -226,15 +225,15 @@ def test_what_cannot_be_analyzed_is_refused_in_a_line(
 def test_an_unfinished_run_and_split_without_held_out_are_refused(
     analyze: Callable[..., Said], output: Path, without_ray: None
 ) -> None:
-    record = output / "runs" / "mask-2" / "run.json"
-    whole = json.loads(record.read_text())
-    record.write_text(json.dumps({key: value for key, value in whole.items() if key != "report"}))
+    events = output / "runs" / "mask-2" / "events.jsonl"
+    whole = events.read_text()
+    events.write_text("".join(line for line in whole.splitlines(True) if '"event":"ended"' not in line))
     try:
         said = analyze("synthetic", "--name", "mask-2")
         assert said.status == 2
         assert "--name mask-2: is not finished; concord train synthetic --name mask-2 --resume" in said.err
     finally:
-        record.write_text(json.dumps(whole))
+        events.write_text(whole)
     words = ["train", "synthetic", *TINY, "--held-out", "0", "--name", "whole", "--output", str(output)]
     assert main([*words, "--no-register"]) == 0
     said = analyze("synthetic", "--name", "whole", "--split", "held-out")

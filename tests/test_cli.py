@@ -1,7 +1,5 @@
 """The command line as its users meet it: one line for each mistake, JSON by contract, quick where nothing is done."""
 
-import itertools
-import json
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +15,8 @@ from command_line import Concord
 
 import concord
 from concord.options import option_values
+from concord.record import RECORD, write_record
+from concord.storage import Folder
 from concord.tracking import Store
 from concord.training import load_job
 
@@ -175,9 +175,8 @@ def recorded(output: Path) -> Path:
     folder.mkdir(parents=True)
     config = option_values(load_job(SHARED_RULE).job.config)
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
-    (folder / "run.json").write_text(
-        json.dumps({"job": "shared-rule", "run_id": "0" * 32, "config": kept | {"name": "old"}})
-    )
+    record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
+    write_record(Folder(folder), "run", record)
     return output
 
 
@@ -199,9 +198,9 @@ def test_a_run_is_resumed_as_the_job_that_it_is_and_with_its_options(
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"job": "shared-rule"}'])
 def test_a_record_that_is_damaged_is_refused(refused: Callable[..., str], recorded: Path, text: str) -> None:
-    (recorded / "runs" / "old" / "run.json").write_text(text)
+    (recorded / "runs" / "old" / RECORD).write_text(text)
     line = refused("train", SHARED_RULE, "--name", "old", "--resume", "--output", recorded)
-    assert re.match(r"--name old: .*run\.json cannot be read", line)
+    assert re.match(r"--name old: .*record\.json cannot be read", line)
 
 
 # --- job files
@@ -635,48 +634,3 @@ def test_an_environment_that_only_a_worker_finds_damaged_is_one_line_too(
     assert said.err.splitlines()[-1] == f"concord: {line}"
     assert not Path("there", "runs", "wrong").exists()
     assert concord_("models", "--output", "there", "--json").json == {"models": []}
-
-
-def test_scaling_has_a_row_for_each_network_and_number_of_workers_and_environments(
-    concord_: Concord, tmp_path: Path
-) -> None:
-    words = ("scaling", "--networks", "synthetic-mlp", 1000, "--workers", 1, 8, 1024, "--environments", 1, 32)
-    figure = tmp_path / "new" / "scaling.png"
-    said = concord_(*words, "--cost", 1e-4, 1e-5, 1e-9, 1e-9, "--figure", figure, "--json")
-    assert said.status == 0, said.err
-    rows = {(row["parameters"], row["workers"], row["environments"]): row for row in said.json["rows"]}
-    assert set(rows) == set(itertools.product((141_058, 1000), (1, 8, 1024), (1, 32)))
-    alone, few, many = (rows[141_058, workers, 32] for workers in (1, 8, 1024))
-    assert alone["sent_bytes"] == alone["wire_bytes"] == alone["messages"] == 0
-    assert few["calls"] == 2 + 7 + 7, "gradients and signs, and to everybody else a slice and a report"
-    assert few["ring_bytes"] == pytest.approx(2 * 7 / 8 * 4 * 141_058)
-    assert few["ring_bytes"] < few["sent_bytes"] < few["wire_bytes"] < many["wire_bytes"]
-    assert alone["seconds"] < few["seconds"] < many["seconds"]
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    plain = concord_(*words)
-    assert "1000 parameters, 32 environments a worker" in plain.out
-    assert {row["seconds"] for row in concord_(*words, "--json").json["rows"]} == {None}
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (("--workers", "0"), "--workers 0: must be at least 1, each"),
-        (("--environments", "4", "-1"), "--environments 4 -1: must be at least 1, each"),
-        (
-            ("--networks", "vgg"),
-            "--networks vgg: must be synthetic-mlp, fast-resnet, resnet-18, or a number of parameters",
-        ),
-        (("--networks", "0"), "--networks 0: must be synthetic-mlp, fast-resnet, resnet-18, or a number of parameters"),
-        (("--cost", "1", "2"), "--cost 1 2: must be the seconds of a call, a message, a byte and a number"),
-        (("--figure", "scaling.pdf"), "--figure scaling.pdf: must end in .png"),
-        (
-            ("--aggregator", "median"),
-            "--aggregator median: must be one of mean, and-mask, geometric-mean, xor-mask, sand-mask, t-mask",
-        ),
-    ],
-)
-def test_scaling_refuses_what_it_cannot_work_out(
-    refused: Callable[..., str], words: tuple[str, ...], problem: str
-) -> None:
-    assert refused("scaling", *words) == problem

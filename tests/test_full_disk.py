@@ -22,7 +22,7 @@ from concord.training.checkpoint import write_checkpoint
 from concord.training.optimization import Optimization
 
 JOB_FILE = str(Path(__file__).parent / "jobs" / "shared_rule.py")
-OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4, "workers": 2}
+OPTIONS: dict[str, Any] = {"epochs": 8, "batch_size": 16, "lr": 5e-2, "threshold": 0.6, "evaluations": 4}
 
 
 @pytest.fixture
@@ -95,16 +95,15 @@ def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
         require_space(disk, 11 << 19)
 
 
-@pytest.mark.parametrize("where", ["without_ray", pytest.param("ray_cluster", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_there_is_space(
-    request: pytest.FixtureRequest,
+    ray_cluster: None,
     disk: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    where: str,
+    workers: int,
 ) -> None:
     """There are bytes, but no files: so a checkpoint is begun, and cannot be finished."""
-    request.getfixturevalue(where)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = disk / "runs" / "full"
     fillers = disk / "fillers"
@@ -121,7 +120,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
             (fillers / str(number)).touch()
 
     job = load_job(JOB_FILE)
-    config = job.job.config.with_options(**OPTIONS, output=disk, name="full", pause=0.1)
+    config = job.job.config.with_options(**OPTIONS, output=disk, name="full", pause=0.1, workers=workers)
     watcher = threading.Thread(target=fill_after_the_first_checkpoint)
     watcher.start()
     with pytest.raises(RunFailedError) as error:
@@ -133,7 +132,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
     (kept,) = Store.open(disk).runs("shared-rule", finished_only=False)
     assert kept.status == "FAILED"
     assert checkpoints()
-    assert {path.parent for path in checkpoints()} == set(folder.glob("checkpoints/checkpoint_2*"))
+    assert {path.parent for path in checkpoints()} == set(folder.glob("checkpoints/checkpoint_*"))
     for filler in fillers.iterdir():
         filler.unlink()
     # No bytes: so it is not begun.
@@ -145,7 +144,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_ther
     ):
         run(job, config, lambda _: None)
     (disk / "filler").unlink()
-    (folder / "checkpoints" / "checkpoint_2000-01-01_00-00-00.000000").mkdir()  # as a kill leaves one
+    (folder / "checkpoints" / "checkpoint_000000000001").mkdir()  # as a kill leaves one
     report = run(job, config, lambda _: None)
     store = Store.open(disk)
     assert [step for step, _ in store.history(report.run_id, "step/loss")] == list(range(1, 41))

@@ -1,21 +1,14 @@
-"""Help: quick where no job has to be run, on one screen for a job, and the same options for the shell's completion."""
+"""Help: quick where no job has to be run, and on one screen for a job."""
 
-import os
-import pty
 import re
-import select
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_line import Concord
 
 from concord.cli import COMMANDS
-from concord.cli.completion import script
 from concord.cli.help import FIRST_OPTIONS, OptionHelp, option_help
 from concord.cli.job_options import default_options
 from concord.job_files import JobText, built_in_jobs, job_texts
@@ -133,9 +126,9 @@ def test_all_help_has_every_option_with_its_explanation(concord_: Concord, comma
     assert said.status == 0
     words = "".join(re.sub("[│╭╮╰╯─]", " ", said.out).split())  # without spaces: a long word may be broken
     defaults = default_options(command, load_job("synthetic"), "synthetic")
-    for option in option_help(type(defaults), defaults):
+    for name, option in option_help(type(defaults), defaults).items():
         assert option.flags[0] in words
-        assert option.text, f"{option.name} has none"
+        assert option.text, f"{name} has none"
         assert "".join(option.text.split()) in words
 
 
@@ -148,100 +141,3 @@ def test_a_line_of_help_is_cut_where_it_is_too_long() -> None:
     assert list(OptionHelp(("--on", "--no-on"), "", (), "Text.", "True").lines(50)) == [
         "  --[no-]on                 Text."
     ]
-
-
-# --- completion
-
-
-@pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("completion")
-    for shell in ("bash", "zsh"):
-        (folder / shell).write_text(script(shell))
-    return {shell: folder / shell for shell in ("bash", "zsh")}
-
-
-def test_the_scripts_are_right_for_their_shells(scripts: dict[str, Path]) -> None:
-    for shell, path in scripts.items():
-        if shutil.which(shell) is not None:
-            subprocess.run([shell, "-n", str(path)], check=True)
-
-
-@pytest.fixture
-def completed(scripts: dict[str, Path], tmp_path: Path) -> Callable[[str], list[str]]:
-    """What bash offers for the last of these words, in a folder with the file data.csv."""
-    (tmp_path / "data.csv").touch()
-
-    def call(words: str) -> list[str]:
-        program = 'source "$1"; COMP_WORDS=("${@:2}"); COMP_CWORD=$(($# - 2)); _concord; echo "${COMPREPLY[@]}"'
-        command = ["bash", "-c", program, "bash", str(scripts["bash"]), *words.split(" ")]
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.split()
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("concord tr", "train"),
-        ("concord --c", "--completion"),
-        ("concord --completion ", "bash zsh"),
-        ("concord train syn", "synthetic"),
-        ("concord train dat", "data.csv"),
-        ("concord train synthetic --revo", "--revolutions"),
-        ("concord train synthetic --revolutions ", ""),
-        ("concord train synthetic --lr 0.1 --obj", "--objective"),
-        ("concord train synthetic --objective m", "mm-rex meta-irm"),
-        ("concord train synthetic --output dat", "data.csv"),
-        ("concord train synthetic --tri", ""),
-        ("concord tune synthetic --tri", "--trials"),
-        ("concord train folder/mine.py --thr", "--threshold"),
-        ("concord train folder/mine.py --revo", ""),
-        ("concord submit tr", "train"),
-        ("concord submit train syn", "synthetic"),
-        ("concord submit train synthetic --fol", "--follow"),
-        ("concord report synthetic --only", "--only-studies"),
-        ("concord compare synthetic --first", "--first-seed --first-order"),
-        ("concord compare colored-mnist table-1", "table-1"),
-        ("concord compare synthetic --config dat", "data.csv"),
-        ("concord tune coinrun-expert --ent", "--entropy"),
-        ("concord models pro", "promote"),
-        ("concord runs --status f", "failed finished"),
-    ],
-)
-def test_bash_completes_commands_jobs_options_and_values(
-    completed: Callable[[str], list[str]], words: str, expected: str
-) -> None:
-    assert completed(words) == expected.split()
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
-def test_zsh_completes_what_is_typed(scripts: dict[str, Path]) -> None:
-    shell, terminal = pty.fork()
-    if shell == 0:
-        os.execvp("zsh", ["zsh", "-f", "-i"])
-
-    def seen_until(mark: bytes) -> bytes:
-        seen = b""
-        while mark not in seen and select.select([terminal], [], [], 20)[0]:
-            seen += os.read(terminal, 65536)
-        return seen
-
-    try:
-        os.write(terminal, f"source {scripts['zsh']}; concord() {{ print \"<$*>\" }}; print REA''DY\n".encode())
-        seen_until(b"READY")
-        os.write(terminal, b"concord tra\tsyn\t--obj\tmm-r\t\n")
-        assert b"<train synthetic --objective mm-rex>" in seen_until(b">\r")
-    finally:
-        os.kill(shell, signal.SIGKILL)
-        os.waitpid(shell, 0)
-        os.close(terminal)
-
-
-def test_a_script_says_where_to_put_it_and_other_shells_are_refused(
-    concord_: Concord, refused: Callable[..., str], scripts: dict[str, Path]
-) -> None:
-    assert concord_("--completion", "bash").out == scripts["bash"].read_text()
-    assert "bash-completion/completions/concord" in scripts["bash"].read_text().splitlines()[1]
-    assert refused("--completion", "fish") == "--completion fish: must be one of bash, zsh"
-    assert refused("--completion") == "--completion: must be one of bash, zsh"

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from concord.tracking.journal import Entry, entries
+
+from concord.record import EVENTS, Event, read_events
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "cluster" / "local" / "cluster.py"
@@ -73,14 +74,14 @@ class Cluster:
     def run_folder(self, name: str) -> Path:
         return self.folder / "runs" / "runs" / name
 
-    def journal(self, name: str) -> list[Entry]:
-        """The metrics that the first worker has kept so far."""
-        path = self.run_folder(name) / "metrics.jsonl"
-        return list(entries(path, 0)) if path.exists() else []
+    def events(self, name: str) -> list[Event]:
+        """The events with metrics that are recorded so far."""
+        path = self.run_folder(name) / EVENTS
+        return [event for event in read_events(path) if "metrics" in event.fields] if path.exists() else []
 
     def epoch(self, name: str) -> int:
         """How far a run has come."""
-        return int(max((entry.metrics.get("epoch", 0) for entry in self.journal(name)), default=0))
+        return int(max((event.fields["metrics"].get("epoch", 0) for event in self.events(name)), default=0))
 
     def wait(self, what: Callable[[], bool], seconds: float = 240) -> None:
         end = time.monotonic() + seconds
@@ -252,8 +253,8 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
 def workers(cluster: Cluster, name: str) -> list[int]:
     """The numbers of workers that trained, one after the other."""
     seen: list[int] = []
-    for entry in cluster.journal(name):
-        count = int(entry.metrics.get("workers", 0))
+    for event in cluster.events(name):
+        count = int(event.fields["metrics"].get("workers", 0))
         if count and seen[-1:] != [count]:
             seen.append(count)
     return seen
@@ -304,8 +305,12 @@ def test_a_store_that_is_gone_for_30_seconds_loses_no_metric_and_no_artifact(clu
     cluster.do("start", "store")
     status, shown = cluster.ended(submission)
     assert status == 0, shown
-    kept = {(key, e.step): value for e in cluster.journal("outage") for key, value in e.metrics.items()}
-    run_id = json.loads((cluster.run_folder("outage") / "run.json").read_text())["run_id"]
+    kept = {
+        (key, event.fields["step"]): value
+        for event in cluster.events("outage")
+        for key, value in event.fields["metrics"].items()
+    }
+    run_id = json.loads((cluster.run_folder("outage") / "record.json").read_text())["run_id"]
     script = (
         "import json, sys; from mlflow import MlflowClient; client = MlflowClient(); run = sys.argv[1]\n"
         "names = client.get_run(run).data.metrics\n"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.cli import main
+from concord.cli.job_options import read_command
 from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
@@ -180,7 +181,7 @@ def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
     config = load_job("synthetic").job.config.with_options(lr=0.5, name="old", output=tmp_path / "out")
     recorded = recorded_config(config.resolved())
     for name, text in (
-        ("run.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
+        ("record.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
         ("config.json", recorded),
     ):
         (tmp_path / name).write_text(json.dumps(text))
@@ -197,6 +198,22 @@ def test_a_study_and_a_comparison_begin_from_a_file_too(tmp_path: Path, command:
     (tmp_path / "mine.yaml").write_text(said)
     assert printed(command, "synthetic", "--config", str(tmp_path / "mine.yaml"), "--print-config") == said
     assert {**own, "lr": 0.5, "rescale": False, "milestones": [0.5]}.items() <= yaml.safe_load(said).items()
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "compare"])
+def test_the_words_count_over_a_file_whose_option_they_replace(tmp_path: Path, command: str) -> None:
+    (tmp_path / "mine.yaml").write_text("significance: 1e-3\nlr: 0.5\n")
+    words = ["--config", str(tmp_path / "mine.yaml"), "--threshold", "0.9"]
+    found = read_command(command, load_job("synthetic"), words, f"concord {command} synthetic")
+    values = option_values(found.options)
+    assert (values["significance"], values["threshold"], values["lr"]) == (None, 0.9, 0.5)
+    assert found.given == {"significance", "threshold", "lr"}
+
+
+def test_what_would_be_submitted_can_be_printed(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lr: 0.5\n")
+    words = ["compare", "synthetic", "--config", str(tmp_path / "mine.yaml"), "--seeds", "3", "--print-config"]
+    assert printed("submit", *words, "--address", "127.0.0.1:1") == printed(*words)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from concord.aggregation import AndMask, Mean, aggregate
 from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
 from concord.cli.cluster import check_command
-from concord.cli.parsing import job_and_words, parse, with_own_rule
+from concord.cli.job_options import read_command, with_own_rule
+from concord.cli.parsing import job_and_words, parse
 from concord.errors import InputError
 from concord.options import option_values
-from concord.record import read_history
+from concord.record import EVENTS, read_history
 from concord.runs.folder import recorded_config
 from concord.runs.run import run
 from concord.space import Choice, Uniform
@@ -229,12 +230,11 @@ def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:
 def test_a_submission_takes_the_rule_s_file_along(
     rule_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job, own = with_own_rule(load_job(JOB), ["--aggregator", str(rule_file), "--dead-zone", "1"][2:], None)
-    assert job.rule is None
-    job, own = with_own_rule(load_job(JOB), ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"])
-    assert check_command("train", job, own, JOB)[0].startswith("shared-rule-TrimmedSign-")
-    assert job.rule is not None
-    assert inside(Path(job.rule.path), tmp_path) == Path("my_rule.py")
+    assert read_command("train", load_job(JOB), ["--lr", "1"], "concord train").job.rule is None
+    words = ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"]
+    command = read_command("train", load_job(JOB), words, f"concord submit train {JOB}")
+    assert check_command(command).startswith("shared-rule-TrimmedSign-")
+    assert inside(Path(command.job.rule.path), tmp_path) == Path("my_rule.py")
     (tmp_path / "elsewhere").mkdir()
     words = ["submit", "train", "synthetic", "--working-dir", str(tmp_path / "elsewhere"), "--output", "/runs"]
     assert main([*words, "--aggregator", "my_rule.py:TrimmedSign"]) == 2
@@ -288,14 +288,15 @@ def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_fo
     kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
     assert Path(kept).read_text() == text
     # As if it had not come to its end.
-    record_file = finished.folder / "run.json"
-    record = json.loads(record_file.read_text())
-    record_file.write_text(json.dumps({name: value for name, value in record.items() if name != "report"}))
+    events = finished.folder / EVENTS
+    events.write_text("".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line))
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     again = ["train", JOB, "--output", str(output), "--name", "a", "--resume"]
     assert main(again) == 0
-    assert json.loads(record_file.read_text())["report"]["run_id"] == finished.run_id
+    ended = read_history(Folder(finished.folder))[""].ended
+    assert ended is not None
+    assert ended["report"]["run_id"] == finished.run_id
     # Another text is another rule.
     (tmp_path / "there" / "my_rule.py").write_text(text + "\n# changed\n")
     changed = job_with(tmp_path / "there" / "my_rule.py")

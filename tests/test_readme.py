@@ -167,7 +167,7 @@ def test_the_job_of_the_readme_trains_on_a_folder_and_is_registered(
         data_dir=Path("hospitals"), output=Path("concord-runs"), threshold=0.6, epochs=10, lr=1e-2
     )
     report = run(job, config, lambda _: None)
-    assert (tmp_path / "concord-runs" / "runs" / report.name / "metrics.jsonl").exists()
+    assert (tmp_path / "concord-runs" / "runs" / report.name / "events.jsonl").exists()
     assert report.model == "models:/my-job/1"
     assert report.metrics["ood_accuracy"] > 0.8
     known: dict[str, Any] = {"inputs": np.load("hospitals/west.npz")["inputs"].astype(np.float32)}
@@ -293,9 +293,8 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
         InputError: there is no such option, or its value is wrong.
     """
     from concord.cli import COMMANDS, cluster
-    from concord.cli.comparing import tables_and_options
-    from concord.cli.job_options import default_options
-    from concord.cli.parsing import job_and_words, parse, with_own_rule
+    from concord.cli.job_options import read_command, tables_and_options
+    from concord.cli.parsing import job_and_words, parse, parse_known
     from concord.studies.comparison_plan import comparisons_of
 
     def parsed(*arguments: Any, **given: Any) -> None:
@@ -306,25 +305,15 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     words = ["synthetic" if word == "JOB" else word for word in words if word not in left_out]
     command, rest = words[0], words[1:]
     if command == "submit":
-        mine, rest = cluster.split_options(rest)
-        parse(cluster.Submit, mine, "concord submit")
+        _, rest = parse_known(cluster.Submit, rest, "concord submit")
         command, rest = rest[0], rest[1:]
     if {"--config", "--print-config"} & set(rest):
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
-    elif command in ("train", "tune"):
-        job, own = with_own_rule(*job_and_words(rest, command))
-        cluster.check_command(command, job, own, rest[0])
-    elif command == "compare":
-        job, own = job_and_words(rest, command)
-        cluster.check_command(command, job, own, rest[0])
-    elif command in ("report", "data"):
-        job, own = job_and_words(rest, command)
-        named, own = tables_and_options(own)
-        named = [each for each in named if each != "TABLE"]
-        assert set(named) <= set(comparisons_of(job) if named else ())
-        defaults = default_options(command, job, rest[0])
-        parse(type(defaults), own, f"concord {command}", defaults)
+    elif command in cluster.SUBMITTED:
+        cluster.check_command(read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}"))
     else:
+        if command == "report" and (named := tables_and_options(rest[1:])[0]):
+            assert set(named) <= set(comparisons_of(job_and_words(rest, command)[0]))
         module = importlib.import_module(COMMANDS[command])
         with monkeypatch.context() as patched:
             patched.setattr(module, "parse", parsed)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from concord.cli import main
 from concord.errors import InputError
 from concord.options import option_values
+from concord.record import RECORD, write_record
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
 from concord.runs.run import run
+from concord.storage import Folder
 from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
@@ -157,7 +159,7 @@ def test_a_run_leaves_no_secret_behind_and_needs_it_again(
     job = load_job(job_file)
     report = run(job, job.job.config.with_options(**GIVEN, output=output, name="secret"), lambda _: None)
     assert files_with_the_secret(output) == []
-    recorded = json.loads((report.folder / "run.json").read_text())["config"]
+    recorded = json.loads((report.folder / RECORD).read_text())["config"]
     assert (recorded["hub_token"], recorded["teacher"]) == ("***", "https://ann:***@host/t?sig=***")
     tracked = Store.open(output).run(report.run_id)
     assert tracked.parameters["hub_token"] == "***"
@@ -207,7 +209,7 @@ def test_an_option_without_a_default_is_asked_for_by_name_again(
     )
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    record = {"job": load_job(job_file).name, "run_id": "0" * 32, "config": {"name": "old", "hub_token": "***"}}
-    (folder / "run.json").write_text(json.dumps(record))
+    config = {"name": "old", "hub_token": "***"}
+    write_record(Folder(folder), "run", {"job": load_job(job_file).name, "run_id": "0" * 32, "config": config})
     assert main(["train", job_file, "--name", "old", "--resume", "--output", str(output)]) == 2
     assert "--hub-token: needed" in capsys.readouterr().err

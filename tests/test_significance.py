@@ -221,7 +221,7 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
     assert said.err == (
         "concord: --significance None: the run masked was started with 0.01; a resumed run keeps its options\n"
     )
-    record = output / "runs" / "masked" / "run.json"
+    record = output / "runs" / "masked" / "record.json"
     for more, significance in ([], 0.01), (["--threshold", "0.5"], None):
         printed = concord_("train", JOB_FILE, "--config", record, *more, "--print-config")
         assert yaml.safe_load(printed.out)["significance"] == significance

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import s3_server
-from concord.tracking.journal import entries
 from mlflow_server import Server
 from s3_server import BUCKET
 from test_images import write_mnist
@@ -28,8 +27,7 @@ from concord.environments.images import image_dataset
 from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
-from concord.record import EVENTS, read_history
-from concord.runs.ray_train import fetched_checkpoint
+from concord.record import EVENTS, RECORD, Events, read_history
 from concord.runs.run import FinishedRun, run
 from concord.storage import (
     Folder,
@@ -42,8 +40,8 @@ from concord.storage import (
 )
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.tracking import MetricLog, Store
-from concord.training import ProcessContext, load_job, train
+from concord.tracking import Store
+from concord.training import ProcessContext, Silent, load_job, train
 
 JOBS = Path(__file__).parent / "jobs"
 # The way is given, not timed: a run at an address is to be the run in a folder to the last bit.
@@ -84,23 +82,23 @@ def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "steps_per_second"}
 
 
-class Logged:
-    """A reporter that has every metric of a run, by name and step."""
+class Logged(Silent):
+    """A context that has every metric of a run, by name and step."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.metrics: dict[tuple[str, int], float] = {}
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         self.metrics |= {(name, step): value for name, value in comparable(metrics).items()}
-
-    def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
-        """None are needed."""
 
 
 def trained_here(file: str, **options: Any) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
     """The last metrics of the same training in this process, and all that it logs."""
     job, logged = load_job(str(JOBS / file)).job, Logged()
     outcome = train(job, job.config.with_options(**options), ProcessContext(), logged)
+    for evaluation in outcome.history:
+        logged.log(evaluation.metrics, evaluation.step)
     return comparable(outcome.metrics), logged.metrics
 
 
@@ -301,45 +299,30 @@ def test_a_storage_that_went_away_is_said_in_one_line(storage: s3_server.Server)
     folder.keep("record")
 
 
-def test_metrics_reach_mlflow_after_the_storage_and_end_as_the_branch_that_was_continued_elsewhere(
-    storage: s3_server.Server, elsewhere: Callable[[], None], server: Server, tmp_path: Path
+def test_events_up_to_the_last_sync_are_there_on_another_machine(
+    storage: s3_server.Server, elsewhere: Callable[[], None]
 ) -> None:
-    store = Store.open(tmp_path, server.uri)
-    run_id = store.start_run("elsewhere", "elsewhere", {}, {})
-    folder = made("metrics")
-
-    def opened(start: int) -> MetricLog:
-        return MetricLog.going_on(folder.lines("metrics.jsonl"), store.uri, run_id, start)
-
-    log = opened(0)
-    for step in range(50):
-        log.log({"loss": float(step)}, step)
-        if step == 29:
-            checkpoint = log.keep()
+    folder = made("events")
+    events = Events(folder)
+    for epoch in (1, 2):
+        events.append("evaluated", epoch=epoch, step=epoch, metrics={"loss": 1 / epoch})
+    events.sync()
+    events.append("evaluated", epoch=3, step=3, metrics={"loss": 0.1})
     storage.stop()
-    log.log({"loss": 50.0}, 50)
-    with pytest.raises(StorageError):
-        log.keep()
-    log.close(0.5)
-    for thread in threading.enumerate():  # with a process that ends, they do
-        if thread.name == "concord-tracking":
-            thread.join(60)
-    sent = len(in_mlflow(store, run_id, {"loss"}))
-    storage.start()
-    assert sent <= 50
-    for number in (1, 2):  # lost twice, and continued elsewhere from the same checkpoint
-        elsewhere()
-        log = opened(checkpoint)
-        for step in range(30, 100, number):
-            log.log({"loss": step + number / 4}, step)
-        assert log.close(30.0) == 0
-    continued = [(step, step + 0.5) for step in range(30, 100, 2)]
-    assert store.history(run_id, "loss") == [(step, float(step)) for step in range(30)] + continued
+    try:
+        with pytest.raises(StorageError, match=f"^s3://{BUCKET}/events: no storage answers"):
+            events.sync()
+    finally:
+        storage.start()
     elsewhere()
-    lines = folder.lines("metrics.jsonl")
-    lines.fetch()
-    kept = [(entry.step, entry.metrics["loss"]) for entry in entries(lines.file) if entry.metrics]
-    assert kept == store.history(run_id, "loss")
+    folder.make()
+    again = Events(folder)
+    assert again.own.evaluations == {(1, 1): {"loss": 1.0}, (2, 2): {"loss": 0.5}}
+    again.append("checkpoint", name="checkpoint_2", step=2)
+    again.sync()
+    elsewhere()
+    folder.make()
+    assert Events(folder).own == again.own
 
 
 def test_access_of_another_process_replaces_this_ones_keys_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,21 +406,17 @@ def test_a_file_whose_name_leads_out_of_the_cache_is_refused(storage: s3_server.
 
 
 def test_a_checkpoint_with_files_that_lead_out_of_it_is_refused(storage: s3_server.Server, tmp_path: Path) -> None:
-    import ray.train
-
     folder = Folder(ADDRESS / "runs" / "planted")
-    at = f"{BUCKET}/runs/planted/checkpoints"
     for key in ("good/model.safetensors", "good/deep/x", "evil/model.safetensors", "evil/../../../../../evil.txt"):
         storage.client().put_object(Bucket=BUCKET, Key=f"runs/planted/checkpoints/{key}", Body=key.encode())
-    files = folder.place_for_ray()["storage_filesystem"]
-    good = fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/good", filesystem=files))
+    good = folder.fetch_tree("checkpoints/good")
     assert (good / "model.safetensors").read_text() == "good/model.safetensors"
     assert (good / "deep" / "x").exists()
-    with pytest.raises(InputError, match=r"s3://.*/planted/checkpoints/evil: it holds .*evil\.txt"):
-        fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/evil", filesystem=files))
+    with pytest.raises(InputError, match=r"s3://.*/planted.*: it holds .*evil\.txt"):
+        folder.fetch_tree("checkpoints/evil")
     assert not list(tmp_path.rglob("evil.txt"))
     with pytest.raises(InputError, match="is no name of a file below it"):
-        fetched_checkpoint(folder, ray.train.Checkpoint(f"{at}/..", filesystem=files))
+        folder.fetch_tree("checkpoints/..")
 
 
 def test_no_name_leads_out_of_a_folder_that_is_kept_elsewhere(storage: s3_server.Server, tmp_path: Path) -> None:
@@ -491,7 +470,7 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
     assert points == sorted((name, step, value) for (name, step), value in logged.items())
     assert there.as_json()["artifacts"] == f"s3://{BUCKET}/whole/runs/there"
     keys = storage.keys("whole/runs/there")
-    for wanted in ("run.json", "metrics.json", "metrics.jsonl.000000", "figures/curves.png"):
+    for wanted in (RECORD, EVENTS, "metrics.json", "figures/curves.png"):
         assert f"whole/runs/there/{wanted}" in keys
     assert sum(key.endswith("model.safetensors") for key in keys) == 2
     assert store.run(there.run_id).parameters["output"] == f"s3://{BUCKET}/whole"
@@ -561,7 +540,7 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_of_an_undisturbed_
 
     wait_for(past_the_checkpoint, first)
     lose(first, tmp_path / "one")
-    assert "lost/runs/hit/checkpoints/checkpoint_manager_snapshot.json" in storage.keys("lost")
+    assert f"lost/runs/hit/{EVENTS}" in storage.keys("lost")
     report = result(command([*words, "--resume"], tmp_path / "two", storage))
     metrics, logged = trained_here("shared_rule.py", **options)
     assert comparable(report["metrics"]) == {name: value for name, value in metrics.items() if "/" not in name}
@@ -644,22 +623,20 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
         "steps": 256, "evaluations": 1, "final_episodes": 2, "checkpoints": 4, "levels": 50, "game": "bigfish",
         "tracking_uri": server.uri,
     }  # fmt: skip
-    finished = job.job.run(job, job.job.config.with_options(**options), lines.append)
+    finished = run(job, job.job.config.with_options(**options), lines.append)
     assert finished.as_json()["artifacts"] == f"s3://{BUCKET}/experts/runs/agent"
     folder = Folder(ADDRESS / "experts" / "runs" / "agent")
-    assert folder.names("checkpoints") == [f"checkpoint_{steps:012d}.safetensors" for steps in (192, 256)]
+    assert folder.names("checkpoints") == [f"checkpoint_{steps:012d}" for steps in (192, 256)]
     assert {"expert.safetensors", "metrics.json", "figures"} <= set(folder.names())
     # As it was when the machine was lost after the last checkpoint but one.
-    folder.remove("checkpoints/checkpoint_000000000256.safetensors")
-    folder.fetch("run.json")
-    record = json.loads((folder.path / "run.json").read_text())
-    record.pop("report")
-    (folder.path / "run.json").write_text(json.dumps(record))
-    folder.keep("run.json")
+    folder.fetch(EVENTS)
+    content = (folder.path / EVENTS).read_text().splitlines(keepends=True)
+    (last,) = (place for place, line in enumerate(content) if "checkpoint_000000000192" in line)
+    (folder.path / EVENTS).write_text("".join(content[: last + 1]))
+    folder.keep(EVENTS)
     elsewhere()
-    again = job.job.run(job, job.job.config.with_options(**options, resume=True), lines.append)
-    assert "going on from 192 steps, with new episodes" in lines
+    again = run(job, job.job.config.with_options(**options, resume=True), lines.append)
     assert again.metrics["steps"] == 256
     elsewhere()
-    done = job.job.run(job, job.job.config.with_options(**options, resume=True), lines.append)
+    done = run(job, job.job.config.with_options(**options, resume=True), lines.append)
     assert done.model == again.model

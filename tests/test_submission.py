@@ -1,30 +1,35 @@
 """Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
 
+import contextlib
 import json
-import shlex
+import socket
 import subprocess
+import threading
 import time
 import zipfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray._private.runtime_env.packaging import create_package
+from ray.job_submission import JobSubmissionClient
 from ray_head import Head
 from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import _from_file, _path_flags, check_command, split_options
-from concord.cli.job_options import default_options
-from concord.cli.parsing import replaced_option
-from concord.errors import InputError
+from concord.cli.cluster import Submit, _Files, check_command
+from concord.cli.job_options import JobCommand, read_command
+from concord.cli.parsing import parse_known
+from concord.errors import InputError, RunFailedError
 from concord.record import read_history
 from concord.storage import Folder
 from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
-from concord.submission.cluster import Cluster, Submission, _Shown
+from concord.submission.cluster import Cluster
 from concord.submission.package import inside, packed
 from concord.submission.profile import Profile
 from concord.tracking import Store
@@ -35,7 +40,7 @@ JOB = Path(__file__).parent / "jobs" / "shared_rule.py"
 
 @pytest.fixture(autouse=True)
 def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_HEADERS"):
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     for name in ("MLFLOW_TRACKING_URI", "CONCORD_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -54,6 +59,10 @@ def profiles(tmp_path: Path, text: str) -> None:
     path.chmod(0o600)
 
 
+def read(command: str, job: str, *words: str) -> JobCommand:
+    return read_command(command, load_job(job), words, f"concord submit {command} {job}")
+
+
 # --- which cluster
 
 
@@ -63,21 +72,18 @@ def test_an_option_goes_before_the_environment_and_that_before_the_profile(
     (tmp_path / "token").write_text("of-the-profile\n")
     profiles(
         tmp_path,
-        f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\noutput = '/shared/runs'\n"
-        "[default.headers]\nX-Team = 'ours'\n",
+        f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\noutput = '/shared/runs'\n",
     )
     found = Profile.find()
     assert (found.address, found.token, found.output) == ("https://profile", "of-the-profile", "/shared/runs")
-    assert found.headers == {"X-Team": "ours"}
+    assert found.headers == {"Authorization": "Bearer of-the-profile"}
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://environment:8265/")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-environment")
-    monkeypatch.setenv("RAY_JOB_HEADERS", '{"X-Team": "environment"}')
-    found = Profile.find("default", headers=["X-Given: g"])
+    found = Profile.find("default")
     assert (found.address, found.token) == ("http://environment:8265", "of-the-environment")
-    assert found.headers == {"X-Team": "environment", "X-Given": "g"}
     (tmp_path / "own").write_text("given")
-    found = Profile.find("default", address="given:8265", token_file=tmp_path / "own", headers=["X-Team: given"])
-    assert (found.address, found.token, found.headers) == ("http://given:8265", "given", {"X-Team": "given"})
+    found = Profile.find("default", address="given:8265", token_file=tmp_path / "own")
+    assert (found.address, found.token) == ("http://given:8265", "given")
 
 
 def test_the_default_profile_s_credentials_go_to_its_own_cluster_only(tmp_path: Path) -> None:
@@ -88,18 +94,10 @@ def test_the_default_profile_s_credentials_go_to_its_own_cluster_only(tmp_path: 
     assert Profile.find("default", address="http://tunnel:8265").token == "of-the-profile"
 
 
-def test_a_proxy_s_authorization_leaves_the_token_a_header_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("t0ken")
-    alone = Profile.find(address="x:1", token_file=tmp_path / "token")
-    assert alone.all_headers == {"Authorization": "Bearer t0ken"}
-    both = Profile.find(address="x:1", token_file=tmp_path / "token", headers=["authorization: Basic eA=="])
-    assert both.all_headers == {"authorization": "Basic eA==", "X-Ray-Authorization": "Bearer t0ken"}
-
-
 def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "home" / ".ray").mkdir(parents=True)
     (tmp_path / "home" / ".ray" / "auth_token").write_text("secret-token")
-    found = Profile.find(headers=["Cookie: secret-cookie"])
+    found = Profile.find()
     assert found.token == "secret-token"
     assert "secret" not in repr(found)
 
@@ -109,13 +107,12 @@ def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> 
     [
         ("", {"name": "lab"}, "--profile lab: "),
         ("[lab]\nadress = 'x'\n", {"name": "lab"}, "adress is not known; there are address, token-file"),
-        ("[lab]\naddress = 3\n", {"name": "lab"}, "address must be a str"),
+        ("[lab]\naddress = 3\n", {"name": "lab"}, "address 3: must be a text"),
         ("[lab\n", {"name": "lab"}, "cannot be read as TOML"),
-        ("", {"headers": ["secret"]}, "--header: must be 'Name: value'"),
         ("", {"token_file": Path("/nowhere")}, "--token-file /nowhere: cannot be read (FileNotFoundError)"),
         ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
         ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
-        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "--header X: its value must be a text of ASCII characters"),
+        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is not known; there are address, token-file"),
     ],
 )
 def test_what_is_wrong_with_a_profile_is_one_line(
@@ -126,13 +123,6 @@ def test_what_is_wrong_with_a_profile_is_one_line(
         Profile.find(**asked)
     assert said in str(refused.value)
     assert "secret" not in str(refused.value)
-
-
-def test_headers_in_a_profile_that_others_can_read_are_refused(tmp_path: Path) -> None:
-    profiles(tmp_path, "[default.headers]\nCookie = 'secret'\n")
-    (tmp_path / "profiles.toml").chmod(0o644)
-    with pytest.raises(InputError, match="others can read it; chmod 600"):
-        Profile.find()
 
 
 # --- what goes along
@@ -201,16 +191,10 @@ def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_of_the_submission_may_stand_anywhere() -> None:
-    words = ["--address", "a", "train", "synthetic", "--lr", "1e-3", "--follow", "--size-limit=5", "--header", "X: y"]
-    mine, rest = split_options(words)
-    assert mine == ["--address", "a", "--follow", "--size-limit=5", "--header", "X: y"]
-    assert rest == ["train", "synthetic", "--lr", "1e-3"]
-    assert replaced_option(["--space", "a/s.toml", "--lr", "1"], "--space", "s.toml") == [
-        "--lr",
-        "1",
-        "--space",
-        "s.toml",
-    ]
+    words = ["--address", "a", "train", "synthetic", "--lr", "-1", "--follow", "--size-limit=5", "--xs", "1", "--help"]
+    mine, rest = parse_known(Submit, words, "concord submit")
+    assert mine == Submit(address="a", follow=True, size_limit=5.0)
+    assert rest == ["train", "synthetic", "--lr", "-1", "--xs", "1", "--help"]
 
 
 @pytest.mark.parametrize(
@@ -248,10 +232,9 @@ def test_what_cannot_be_submitted_is_one_line_here(
 
 
 def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
-    job = load_job("synthetic")
-    names = {check_command("train", job, [], "synthetic")[0] for _ in range(20)}
+    names = {check_command(read("train", "synthetic")) for _ in range(20)}
     assert len(names) == 20
-    assert check_command("train", job, ["--name", "mine"], "synthetic")[0] == "mine"
+    assert check_command(read("train", "synthetic", "--name", "mine")) == "mine"
 
 
 def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path) -> None:
@@ -262,18 +245,8 @@ def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path)
         )
     )
     with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
-        check_command("train", load_job(str(path)), ["--hub-token", "hf_secret"], str(path))
+        check_command(read("train", str(path), "--hub-token", "hf_secret"))
     assert "hf_secret" not in str(refused.value)
-
-
-def test_a_log_that_comes_again_from_its_start_is_shown_once() -> None:
-    shown: list[str] = []
-    log = _Shown(shown.append)
-    log.add("one\ntwo")
-    log.rewind()
-    for piece in ("one\n", "two\nth", "ree\n"):
-        log.add(piece)
-    assert "".join(shown) == "one\ntwo\nthree\n"
 
 
 def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,8 +300,9 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
     assert (result["status"], result["exit_status"], result["name"]) == ("succeeded", 0, "first")
     assert result["submission"].startswith("first-")
     assert "data: 3 environments for training" in printed.err
-    record = json.loads((head.folder / "runs" / "runs" / "first" / "run.json").read_text())
-    assert record["report"]["metrics"]["epoch"] == 1.0
+    record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
+    (own,) = read_history(Folder(head.folder / "runs" / "runs" / "first")).values()
+    assert (own.ended or {})["report"]["metrics"]["epoch"] == 1.0
     assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
     assert head.token_file.read_text() not in printed.err + printed.out
     # The same name again is refused there, as it would be here, with the same exit status.
@@ -392,47 +366,100 @@ def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refu
     status, result = outcome(capsys, "submit", "tune", "job.py", "--config", "secret.yaml", "--address", "127.0.0.1:1")
     assert (status, "--hub-token: would be shown on the cluster" in result["error"]) == (2, True)
     assert "hf_secret" not in result["error"]
-    _, words = _from_file("tune", load_job("synthetic"), ["--config", "study.yaml", "--lr", "1"], "synthetic")
-    assert words == ["--trials=3", "--space=space.toml", "--lr", "1"]
-    assert _path_flags(default_options("train", load_job("punctuated-sst2"), "")) == ["--glove"]
+    command = read("tune", "synthetic", "--config", "study.yaml", "--lr", "1")
+    assert command.words() == ["--trials", "3", "--space", "space.toml", "--lr", "1.0"]
+    (tmp_path / "glove.txt").write_text("the 1\n")
+    taken = _Files(None)
+    words = ["--glove", "glove.txt", "--data-dir", "glove.txt", "--output", "/glove.txt"]
+    command = read("train", "punctuated-sst2", *words)
+    assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
+    assert taken.needed == [Path("glove.txt")]
 
 
-def test_a_log_that_says_nothing_for_long_is_not_read_from_its_start_again(
-    head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("concord.submission.cluster._SILENT_SECONDS", 0.2)
-    cluster = Cluster(Profile.find(address=head.address, token_file=head.token_file))
-    looked, read = 0, 0
-    find, tail = cluster.find, cluster._client.tail_job_logs
+class Tunnel:
+    """A way to a server on this machine, as ``ssh -L`` makes one, that can be cut."""
 
-    def counted_find(identity: str) -> Submission:
-        nonlocal looked
-        looked += 1
-        return find(identity)
+    def __init__(self, port: int) -> None:
+        self._port, self._ends = port, []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    async def counted_tail(identity: str) -> AsyncIterator[str]:
-        nonlocal read
-        async for piece in tail(identity):
-            read += piece.count("\nfirst line\n")
-            yield piece
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._server.accept()[0], socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
 
-    monkeypatch.setattr(cluster, "find", counted_find)
-    monkeypatch.setattr(cluster._client, "tail_job_logs", counted_tail)
-    quiet = "echo first line; sleep 4; echo last line"
+    def _carry(self, origin: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := origin.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for end in (self._server, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> None:
+    submit = ray_jobs(head).submit_job
     identity, end = "", time.monotonic() + 60
     while not identity and time.monotonic() < end:
         try:
-            identity = cluster._client.submit_job(entrypoint=f"sh -c {shlex.quote(quiet)}")
+            identity = submit(entrypoint="sh -c 'echo first line; sleep 600'")
         except RuntimeError as error:
             if "No available agent" not in str(error):  # of a head that has just started
                 raise
             time.sleep(0.5)
+    tunnel = Tunnel(head.dashboard)
+    cluster = Cluster(Profile.find(address=tunnel.address, token_file=head.token_file))
     shown: list[str] = []
-    assert cluster.follow(identity, shown.append).status == "succeeded"
-    assert "".join(shown).endswith("last line\n")
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if "first line" in text:
+            tunnel.cut()
+
+    with pytest.raises(RunFailedError, match=f"the job may go on there, concord logs {identity} --follow shows"):
+        cluster.follow(identity, show)
     assert "".join(shown).count("\nfirst line\n") == 1
-    assert looked > 5
-    assert read <= 2  # the second time after the job has ended
+    assert (
+        Cluster(Profile.find(address=head.address, token_file=head.token_file)).stop(identity, 60).status == "stopped"
+    )
+
+
+def ray_jobs(head: Head) -> JobSubmissionClient:
+    """Ray's own client."""
+    return JobSubmissionClient(head.address, headers={"Authorization": f"Bearer {head.token_file.read_text()}"})
+
+
+class _Silent(BaseHTTPRequestHandler):
+    """Says which version it has, and answers nothing else for a while."""
+
+    def do_GET(self) -> None:
+        if self.path != "/api/version":
+            time.sleep(5)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"ray_version": ray.__version__}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.submission.cluster._ANSWER_SECONDS", 0.5)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))
+    with pytest.raises(InputError, match="no Ray cluster answers there"):
+        cluster.submissions()
+    server.shutdown()
 
 
 def test_a_submission_is_stopped_once(
@@ -449,7 +476,7 @@ def test_a_submission_is_stopped_once(
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
-        if (head.folder / "runs" / "runs" / "endless" / "run.json").exists():
+        if (head.folder / "runs" / "runs" / "endless" / "record.json").exists():
             break
         time.sleep(0.5)
     else:

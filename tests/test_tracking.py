@@ -13,7 +13,6 @@ import sys
 import textwrap
 import threading
 import time
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -254,21 +253,6 @@ def test_an_experiment_that_was_there_becomes_one_of_trainings(store: Store) -> 
     ours = "custom_model_development"
     assert kinds == {"made elsewhere": ours, "of agents": "genai_development", "new": ours}
     assert made != chosen
-
-
-def test_the_pages_begin_with_trainings_where_a_browser_was_told_nothing() -> None:
-    code = """
-        import concord.tracking.pages, mlflow.server
-        page = mlflow.server.app.test_client().get("/")
-        print(page.headers["cache-control"], page.text[:300])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert "no-store" in done.stdout
-    assert "if(localStorage.getItem(k)===null)localStorage.setItem(k,'\"machine_learning\"')" in done.stdout
-    names = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert names["mlflow.app"] == {"concord": "concord.tracking.pages:app"}
 
 
 def test_no_secret_is_tracked(store: Store) -> None:

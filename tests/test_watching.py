@@ -28,6 +28,7 @@ from concord.gradients import EnvironmentStep, StepClock
 from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
 from concord.studies.progress import STUDY_METRICS
 from concord.training import Job, ProcessContext, TrainConfig, train
+from concord.training.context import Silent
 from concord.training.steps_so_far import StepsSoFar
 
 TESTS = Path(__file__).parent
@@ -64,26 +65,24 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-class Rates:
-    """A reporter that keeps how many steps a second each epoch had."""
+class Rates(Silent):
+    """A context that keeps how many steps a second each epoch had."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         if "steps_per_second" in metrics:
             self.seconds += 1 / metrics["steps_per_second"]
 
-    def checkpoint(self, write: Any, metrics: dict[str, float]) -> None:
-        pass
-
 
 def timed(way: str, place: ProcessContext) -> dict[str, float]:
     """The seconds of the parts, and of the whole steps (by the first process's clock)."""
     options, _ = WAYS[way]
-    config = TrainConfig().with_options(epochs=EPOCHS, evaluations=EPOCHS, checkpoints=1, **options)
+    config = TrainConfig().with_options(epochs=EPOCHS, evaluations=1, checkpoints=1, **options)
     so_far, rates = StepsSoFar(), Rates()
-    steps = train(JOB, config, place, rates, so_far=so_far).steps
+    outcome = train(JOB, config, place, rates, so_far=so_far)
+    rates.log(outcome.metrics, outcome.steps)  # of the epoch that was evaluated
+    steps = outcome.steps
     assert so_far.steps == steps
     return {**so_far.clock.seconds, "whole": rates.seconds * steps / EPOCHS}
 

@@ -12,11 +12,8 @@ import torch
 import torch.distributed as dist
 from forked import run_group, run_processes
 from torch.nn.parallel import DistributedDataParallel
-from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
-
-from concord.aggregation import sum_over_environments
-from concord.aggregation.selection import AGGREGATORS, aggregator
-from concord.analysis.wire_model import (
+from weak_scaling.tables import with_tables
+from weak_scaling.wire_model import (
     StepCost,
     all_reduce_traffic,
     buckets,
@@ -26,6 +23,10 @@ from concord.analysis.wire_model import (
     ring_bytes,
     step_traffic,
 )
+from wire_checks import ENVIRONMENTS, PLAIN, counted_calls
+
+from concord.aggregation import sum_over_environments
+from concord.aggregation.selection import AGGREGATORS, aggregator
 from concord.gradients.exchange import Processes, SliceExchange, complete, sent_dtypes
 from concord.gradients.layout import Layers
 from concord.gradients.step import Aggregation
@@ -178,3 +179,9 @@ def test_a_fit_finds_the_cost_that_made_the_times() -> None:
     seconds = [cost.seconds(step, cores=2) for step in steps]
     np.testing.assert_allclose(fitted_cost(steps, seconds, cores=2), cost, rtol=1e-3)
     assert cost.seconds(steps[-1], cores=2) == pytest.approx(4 * cost.seconds(steps[-1])), "8 workers on 2 cores"
+
+
+def test_the_documents_tables_are_what_the_command_writes() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text()
+    assert page.count("| 1024 |") == 3
+    assert with_tables(page) == page

@@ -31,8 +31,10 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from concord.aggregation.selection import AGGREGATORS, aggregator
-from concord.analysis.wire_model import Traffic, all_reduce_traffic, step_traffic
 from concord.gradients import StackedGradients, register_aggregation_hook
+
+sys.path.append(str(Path(__file__).parent / "benchmarks" / "long"))
+from weak_scaling.wire_model import Traffic, all_reduce_traffic, step_traffic
 
 ENVIRONMENTS = (1, 4)
 PLAIN = "plain DDP"

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from concord.errors import InputError
-from concord.redaction import without_secrets
+from concord.redaction import is_secret, without_secrets
 
 
 class _Needed:
@@ -203,15 +203,19 @@ def kind_of(hint: Any) -> str:
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as the command line has them, by their names."""
-    said: list[str] = []
+    """Options as the command line has them, by their names; a secret in one word, which ``redact`` knows."""
+    words: list[str] = []
     for name, value in values.items():
         flag = flag_of(name)
         if isinstance(value, bool):
-            said.append(flag if value else flag.replace("--", "--no-", 1))
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            words += [flag, *map(str, value)]
+        elif is_secret(name) or str(value).startswith("-"):
+            words.append(f"{flag}={value}")
         else:
-            said += [flag, *map(str, value)] if isinstance(value, tuple) else [f"{flag}={value}"]
-    return said
+            words += [flag, str(value)]
+    return words
 
 
 def _is_group(hint: Any) -> bool:

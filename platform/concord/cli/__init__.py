@@ -7,17 +7,18 @@ one JSON object. Exit status: 0 done, 1 failed, 2 wrong usage.
 import contextlib
 import importlib
 import json
+import logging
 import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import concord
 from concord import logs as structured_logs
 from concord.cli.last_words import last_words
-from concord.cli.output import error_line
+from concord.cli.output import info
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
 from concord.redaction import redact
 
@@ -34,7 +35,6 @@ COMMANDS = {
     "runs": "concord.cli.runs",
     **dict.fromkeys(("models", "ui"), "concord.cli.registry"),
     "bench": "concord.cli.bench",
-    "scaling": "concord.cli.scaling",
 }
 
 USAGE = """\
@@ -54,11 +54,9 @@ usage: concord COMMAND [options]
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
-  concord scaling                       bytes and messages of a step against workers
 
 JOB is a name from `concord jobs` or a Python file of your own.
-Every command takes --help, and --json: then the last line on standard output is one JSON object.
-concord --completion bash (or zsh) writes a script that completes all this with Tab; its first lines say how."""
+Every command takes --help, and --json: then the last line on standard output is one JSON object."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,10 +88,6 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
             if not as_json:
                 print(concord.__version__)
             return 0, {"version": concord.__version__}
-        if words[0] == "--completion":
-            from concord.cli.completion import completion
-
-            return 0, completion(words[1:], as_json)
         if words[0] not in COMMANDS:
             raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
@@ -105,9 +99,9 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
         status, problem = 1, f"{type(error).__name__}: {error}"
-        error_line(redact(traceback.format_exc()))
+        info(redact(traceback.format_exc()), logging.ERROR)
     problem = redact(problem)
-    error_line(f"concord: {problem}")
+    info(f"concord: {problem}", logging.ERROR)
     return status, {**partial, "error": problem}
 
 
@@ -120,16 +114,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
 def entry() -> None:
     """The ``concord`` program."""
     runs_jobs = sys.argv[1:2] and sys.argv[1] in ("train", "tune", "compare", "demo", "data", "analyze")
-    with _quiet(), last_words() if runs_jobs else contextlib.nullcontext():
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", category)
+    with last_words() if runs_jobs else contextlib.nullcontext():
         raise SystemExit(main())

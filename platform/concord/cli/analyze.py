@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from concord.analysis.consistency.network import PARTS, Part, Settings
-from concord.cli.job_options import default_options
 from concord.cli.output import format_value, info, table
-from concord.cli.parsing import job_and_words, parse, without_options
+from concord.cli.parsing import given_options, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import ArgumentError, InputError
+from concord.options import as_words, option_values
 from concord.redaction import redact
 from concord.runs.consistency import DataAsked, Split
+
+# The options of a command that its record leaves out.
+_WHERE = {"output", "tracking_uri", "address", "results", "data_dir", "again", "use_gpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,10 @@ class AnalyzeOptions:
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Analyze what runs have learned."""
     job, rest = job_and_words(words, "analyze")
-    options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}", default_options("analyze", job, words[0]))
+
+    if job.job.loop is not None:
+        raise InputError(f"analyze {words[0]}: this job trains in a way of its own; it has no losses to analyze")
+    options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}")
     _check(options)
     from concord.runs.analyzing import ModelToAnalyze
     from concord.runs.analyzing import analyze as analyze_models
@@ -102,7 +108,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if options.results is not None:
         from concord.studies.tables import write_analyses
 
-        info(f"kept in {write_analyses(results, _command(words), options.results)}")
+        info(f"kept in {write_analyses(results, _command(words[0], rest, options), options.results)}")
     if len(results) == 1:
         if not as_json:
             _print(results[0])
@@ -116,11 +122,11 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return {"job": job.name, "runs": results, "methods": methods, "figures": figures}
 
 
-def _command(words: Sequence[str]) -> str:
-    """The command as it is recorded: without what says where it ran, and where its results went."""
-    said = without_options(words, ("--output", "--tracking-uri", "--address", "--results", "--data-dir"))
-    said = [word for word in said if word not in ("--again", "--use-gpu")]
-    return shlex.join(["concord", "analyze", *map(redact, said)])
+def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
+    """The command as it is recorded: without the options that say where it ran and where its results went."""
+    given = given_options(AnalyzeOptions, words) - _WHERE
+    values = {name: value for name, value in option_values(options).items() if name in given}
+    return shlex.join(["concord", "analyze", *map(redact, [job, *as_words(values)])])
 
 
 def _check(options: AnalyzeOptions) -> None:

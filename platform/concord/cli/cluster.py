@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 import secrets
 import sys
 import time
@@ -10,23 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any
 
 import tyro
 
 from concord import logs as structured_logs
-from concord.cli.job_options import default_options
+from concord.cli.job_options import JobCommand, read_command
 from concord.cli.output import info, table
-from concord.cli.parsing import (
-    asks_for_help,
-    given_options,
-    job_and_words,
-    option_of,
-    option_value,
-    parse,
-    replaced_option,
-)
+from concord.cli.parsing import asks_for_help, job_and_words, parse, parse_known
 from concord.errors import InputError, RunFailedError
+from concord.options import as_words, flag_of, options_of
 from concord.redaction import is_secret, redact
 from concord.storage import is_remote
 
@@ -48,9 +42,6 @@ class _ClusterOptions:
     """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); the one called default if not given."""
     token_file: Path | None = None
     """File with the cluster's token; without it RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
-    header: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Header of every request, 'Name: value', for a proxy before the cluster; may be given several times (or
-    RAY_JOB_HEADERS)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,99 +90,112 @@ class Stop(_ClusterOptions):
 
 
 def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Check the command here, send it, and follow it if that is wanted."""
-    submit_words, rest = split_options(words)
-    if not rest or asks_for_help(rest[:1]):
-        submit_words, rest = [*submit_words, *rest], []
-    options = parse(Submit, submit_words, "concord submit")
+    """Check the command here, send it, and follow it if asked to."""
+    if not words or asks_for_help(words[:1]):
+        parse(Submit, words, "concord submit")
+    options, rest = parse_known(Submit, words, "concord submit")
     if not rest or rest[0] not in SUBMITTED:
         what = f"submit {rest[0]}: cannot be submitted" if rest else "submit: what?"
         raise InputError(
             f"{what}; give {', '.join(SUBMITTED[:-1])} or {SUBMITTED[-1]}, and a job: concord submit train synthetic"
         )
-    command, (job, own) = rest[0], job_and_words(rest[1:], f"submit {rest[0]}")
-    if asks_for_help(own):
-        from concord.cli.comparing import compare
-        from concord.cli.running import train, tune
+    job, own = job_and_words(rest[1:], f"submit {rest[0]}")
+    command = read_command(rest[0], job, own, f"concord submit {rest[0]} {rest[1]}")
+    if command.print_config:
+        from concord.cli.config_file import print_options
 
-        return {"train": train, "tune": tune, "compare": compare}[command](rest[1:], as_json)
-    job, own = _from_file(command, job, own, rest[1])
-    name, fields = check_command(command, job, own, rest[1])
-    from concord.job_files import built_in_jobs
-    from concord.submission.package import inside, packed
+        return print_options(job.name, command.options, as_json)
+    name = check_command(command)
+    from concord.submission.package import packed
     from concord.submission.profile import Profile
 
-    profile = Profile.find(options.profile, options.address, options.token_file, options.header, options.tracking_uri)
+    profile = Profile.find(options.profile, options.address, options.token_file, options.tracking_uri)
     if profile.tracking_uri is not None and redact(profile.tracking_uri) != profile.tracking_uri:
         raise InputError(
             f"--tracking-uri {redact(profile.tracking_uri)}: holds a password, which everybody who may look "
             "at the cluster could read; give it to the cluster's nodes, as MLFLOW_TRACKING_PASSWORD"
         )
-    own += _profile_options(own, profile, fields)
-    _require_absolute(own)
-    folder = options.working_dir
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"--working-dir {folder}: there is no such folder")
-    needed: list[Path] = []
-
-    def taken_along(file: Path) -> str:
-        nonlocal folder
-        folder = folder or Path.cwd()
-        needed.append(inside(file, folder))
-        return str(needed[-1])
-
-    reference = rest[1]
-    if reference not in built_in_jobs():
-        reference = taken_along(Path(job.path))
-        if command == "compare" and isinstance(job.job.comparisons, str):
-            taken_along(Path(job.path).parent / job.job.comparisons)
-    texts: dict[Path, str] = {}
-    if job.rule is not None and not Path(job.rule.path).is_absolute():  # a run's record has its text
-        texts[Path("rule-of-the-record", job.rule.path)] = job.rule.source
-        own = replaced_option(own, "--aggregator", f"{next(iter(texts))}:{job.rule.name}")
-    elif job.rule is not None:
-        own = replaced_option(own, "--aggregator", f"{taken_along(Path(job.rule.path))}:{job.rule.name}")
-    for flag in _path_flags(default_options(command, job, rest[1])):
-        value = option_value(own, flag)
-        # A path from / on may be one of the cluster's; a study's space is read here, too.
-        if value is None or (flag != "--space" and (Path(value).is_absolute() or not Path(value).is_file())):
-            continue
-        own = replaced_option(own, flag, taken_along(Path(value)))
+    values = _cluster_values(command, profile)
+    if options.working_dir is not None and not options.working_dir.is_dir():
+        raise InputError(f"--working-dir {options.working_dir}: there is no such folder")
+    files = _Files(options.working_dir)
+    reference = files.take_job(command, rest[1])
+    values |= files.take_options(command, values)
     if not 0 < options.size_limit <= _LARGEST_PACKAGE:
         raise InputError(f"--size-limit {options.size_limit:g}: must lie above 0 and not above {_LARGEST_PACKAGE}")
     if not 0 < options.driver_memory < math.inf:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
-    identity = options.submission_id or (
-        name if option_value(own, "--name") is None else f"{name}-{secrets.token_hex(3)}"
-    )
-    plain = all(letter.isalnum() or letter in "-_." for letter in identity) and identity[:1].isalnum()
-    if not plain or not identity.isascii():
+    identity = options.submission_id or (name if values.get("name") is None else f"{name}-{secrets.token_hex(3)}")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
         raise InputError(f"--submission-id {identity}: letters, digits, '-', '_' and '.' only, a letter or digit first")
-    if option_value(own, "--name") is None:
-        own += ["--name", name]
+    values["name"] = name
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
     if structured_logs.as_json():
         environment[structured_logs.VARIABLE] = "json"
-    with packed(folder, options.size_limit, needed, texts) as package:
+    with packed(files.folder, options.size_limit, files.needed, files.texts) as package:
         from concord.submission.cluster import Cluster  # imports Ray, which takes a second
 
         cluster = Cluster(profile)
-        labels = {"command": command, "job": job.name, "name": name}
+        labels = {"command": command.name, "job": job.name, "name": name}
         started = time.perf_counter()
-        words = [command, reference, *own]
+        sent = [command.name, reference, *command.tables, *as_words(values)]
         memory = round(options.driver_memory * 2**30)
-        identity = cluster.submit(words, package, identity, labels, environment, memory)
+        identity = cluster.submit(sent, package, identity, labels, environment, memory)
         seconds = time.perf_counter() - started
     info(f"submitted {identity} to {cluster.address}")
-    result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command, "job": job.name}
-    result |= {"name": name, "seconds": round(seconds, 3)}
+    result: dict[str, Any] = {"submission": identity, "address": cluster.address, "command": command.name}
+    result |= {"job": job.name, "name": name, "seconds": round(seconds, 3)}
     if options.follow:
         return result | _follow(cluster, identity, as_json)
     if not as_json:
         print(identity)
         info(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
     return result | {"status": "pending"}
+
+
+class _Files:
+    """The user's files that a submission takes along, by their paths in the folder that is sent."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.needed: list[Path] = []
+        self.texts: dict[Path, str] = {}
+
+    def _take(self, file: Path) -> str:
+        from concord.submission.package import inside
+
+        self.folder = self.folder or Path.cwd()
+        self.needed.append(inside(file, self.folder))
+        return str(self.needed[-1])
+
+    def take_job(self, command: JobCommand, reference: str) -> str:
+        """The job as the cluster calls it: its name, or its file's path."""
+        from concord.job_files import built_in_jobs
+
+        if reference in built_in_jobs():
+            return reference
+        job = command.job
+        if command.name == "compare" and isinstance(job.job.comparisons, str):
+            self._take(Path(job.path).parent / job.job.comparisons)
+        return self._take(Path(job.path))
+
+    def take_options(self, command: JobCommand, values: Mapping[str, Any]) -> dict[str, str]:
+        """The options that name files, by the files' paths there."""
+        found = {}
+        rule = command.job.rule
+        if rule is not None and not Path(rule.path).is_absolute():  # a run's record has its text
+            self.texts[Path("rule-of-the-record", rule.path)] = rule.source
+            found["aggregator"] = f"{next(iter(self.texts))}:{rule.name}"
+        elif rule is not None:
+            found["aggregator"] = f"{self._take(Path(rule.path))}:{rule.name}"
+        for name, value in values.items():
+            if not isinstance(value, Path) or name in ("output", "data_dir"):
+                continue
+            # A path from / on may be one of the cluster's; a study's space is also read here.
+            if name == "space" or (not value.is_absolute() and value.is_file()):
+                found[name] = self._take(value)
+        return found
 
 
 def submissions(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -232,67 +236,28 @@ def _cluster(options: _ClusterOptions) -> Any:
     from concord.submission.cluster import Cluster
     from concord.submission.profile import Profile
 
-    return Cluster(Profile.find(options.profile, options.address, options.token_file, options.header))
+    return Cluster(Profile.find(options.profile, options.address, options.token_file))
 
 
-def _from_file(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[Any, list[str]]:
-    """The job and the words, with what ``--config`` names in its place: the file stays here."""
-    from concord.cli.comparing import tables_and_options
-    from concord.cli.config_file import file_as_words
-
-    tables, words = tables_and_options(words) if command == "compare" else ([], words)
-    job, words = file_as_words(job, words, lambda job: default_options(command, job, reference, tables))
-    return job, [*tables, *words]
-
-
-def _path_flags(defaults: Any) -> list[str]:
-    """The options that name a file, but for those that name folders of the cluster."""
-    from concord.options import options_of
-
-    named = {each.flag: (each.hint, *get_args(each.hint)) for each in options_of(type(defaults)).values()}
-    return [flag for flag, kinds in named.items() if Path in kinds and flag not in ("--output", "--data-dir")]
-
-
-def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the submission's own options, wherever they stand, and the others."""
-    own = {f"--{field.name.replace('_', '-')}": field.type is bool for field in dataclasses.fields(Submit)}
-    submit_words, rest, waiting = [], [], list(words)
-    while waiting:
-        word = waiting.pop(0)
-        flag = option_of(word)
-        if flag not in own and flag.replace("--no-", "--", 1) not in own:
-            rest.append(word)
-            continue
-        submit_words.append(word)
-        if not own.get(flag, True) and "=" not in word and waiting:
-            submit_words.append(waiting.pop(0))
-    return submit_words, rest
-
-
-def check_command(command: str, job: Any, words: Sequence[str], reference: str) -> tuple[str, set[str]]:
-    """Refuse here what is wrong for the options alone; the run's or study's name, and the options there are."""
-    from concord.cli.comparing import tables_and_options
-    from concord.options import options_of
+def check_command(command: JobCommand) -> str:
+    """Refuse here what the options alone show to be wrong; gives the name of the run, study or comparison."""
+    clash = options_of(type(command.options)).keys() & options_of(Submit).keys() - {"address", "tracking_uri"}
+    if clash:
+        raise InputError(f"job option {flag_of(sorted(clash)[0])}: also an option of concord submit; rename it")
+    for option, value in command.given_values().items():
+        if is_secret(option):
+            raise InputError(
+                f"{flag_of(option)}: would be shown on the cluster; let the job read it from the environment"
+            )
+        for word in as_words({option: value}):
+            if redact(word) != word:
+                raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
     from concord.runs.folder import new_name
 
-    tables = tables_and_options(words)[0] if command == "compare" else []
-    defaults = default_options(command, job, reference, tables)
-    fields = set(options_of(type(defaults)))
-    clash = fields & {field.name for field in dataclasses.fields(Submit)} - {"address", "tracking_uri"}
-    if clash:
-        option = sorted(clash)[0].replace("_", "-")
-        raise InputError(f"job option --{option}: also an option of concord submit; rename it")
-    for word in words:
-        if word.startswith("--") and is_secret(option_of(word)):
-            raise InputError(
-                f"{option_of(word)}: would be shown on the cluster; let the job read it from the environment"
-            )
-        if redact(word) != word:
-            raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    if command == "compare":
-        return _checked_comparison(job, words)
-    options = parse(type(defaults), words, f"concord submit {command} {reference}", defaults)
-    if command == "train":
+    job, options = command.job, command.options
+    if command.name == "compare":
+        return _check_comparison(command)
+    if command.name == "train":
         config, method = options, getattr(options, "method", None)
     else:
         options.study.check()
@@ -304,41 +269,31 @@ def check_command(command: str, job: Any, words: Sequence[str], reference: str) 
         chosen_study(job.job.studies, options.study, config)
     config.check()
     # Many may be submitted in a second, and none of them sees the others' folders.
-    made_up = f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
-    return config.run.name or made_up, fields
+    return config.run.name or f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
 
 
-def _checked_comparison(job: Any, words: Sequence[str]) -> tuple[str, set[str]]:
-    from concord.cli.comparing import parsed_methods, planned, tables_and_options
-    from concord.options import options_of
-    from concord.studies.comparison_plan import METHODS
+def _check_comparison(command: JobCommand) -> str:
+    from concord.studies.comparison_plan import METHODS, plan_comparison
     from concord.studies.methods import check_methods, methods_name
 
-    tables, options = tables_and_options(words)
-    if METHODS in tables:
-        asked = parsed_methods(job, options, f"concord submit compare {job.name} {METHODS}")
-        check_methods(asked, given_options(type(asked), options))
-        return methods_name(job, asked), set(options_of(type(asked)))
-    plan = planned(job, tables, options, f"concord submit compare {job.name}", check=False)
-    return plan.name, set(options_of(type(plan.base)))
+    job, options = command.job, command.options
+    if METHODS in command.tables:
+        check_methods(options, command.given)
+        return methods_name(job, options)
+    name: str = plan_comparison(job, command.tables, options, command.given, check=False).name
+    return name
 
 
-def _profile_options(words: Sequence[str], profile: Any, fields: set[str]) -> list[str]:
-    """Options that the profile gives where the words do not."""
-    wanted = {"--output": profile.output, "--data-dir": profile.data_dir if "data_dir" in fields else None}
-    return [
-        part
-        for option, value in wanted.items()
-        if value is not None and option_value(words, option) is None
-        for part in (option, value)
-    ]
-
-
-def _require_absolute(words: Sequence[str]) -> None:
-    """Refuse what would lie in the folder of the submission, which goes with it."""
-    value = option_value(words, "--output")
-    if value is not None and not value.startswith("/") and not is_remote(Path(value)):
-        raise InputError(f"--output {value}: give the whole path, from / on, as the cluster's nodes see it")
+def _cluster_values(command: JobCommand, profile: Any) -> dict[str, Any]:
+    """The given options, and those that the profile gives; an output folder in the folder of the submission is none."""
+    values = command.given_values()
+    of_profile = {"output": profile.output, "data_dir": profile.data_dir}
+    known = options_of(type(command.options))
+    values = {name: value for name, value in of_profile.items() if value is not None and name in known} | values
+    output = values.get("output")
+    if output is not None and not Path(output).is_absolute() and not is_remote(Path(output)):
+        raise InputError(f"--output {output}: give the whole path, from / on, as the cluster's nodes see it")
+    return values
 
 
 def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:

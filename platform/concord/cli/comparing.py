@@ -4,52 +4,48 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from concord.cli.config_file import file_as_words, print_options, with_file_options
-from concord.cli.help import compare_brief, methods_brief
-from concord.cli.job_options import default_options
+from concord.cli.job_options import JobCommand, read_command
 from concord.cli.output import info, table
-from concord.cli.parsing import given_options, job_and_words, parse, with_own_rule, without_options
+from concord.cli.parsing import job_and_words
 from concord.errors import UnfinishedError
 from concord.storage import resolve
 
 # The options that say where a comparison is and runs: what a later report of it is not told again.
-_WHERE = ("--output", "--name", "--tracking-uri", "--address", "--concurrent", "--gpus-per-trial")
+_WHERE = ("output", "name", "tracking_uri", "address", "concurrent", "gpus_per_trial")
 
 
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Train what the tables need, and show them."""
     job, rest = job_and_words(words, "compare")
+    from concord.cli.config_file import print_options
     from concord.studies.comparison_plan import METHODS
 
-    tables, rest = tables_and_options(rest)
-    job, rest = file_as_words(job, rest, lambda job: default_options("compare", job, words[0], tables))
-    program = " ".join(["concord compare", words[0], *(tables if METHODS in tables else [])])
-    parsed = _parsed(job, tables, rest, program)
-    if parsed.file.print_config:
-        return print_options(job.name, parsed.options, as_json)
-    if METHODS in tables:
-        return _compare_methods(job, parsed.options, rest, as_json)
-    plan = planned(job, tables, rest, program)
-    from concord.studies.comparison import run_comparison
+    command = read_command("compare", job, rest, f"concord compare {words[0]}")
+    if command.print_config:
+        return print_options(job.name, command.options, as_json)
+    if METHODS in command.tables:
+        return _compare_methods(command, as_json)
+    plan = _plan(command)
+    from concord.studies.comparison import run_comparison  # imports Ray Tune, which takes seconds
 
-    result = run_comparison(plan, without_options(rest, _WHERE), info)
+    result = run_comparison(plan, command.words(without=_WHERE), info)
     if not as_json:
         _print(result)
     if result.failed:
         name, failure = next(iter(result.failed.items()))
-        said = f"{name}: {failure.splitlines()[0]}"
-        problem = f"{len(result.failed)} runs failed, the first of them {said}; the same command tries again"
+        first = f"{name}: {failure.splitlines()[0]}"
+        problem = f"{len(result.failed)} runs failed, the first of them {first}; the same command tries again"
         raise UnfinishedError(problem, result.as_json())
     result_json: Mapping[str, Any] = result.as_json()
     return result_json
 
 
-def _compare_methods(job: Any, options: Any, words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
+def _compare_methods(command: JobCommand, as_json: bool) -> Mapping[str, Any]:
     """Tune each method, show them side by side, and say which to take."""
     from concord.studies.methods import plan_methods, run_methods, train_command
 
-    plan = plan_methods(job, options, given_options(type(options), words))
-    result = run_methods(plan, words, info)
+    plan = plan_methods(command.job, command.options, command.given)
+    result = run_methods(plan, command.words(), info)
     trained = train_command(plan, result)
     if not as_json:
         table(*result.cells())
@@ -118,33 +114,13 @@ def report_comparisons(
 
 def planned(job: Any, tables: Sequence[str], words: Sequence[str], program: str, *, check: bool = True) -> Any:
     """The plan of these tables, see :func:`concord.studies.comparison_plan.plan_comparison`."""
+    return _plan(read_command("compare", job, [*tables, *words], program), check=check)
+
+
+def _plan(command: JobCommand, *, check: bool = True) -> Any:
     from concord.studies.comparison_plan import plan_comparison
 
-    job, rest = with_own_rule(job, words)
-    options = _parsed(job, tables, rest, program).options
-    return plan_comparison(job, tables, options, given_options(type(options), rest), check=check)
-
-
-def parsed_methods(job: Any, words: Sequence[str], program: str) -> Any:
-    """The options of ``compare JOB methods`` as these words give them."""
-    from concord.studies.comparison_plan import METHODS
-
-    job, rest = with_own_rule(job, words)
-    return _parsed(job, [METHODS], rest, program).options
-
-
-def _parsed(job: Any, tables: Sequence[str], words: Sequence[str], program: str) -> Any:
-    from concord.studies.comparison_plan import METHODS
-
-    command = with_file_options(default_options("compare", job, job.name, tables))
-    brief = methods_brief(job) if METHODS in tables else compare_brief(job)
-    return parse(type(command), words, program, command, brief)
-
-
-def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names before the first option, and the rest."""
-    at = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:at]), list(words[at:])
+    return plan_comparison(command.job, command.tables, command.options, command.given, check=check)
 
 
 def _print(result: Any) -> None:

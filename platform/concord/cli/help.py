@@ -1,15 +1,19 @@
-"""Help on one screen: what there is to run, and of a job's options those that are asked for first, a line each."""
+"""Help on one screen: the jobs, and a line for each of a job's options that is asked for first.
+
+tyro's own help, ``--help-all``, needs two lines for most options, so that these do not fit on a screen.
+"""
 
 import contextlib
 import re
 import shutil
 import textwrap
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from concord.job_files import JobText, job_texts
+from concord.options import options_of
 
 # The platform's options that a newcomer needs; --help-all shows the others.
 FIRST_OPTIONS = (
@@ -25,11 +29,11 @@ class OptionHelp:
     """An option of a command.
 
     Attributes:
-        flags: as they are written: ``("--rescale", "--no-rescale")``; none for what is given by its place.
-        takes: what kind of value, such as ``FLOAT``; empty for a flag.
-        choices: the values there are, where there are only some.
-        text: what it is for.
-        default: its value if it is not given; empty where there is none.
+        flags: as they are written: ``("--rescale", "--no-rescale")``.
+        takes: the kind of its value, such as ``FLOAT``; empty for a flag.
+        choices: its possible values, if they are few.
+        text: its explanation.
+        default: its value if it is not given; empty if it has none.
     """
 
     flags: tuple[str, ...]
@@ -38,13 +42,8 @@ class OptionHelp:
     text: str
     default: str
 
-    @property
-    def name(self) -> str:
-        """The name of the dataclass's field."""
-        return self.flags[0].removeprefix("--").replace("-", "_") if self.flags else ""
-
     def lines(self, width: int) -> Iterable[str]:
-        """The option with its default in a line of so many letters, its text cut where that is too short."""
+        """The option with its default in a line of this width, its text shortened to fit, and a line of choices."""
         value = self.default or self.takes
         flag = "--[no-]" + self.flags[0].removeprefix("--") if value == "True" else f"{self.flags[0]} {value}".rstrip()
         start = f"  {flag}".ljust(_TEXT_COLUMN - 2) + "  "
@@ -53,15 +52,17 @@ class OptionHelp:
             yield " " * _TEXT_COLUMN + ", ".join(self.choices)
 
 
-def option_help(kind: type[Any], default: Any = None) -> list[OptionHelp]:
-    """The options that a dataclass makes."""
+def option_help(kind: type[Any], default: Any = None) -> dict[str, OptionHelp]:
+    """The options of a dataclass, by the names of its fields."""
     import tyro
 
     given = {} if default is None else {"default": default}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         parser = tyro.extras.get_parser(kind, config=(tyro.conf.OmitArgPrefixes,), **given)
-    return [_option(action) for action in parser._actions if action.dest != "help"]
+    # argparse has no public list of a parser's options.
+    named = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    return {each.option_strings[0].removeprefix("--").replace("-", "_"): _option(each) for each in named}
 
 
 def _option(action: Any) -> OptionHelp:
@@ -73,90 +74,50 @@ def _option(action: Any) -> OptionHelp:
     takes = "NAME" if choices else str(action.metavar or "").removeprefix("{None}|")
     if several := re.search(r"\[(\w+) \[", takes):
         takes = f"{several[1]} …"
-    if default in {"None", "False"}:  # of what may be left out, and of flags
+    if default in {"None", "False"}:
         default = ""
     with contextlib.suppress(ValueError):
         default = f"{float(default):.4g}" if "." in default else default
     return OptionHelp(tuple(action.option_strings), takes, choices, " ".join(text.split()), default)
 
 
-@dataclass(frozen=True)
-class Brief:
-    """The help of a job's command on one screen.
+def job_help(command: str, job: Any, tables: Sequence[str], program: str, options: Any) -> str:
+    """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run.
 
-    Attributes:
-        title: what the job is.
-        sections: the names of the options to show, by their headings.
+    Args:
+        command: train, tune or compare.
+        job: the job with its file.
+        tables: that ``compare`` names.
+        program: the command as it was called.
+        options: its options with those of a file, at their defaults.
     """
-
-    title: str
-    sections: Mapping[str, Iterable[str]]
-
-    def text(self, program: str, options: Iterable[OptionHelp]) -> str:
-        """The help as it is printed."""
-        known = {option.name: option for option in options}
-        width = max(shutil.get_terminal_size().columns, 80)
-        lines = [f"usage: {program} [--option value] …", "", *textwrap.wrap(self.title, width)]
-        for heading, names in self.sections.items():
-            shown = [known[name] for name in names if name in known]
-            lines += ["", heading, *(line for option in shown for line in option.lines(width))] if shown else []
-        lines += ["", f"{program} --help-all explains all {len(known)} options in full."]
-        return "\n".join(lines)
-
-
-def train_brief(job: Any) -> Brief:
-    """The help of ``concord train JOB``: the job's own options, and the first of the platform's."""
-    own = _own(job)
-    first = [name for name in FIRST_OPTIONS if name not in own]
-    return Brief(_title(job), {f"options of {job.name}, and their defaults": own, "first options of every run": first})
-
-
-def tune_brief(job: Any) -> Brief:
-    """The help of ``concord tune JOB``: the study's options, and the job's own."""
-    from concord.studies.options import StudyOptions
-
-    methods = f" Methods of this job: {', '.join(job.job.studies)}." if job.job.studies else ""
-    return _brief_of(StudyOptions, methods, "a study", job)
-
-
-def compare_brief(job: Any) -> Brief:
-    """The help of ``concord compare JOB``: the comparison's options, and the job's own."""
     from concord.studies.comparison_plan import METHODS, comparisons_of
-    from concord.studies.options import CompareOptions
-
-    tables = f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
-    return _brief_of(CompareOptions, tables, "a comparison", job)
-
-
-def methods_brief(job: Any) -> Brief:
-    """The help of ``concord compare JOB methods``: the options of the studies, and the job's own."""
-    from concord.studies.methods import MethodsOptions
-
-    return _brief_of(MethodsOptions, "", "the comparison", job)
-
-
-def _brief_of(kind: type[Any], more: str, what: str, job: Any) -> Brief:
-    from concord.options import options_of
-
-    sections = {f"options of {what}, and their defaults": list(options_of(kind)), f"options of {job.name}": _own(job)}
-    return Brief(f"{' '.join(str(kind.__doc__).split())}{more}", sections)
-
-
-def _title(job: Any) -> str:
-    return JobText(job.name, job.source).title or str(job.job.config.__doc__).split("\n")[0]
-
-
-def _own(job: Any) -> list[str]:
-    """The names of the options that a job has beside the platform's."""
-    from concord.options import options_of
     from concord.training.options import RunConfig, TrainConfig
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)
-    return [name for name in options_of(type(job.job.config)) if name not in platform]
+    own = [name for name in options_of(type(job.job.config)) if name not in platform]
+    title = " ".join(str(type(options).__doc__).split())
+    if command == "train":
+        title = JobText(job.name, job.source).title or str(job.job.config.__doc__).split("\n")[0]
+        first = [name for name in FIRST_OPTIONS if name not in own]
+        sections = {f"options of {job.name}, and their defaults": own, "first options of every run": first}
+    else:
+        if command == "compare" and METHODS not in tables:
+            title += f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
+        groups = {name: option.groups[:2] for name, option in options_of(type(options)).items()}
+        of_command = [name for name, group in groups.items() if group[0] == "options" and group[1] != "config"]
+        sections = {f"options of {command}, and their defaults": of_command, f"options of {job.name}": own}
+    known = option_help(type(options), options)
+    width = max(shutil.get_terminal_size().columns, 80)
+    lines = [f"usage: {program} [--option value] …", "", *textwrap.wrap(title, width)]
+    for heading, names in sections.items():
+        shown = [line for name in names if name in known for line in known[name].lines(width)]
+        lines += ["", heading, *shown] if shown else []
+    return "\n".join([*lines, "", f"{program} --help-all explains all {len(known)} options in full."])
 
 
 def job_list(command: str) -> str:
-    """What there is to give as the job of a command."""
+    """The jobs that can be given to a command."""
     texts = [text for text in job_texts() if command != "data" or "data" in text.parts]
     column = max(len(text.name) for text in texts) + 4
     width = shutil.get_terminal_size().columns
@@ -164,12 +125,5 @@ def job_list(command: str) -> str:
         textwrap.fill(text.title, width, initial_indent=f"  {text.name:<{column - 2}}", subsequent_indent=" " * column)
         for text in texts
     ]
-    return "\n".join(
-        [
-            f"usage: concord {command} JOB [--option value] …",
-            "",
-            *lines,
-            "",
-            f"JOB is one of these, or a Python file of your own. concord {command} JOB --help shows its options.",
-        ]
-    )
+    last = f"JOB is one of these, or a Python file of your own. concord {command} JOB --help shows its options."
+    return "\n".join([f"usage: concord {command} JOB [--option value] …", "", *lines, "", last])

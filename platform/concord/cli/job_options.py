@@ -1,53 +1,194 @@
-"""The options of those commands that take a job: they depend on it."""
+"""The options of a command on a job, from its defaults, a record, a file and the command line."""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from concord.cli.help import job_help
+from concord.cli.parsing import given_options, parse
+from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
+from concord.options import as_words, option_values
+from concord.storage import check_address, resolve
 
-JOB_COMMANDS = ("train", "tune", "compare", "analyze", "report", "data")
+Record = Mapping[str, Any]
 
 
-def default_options(command: str, job: Any, reference: str, tables: Sequence[str] = ()) -> Any:
+@dataclass(frozen=True)
+class JobCommand:
+    """A command on a job, with its options.
+
+    Attributes:
+        name: of the command: train, tune or compare.
+        job: the job with its file; with a rule of the user's own its options have the rule's fields.
+        tables: that ``compare`` names.
+        options: all options.
+        given: those that the command line, the file or the record of the study that goes on names.
+        print_config: whether the options are to be printed, and nothing else done.
+    """
+
+    name: str
+    job: Any
+    tables: Sequence[str]
+    options: Any
+    given: frozenset[str]
+    print_config: bool
+
+    def given_values(self) -> dict[str, Any]:
+        """The given options with their values."""
+        return {name: value for name, value in option_values(self.options).items() if name in self.given}
+
+    def words(self, without: Sequence[str] = ()) -> list[str]:
+        """The given options as the command line has them, but for those ``without``."""
+        return as_words({name: value for name, value in self.given_values().items() if name not in without})
+
+
+def read_command(
+    name: str,
+    job: Any,
+    words: Sequence[str],
+    program: str,
+    earlier: Callable[[Path, str, Sequence[str]], Record | None] | None = None,
+) -> JobCommand:
+    """A command's options: the job's, under those of the run or study that goes on, the file's and the words'.
+
+    Args:
+        name: of the command.
+        job: the job with its file.
+        words: after the job: the tables of ``compare``, and options.
+        program: the command as it was called, for messages.
+        earlier: gives the record of the run or study that goes on, if one does, by output folder, name and words.
+
+    Raises:
+        InputError: an option, the file or the rule is wrong.
+    """
+    from concord.cli.config_file import with_file_options
+    from concord.studies.comparison_plan import METHODS
+
+    tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
+    early = _early_values(words, "config", "output", "name")[0]
+    file = _read_file(early.config)
+    record = earlier(_output(early.output), early.name, words) if earlier and early.name else None
+    job, words = with_own_rule(job, words, record, file)
+    defaults = options = default_options(name, job, program.removeprefix("concord "), tables)
+    if record is not None:
+        options = _restored(options, record, words)
+    if file is not None:
+        options = file.over(options)
+    program = f"{program} {METHODS}" if METHODS in tables else program
+    command = with_file_options(options)
+    parsed = parse(type(command), words, program, command, partial(job_help, name, job, tables, program, command))
+    given = given_options(type(options), words).union(record.get("given", ()) if record else ())
+    if file is not None:  # a value that is the default does not fix the option
+        usual = option_values(defaults)
+        given |= {each for each, value in option_values(file.over(defaults)).items() if value != usual[each]}
+    return JobCommand(name, job, tables, parsed.options, frozenset(given), parsed.file.print_config)
+
+
+def default_options(command: str, job: Any, called: str, tables: Sequence[str] = ()) -> Any:
     """The options of a command with this job, an instance with their defaults.
 
     Args:
-        command: one of ``JOB_COMMANDS``.
+        command: train, tune or compare.
         job: the job with its file.
-        reference: as the user called it.
+        called: command and job as the user wrote them, for messages.
         tables: that ``compare`` names.
 
     Raises:
         InputError: the command can do nothing with this job.
     """
-    from concord.cli.analyze import AnalyzeOptions
-    from concord.options import defaults_of
     from concord.studies.comparison_plan import METHODS, comparisons_of
     from concord.studies.methods import methods_options_for
-    from concord.studies.options import combined, compare_options_for, options_for
-    from concord.studies.report import StudyReport
+    from concord.studies.options import compare_options_for, options_for
 
-    match command:
-        case "train":
-            return job.job.config
-        case "tune":
-            return options_for(job.job.config, list(job.job.studies))
-        case "compare" if METHODS in tables:
-            if len(tables) > 1:
-                raise InputError(f"compare {reference} {' '.join(tables)}: {METHODS} is no table; give it alone")
-            return methods_options_for(job)
-        case "compare":
-            comparisons_of(job)  # which refuses a job without any
-            return compare_options_for(job.job.config)
-        case "analyze" if job.job.loop is not None:
-            raise InputError(f"analyze {reference}: this job trains in a way of its own; it has no losses to analyze")
-        case "analyze":
-            return AnalyzeOptions()
-        case "report":
-            own = job.job.report
-            return defaults_of(StudyReport if own is None else combined(own.options, StudyReport))
-        case _:
-            data = getattr(job.job, "data", None)
-            if data is None:
-                raise InputError(f"data {reference}: this job reads data that are there, or makes its own when it runs")
-            return defaults_of(data.options)
+    if command == "train":
+        return job.job.config
+    if command == "tune":
+        return options_for(job.job.config, list(job.job.studies))
+    if METHODS in tables:
+        if len(tables) > 1:
+            raise InputError(f"{called} {' '.join(tables)}: {METHODS} is no table; give it alone")
+        return methods_options_for(job)
+    comparisons_of(job)  # which refuses a job without any
+    return compare_options_for(job.job.config)
+
+
+def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names before the first option, and the rest."""
+    at = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:at]), list(words[at:])
+
+
+def with_own_rule(
+    job: Any, words: Sequence[str], record: Record | None = None, file: Any = None
+) -> tuple[Any, list[str]]:
+    """The job with the rule of the user's own that it is to be trained with, and the words that name it so.
+
+    Args:
+        job: the job with its file.
+        words: the options.
+        record: of the run or study that goes on; its rule counts if the words name none.
+        file: of ``--config``; its rule counts after that.
+
+    Returns:
+        The job, whose options have the rule's fields, and the words with the rule as its options call it. Without a
+        rule of the user's own, job and words as they are.
+
+    Raises:
+        InputError: the rule cannot be used.
+    """
+    from concord.aggregation.rule_file import RuleFile
+    from concord.training.job import with_rule
+
+    early, others = _early_values(words, "aggregator")
+    named = early.aggregator
+    if named is None and file is not None and not file.sources:
+        named = file.rule
+    if named is not None:
+        if not RuleFile.is_reference(named):
+            return job, list(words)
+        job = with_rule(job, RuleFile.read(named))
+        return job, [*others, "--aggregator", job.rule.reference]
+    recorded, sources = (None, {}) if file is None else (file.rule, file.sources)
+    if record is not None:
+        recorded, sources = record["config"].get("aggregator"), record.get("sources", {})
+    if not RuleFile.is_reference(str(recorded)):
+        return job, list(words)
+    path, rule = RuleFile.parts(str(recorded))
+    return with_rule(job, RuleFile(path, sources[path], rule)), list(words)
+
+
+def _early_values(words: Sequence[str], *options: str) -> tuple[argparse.Namespace, list[str]]:
+    """What the words give for options that decide which options the job has, and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options:
+        parser.add_argument(f"--{option}", nargs="?", const="")
+    return parser.parse_known_args(list(words))
+
+
+def _read_file(config: str | None) -> Any:
+    if config is None:
+        return None
+    if not config:
+        raise InputError("--config: needs a value, a YAML, TOML or JSON file")
+    from concord.cli.config_file import FileOptions
+
+    return FileOptions.read(Path(config))
+
+
+def _output(given: str | None) -> Path:
+    """The output folder, before the options are read."""
+    output = Path(given or DEFAULT_OUTPUT)
+    check_address("output", output)
+    return resolve(output) if ":/" in str(output) else output
+
+
+def _restored(options: Any, record: Record, words: Sequence[str]) -> Any:
+    """The options as the record has them; the aggregator of the words decides which aggregators the option takes."""
+    from concord.runs.folder import restored_config
+
+    said = _early_values(words, "aggregator")[0].aggregator is not None
+    return restored_config(options, {k: v for k, v in record["config"].items() if not (said and k == "aggregator")})

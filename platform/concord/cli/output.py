@@ -8,18 +8,10 @@ from typing import Any
 from concord import logs
 
 
-def info(line: str) -> None:
-    """A line of progress."""
+def info(line: str, level: int = logging.INFO) -> None:
+    """A line of progress, or of an error."""
     if logs.as_json():
-        logs.write(line)
-    else:
-        print(line, file=sys.stderr, flush=True)
-
-
-def error_line(line: str) -> None:
-    """What went wrong."""
-    if logs.as_json():
-        logs.write(line, logging.ERROR)
+        logs.write(line, level)
     else:
         print(line, file=sys.stderr, flush=True)
 

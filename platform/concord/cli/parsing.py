@@ -1,10 +1,10 @@
 """A command's options from its words; what is wrong with them becomes one line."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from concord.cli.help import HELP, Brief, job_list, option_help
+from concord.cli.help import HELP, job_list
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
@@ -18,7 +18,7 @@ def parse(
     words: Sequence[str],
     program: str,
     default: Options | None = None,
-    brief: Brief | None = None,
+    brief: Callable[[], str] | None = None,
 ) -> Options:
     """The options in these words; what is wrong with them becomes one line.
 
@@ -27,28 +27,35 @@ def parse(
         words: the words.
         program: the command that they were given to.
         default: values of what is not given, if they are not the dataclass's.
-        brief: what ``--help`` shows; without it, ``--help`` shows everything as ``--help-all`` does.
+        brief: makes the text of ``--help``; without it, ``--help`` shows everything as ``--help-all`` does.
     """
-    import tyro
-    from tyro import _errors as tyro_errors
-
-    def refuse(event: Any) -> None:
-        raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
-
     if brief is not None and "--help-all" not in words and asks_for_help(words):
-        print(brief.text(program, option_help(options, default)))
+        print(brief())
         raise SystemExit(0)
-    given: dict[str, Any] = {}
-    if default is not None:
-        given["default"] = _with_missing(default)
     words = ["--help" if word == "--help-all" else word for word in words]
-    with tyro_errors.on_parse_error(refuse):
-        parsed: Options = tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **given)
+    parsed: Options = _parse(options, words, program, {} if default is None else {"default": _with_missing(default)})
     if not isinstance(parsed, OptionGroup):
         return parsed
     values = {name: value for name, value in option_values(parsed).items() if name in given_options(options, words)}
     require_one_way(values)
     return parsed.with_options(**values)  # which changes what they imply
+
+
+def parse_known(options: type[Options], words: Sequence[str], program: str) -> tuple[Options, list[str]]:
+    """The options in these words, wherever they stand, and the words that are none of them."""
+    found: tuple[Options, list[str]] = _parse(options, words, program, {"return_unknown_args": True, "add_help": False})
+    return found
+
+
+def _parse(options: type[Any], words: Sequence[str], program: str, settings: Mapping[str, Any]) -> Any:
+    import tyro
+    from tyro import _errors as tyro_errors  # tyro has no public way to its errors
+
+    def refuse(event: Any) -> None:
+        raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
+
+    with tyro_errors.on_parse_error(refuse):
+        return tyro.cli(options, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), **settings)
 
 
 def _with_missing(default: Any) -> Any:
@@ -129,79 +136,3 @@ def given_options(options: type[Any], words: Sequence[str]) -> set[str]:
     names = options_of(options).keys()
     named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     return (named | {name.removeprefix("no_") for name in named}) & names
-
-
-def option_of(word: str) -> str:
-    """The option a word names, as it is usually written; empty if it names none."""
-    return word.split("=")[0].replace("_", "-") if word.startswith("--") else ""
-
-
-def option_value(words: Sequence[str], option: str) -> str | None:
-    """What the words give for an option; the last one counts."""
-    found = None
-    for place, word in enumerate(words):
-        if option_of(word) == option:
-            found = word.split("=", 1)[1] if "=" in word else "".join(words[place + 1 : place + 2])
-    return found
-
-
-def without_options(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words without these options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-            continue
-        if option_of(word) in options:
-            skip = "=" not in word
-            continue
-        kept.append(word)
-    return kept
-
-
-def replaced_option(words: Sequence[str], option: str, value: str) -> list[str]:
-    """The words with another value for an option."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and option_of(word) != option:
-            kept.append(word)
-        skip = not skip and option_of(word) == option and "=" not in word
-    return [*kept, option, value]
-
-
-def with_own_rule(job: Any, words: Sequence[str], record: Mapping[str, Any] | None = None) -> tuple[Any, list[str]]:
-    """The job with the rule of the user's own that it is to be trained with, and the words that say so.
-
-    Args:
-        job: the job with its file.
-        words: the options.
-        record: of the run or study that goes on; its rule counts where the words name none.
-
-    Returns:
-        The job, whose options have the rule's fields, and the words with the rule as its options call it. Where no rule
-        of the user's own is meant, job and words as they are.
-
-    Raises:
-        InputError: the rule cannot be used.
-    """
-    from concord.aggregation.rule_file import RuleFile
-
-    given = option_value(words, "--aggregator")
-    if given is not None:
-        if not RuleFile.is_reference(given):
-            return job, list(words)
-        job = _with_rule(job, RuleFile.read(given))
-        return job, replaced_option(words, "--aggregator", job.rule.reference)
-    recorded = str((record or {}).get("config", {}).get("aggregator"))
-    if record is None or not RuleFile.is_reference(recorded):
-        return job, list(words)
-    file, name = RuleFile.parts(recorded)
-    return _with_rule(job, RuleFile(file, record["sources"][file], name)), list(words)
-
-
-def _with_rule(job: Any, rule: Any) -> Any:
-    from concord.training.job import with_rule
-
-    return with_rule(job, rule)

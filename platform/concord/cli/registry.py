@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,8 +148,6 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     info(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
     server += ["--workers", "1"]  # processes of some 300 MiB each, which one reader does not need
-    if "concord" in entry_points(group="mlflow.app").names:  # not in an installation from before it was there
-        server += ["--app-name", "concord"]
     # The store's address may hold a password, and everybody on the machine can read the words of a command.
     environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": store.uri}
     # Its queues of jobs are for what MLflow does with language models.

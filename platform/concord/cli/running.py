@@ -5,19 +5,18 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from concord.cli.help import Brief, train_brief, tune_brief
-from concord.cli.job_options import default_options
+from concord.cli.job_options import read_command, tables_and_options
 from concord.cli.output import info, nested_table, table
-from concord.cli.parsing import asks_for_help, given_options, job_and_words, option_value, parse, with_own_rule
+from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.job_files import JobText, job_texts
-from concord.options import option_values
 from concord.redaction import redact
-from concord.storage import check_address, display_path, is_remote, resolve
+from concord.storage import display_path, is_remote
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,12 @@ def _reproduces(text: JobText) -> str:
 def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One run."""
     job, rest = job_and_words(words, "train")
-    from concord.cli.config_file import file_options, print_options
+    from concord.cli.config_file import print_options
     from concord.runs.run import run
 
-    file, rest = file_options(rest)
-    record = _resumed_run(rest)
-    job, rest = with_own_rule(job, rest, record or (file.as_record() if file is not None else None))
-    program = f"concord train {words[0]}"
-    config, print_config = _parse_over(job.job.config, rest, program, record, file, train_brief(job))
-    if print_config:
+    command = read_command("train", job, rest, f"concord train {words[0]}", _resumed_run)
+    job, config = command.job, command.options
+    if command.print_config:
         return print_options(job.name, config.resolved(), as_json)
     report = run(job, config, info)
     if not as_json:
@@ -61,42 +57,14 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return report.as_json()
 
 
-def _resumed_run(words: Sequence[str]) -> Mapping[str, Any] | None:
+def _resumed_run(output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the run that goes on."""
     from concord.record import require_record
     from concord.runs.folder import run_folder
 
-    name = option_value(words, "--name")
-    if "--resume" not in words or not name or asks_for_help(words):
+    if "--resume" not in words or asks_for_help(words):
         return None
-    return require_record(run_folder(_output_option(words), name))
-
-
-def _parse_over(
-    defaults: Any, words: Sequence[str], program: str, record: Mapping[str, Any] | None, file: Any, brief: Brief
-) -> tuple[Any, bool]:
-    """The options in these words, over those of the file, over those that a run or study was started with, which need
-    not be given again; and whether they are to be printed."""
-    from concord.cli.config_file import with_file_options
-
-    if record is not None:
-        from concord.runs.folder import restored_config
-
-        recorded = dict(record["config"])
-        if option_value(words, "--aggregator") is not None:  # which decides what aggregators there are
-            recorded.pop("aggregator", None)
-        defaults = restored_config(defaults, recorded)
-    defaults = file.over(defaults) if file is not None else defaults
-    command = with_file_options(defaults)
-    parsed = parse(type(command), words, program, command, brief)
-    return parsed.options, parsed.file.print_config
-
-
-def _output_option(words: Sequence[str]) -> Path:
-    """The output folder, before the options are read."""
-    output = Path(option_value(words, "--output") or DEFAULT_OUTPUT)
-    check_address("output", output)
-    return resolve(output) if ":/" in str(output) else output
+    return require_record(run_folder(output, name))
 
 
 def _print_report(report: Any) -> None:
@@ -112,22 +80,14 @@ def _print_report(report: Any) -> None:
 def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """One study."""
     job, rest = job_and_words(words, "tune")
-    from concord.cli.config_file import file_options, print_options
+    from concord.cli.config_file import print_options
 
-    file, rest = file_options(rest)
-    record = _earlier_study(job, rest)
-    job, rest = with_own_rule(job, rest, record or (file.as_record() if file is not None else None))
-    defaults = default_options("tune", job, words[0])
-    options, print_config = _parse_over(defaults, rest, f"concord tune {words[0]}", record, file, tune_brief(job))
-    if print_config:
-        return print_options(job.name, options, as_json)
-    given = given_options(type(options), rest).union(record["given"] if record else ())
-    if file is not None:  # what is as it was anyway may be varied
-        there = option_values(defaults)
-        given |= {name for name, value in option_values(file.over(defaults)).items() if value != there[name]}
+    command = read_command("tune", job, rest, f"concord tune {words[0]}", partial(_earlier_study, job))
+    if command.print_config:
+        return print_options(job.name, command.options, as_json)
     from concord.studies.plan import plan_study
 
-    plan = plan_study(job, options, given)
+    plan = plan_study(command.job, command.options, set(command.given))
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
     result = run_study(plan, info)
@@ -136,15 +96,14 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return result.as_json()
 
 
-def _earlier_study(job: Any, words: Sequence[str]) -> Mapping[str, Any] | None:
+def _earlier_study(job: Any, output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
     """The record of the study of this --name, with all options that it was started with as its configuration."""
     from concord.record import read_record
     from concord.studies.plan import group_folder
 
-    name = option_value(words, "--name")
-    if not name or "/" in name or asks_for_help(words):
+    if "/" in name or asks_for_help(words):
         return None
-    record = read_record(group_folder("study", _output_option(words), name), "study")
+    record = read_record(group_folder("study", output, name), "study")
     if record is None:
         return None
     if record["job"] != job.name:
@@ -192,12 +151,14 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.runs.preflight import preflight
     from concord.runs.run import run
     from concord.runs.session import ray_session
+    from concord.tracking import Store
     from concord.training.job import load_job
 
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
     config.check()
     preflight(job, config)  # before Ray takes its seconds to start
+    Store.open(config.run.output)
     with contextlib.ExitStack() as session:
         if needs_ray_train(config):
             info(f"both methods train on Ray Train with {options.workers} workers, in one Ray session")
@@ -244,11 +205,13 @@ def _relative(path: Path) -> str:
 def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Make the data of a job."""
     job, rest = job_and_words(words, "data")
-    defaults = default_options("data", job, words[0])
-    options = parse(type(defaults), rest, f"concord data {words[0]}", defaults)
+    making = getattr(job.job, "data", None)
+    if making is None:
+        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
+    options = parse(making.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
-    result: Mapping[str, Any] = job.job.data.make(options, info)
+    result: Mapping[str, Any] = making.make(options, info)
     if not as_json:
         nested_table("data", result)
     return {"job": job.name, **result}
@@ -262,20 +225,22 @@ def _require_disk(option: str, path: Path | None, why: str) -> None:
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
     job, rest = job_and_words(words, "report")
-    from concord.cli.comparing import report_comparisons, tables_and_options
-    from concord.studies.report import report_studies
+    from concord.cli.comparing import report_comparisons
+    from concord.studies.options import combined
+    from concord.studies.report import StudyReport, report_studies
 
     tables, rest = tables_and_options(rest)
-    defaults = default_options("report", job, words[0])
-    options = parse(type(defaults), rest, f"concord report {words[0]}", defaults)
+    making = job.job.report
+    kind: type[Any] = StudyReport if making is None else combined(making.options, StudyReport)
+    options = parse(kind, rest, f"concord report {words[0]}")
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
     result: dict[str, Any] = {"job": job.name}
     compared: Mapping[str, Any] = {}
     if not options.only_studies:
         compared = report_comparisons(job, tables, options.output, options.name, options.results, as_json)
-    own = job.job.report is not None and not options.only_studies and not tables
+    own = making is not None and not options.only_studies and not tables
     if own:
-        result |= job.job.report.make(options, info)
+        result |= making.make(options, info)
     studies, of_studies = ([], {}) if tables else report_studies(job.name, options, info)
     if not studies and not own and not compared:
         raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")

@@ -1,5 +1,6 @@
 """Several environments in one process: their gradients by one vectorized backward pass, summed where they arise."""
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ class StackedGradients:
         self._chunk = _environments_together(
             self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
         )
-        self._chosen = False
+        self._chosen = vectorize is False
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
         self._left: Tensor | None = None  # the environments that a sum is of; None: all
@@ -174,35 +175,30 @@ class StackedGradients:
         batch, (environments, _) = self._form.check(batch, self.names)
         if environments == 1:
             return
-        if self.vectorize is not False:
-            momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
-            random = random_state(self._device)
-            try:
-                self.vectorize, reason = self._best(batch, environments, step, pooled=momentum is None)
-            finally:
-                self._momentum = momentum
-                set_random_state(self._device, random)
-            if reason is not None:
-                _warn(reason, stacklevel=4)
+        momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
+        random = random_state(self._device)
+        try:
+            self.vectorize, reason = self._best(batch, environments, step, pooled=momentum is None)
+        finally:
+            self._momentum = momentum
+            set_random_state(self._device, random)
         self._chosen = True
+        if reason is not None:
+            _warn(reason, stacklevel=4)
 
     def _best(self, batch: Batch, environments: int, step: int, *, pooled: bool) -> tuple[Vectorize, str | None]:
         """How environments are computed best, and why they are done one by one, if they are."""
         if (reason := self._hooked()) is not None:
             return False, reason
-        if self.vectorize == "pooled":
-            try:
+        if self.vectorize == "pooled":  # as the caller wants, whatever it gives
+            with contextlib.suppress(CannotPoolError):
                 self._sum_pooled(batch, environments, step)
-            except CannotPoolError:
-                self.vectorize = True
-            else:
                 return "pooled", None
-        before = random_state(self._device)
-        expected, reason = self._try_vectorized(batch, environments, step), None
+        random = random_state(self._device)
+        expected = self._try_vectorized(batch, environments, step)
         if isinstance(expected, str):
-            reason = expected
-            set_random_state(self._device, before)
-            expected = self._sum_one_by_one(batch, environments, step)  # a mistake of the user's own is raised here
+            set_random_state(self._device, random)
+            reason, expected = expected, self._sum_one_by_one(batch, environments, step)  # raises the user's mistakes
         if pooled and self.vectorize is None and self._pooled_gives(expected, batch, environments, step):
             return "pooled", None
         return reason is None, reason

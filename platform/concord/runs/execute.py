@@ -4,6 +4,7 @@ One worker trains in the process that asks. Several workers, or an address, mean
 evaluations (metrics of steps, checkpoints, artifacts) goes to a *sink*, in order, as events of the run's record.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
@@ -27,7 +28,7 @@ from concord.training.checkpoint import CHECKSUMS, write_checksums
 from concord.training.context import ProcessContext
 from concord.training.job import Job, JobFile, job_from_source
 from concord.training.loop import WorkerData, prepare, training
-from concord.training.options import RunConfig, TrainConfig
+from concord.training.options import RunConfig, TrainConfig, parallel_of
 from concord.training.outcome import Evaluation
 from concord.training.steps_so_far import StepsSoFar
 
@@ -105,14 +106,25 @@ def execute(
 
         yield from evaluations_on_ray(spec, config, sink, start)
         return
-    gpu = isinstance(config, TrainConfig) and config.parallel.use_gpu
-    process = ProcessContext(device=torch.device("cuda" if gpu else "cpu"))
-    try:
-        yield from evaluations_here(spec, job.job, config, process, sink, start)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, InputError | RunFailedError):
-            raise
-        raise failure(error, spec.path) from error
+    parallel = parallel_of(config)
+    process = ProcessContext(device=torch.device("cuda" if parallel.use_gpu else "cpu"))
+
+    def keep_place(name: str, /, **fields: Any) -> None:
+        nonlocal start
+        sink(name, **fields)
+        start = fields["name"] if name == "checkpoint" else start
+
+    for failures in itertools.count():
+        try:
+            yield from evaluations_here(spec, job.job, config, process, keep_place, start)
+            return
+        except (Exception, SystemExit) as error:
+            mended = isinstance(error, Exception) and is_outage(error)
+            if mended and failures < parallel.max_failures:  # go on from the last checkpoint, as new workers would
+                continue
+            if isinstance(error, InputError | RunFailedError) and not mended:
+                raise
+            raise failure(error, spec.path) from error
 
 
 def failure(error: BaseException, path: str) -> RunFailedError:
@@ -120,7 +132,8 @@ def failure(error: BaseException, path: str) -> RunFailedError:
     if isinstance(error, NonFiniteGradientError):
         return RunFailedError(str(error))
     if isinstance(error, Exception) and is_outage(error):
-        return RunFailedError(f"training failed: {type(error).__name__}: {first_line(error)}")
+        told = first_line(error) if isinstance(error, RunFailedError) else reason(error, path)
+        return RunFailedError(f"training failed: {told}")
     return JobFailedError(f"training failed: {reason(error, path)}", own_traceback(error, path))
 
 

@@ -1,7 +1,4 @@
-"""A Ray cluster's jobs: submit, follow, list, stop. Errors of the network and of Ray become one line each.
-
-All of it is Ray's client, which waits for answers without end, and whose log ends where its connection does.
-"""
+"""A Ray cluster's jobs: submit, follow, list, stop, by Ray's client. Errors of the network and of Ray are one line."""
 
 import asyncio
 import contextlib
@@ -16,9 +13,6 @@ from typing import Any
 import aiohttp
 import ray
 import requests
-from ray._private.runtime_env import packaging
-from ray.dashboard.modules import dashboard_sdk
-from ray.dashboard.modules.job import sdk
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -31,16 +25,10 @@ from concord.submission.profile import Profile
 _VERSION_SECONDS = 10.0
 # How long an answer may take; a package of 100 MiB is unpacked before one comes.
 _ANSWER_SECONDS = 60.0
-# While a log says nothing, its job is looked for so often.
-_SILENT_SECONDS = 30.0
-# How long the log of a job that has ended may take to come.
-_LAST_WORDS_SECONDS = 30.0
 # How long a command that is stopped has to end itself, its run in MLflow too; Ray gives it 3 s.
 _ENDING_SECONDS = 30
-# Between looks at a job that ends, and before a broken connection is made again.
+# Between two looks at a job that ends.
 _POLL_SECONDS = 1.0
-# How long a cluster may be away while its log is followed: a head node that starts again takes a minute.
-_AWAY_SECONDS = 180.0
 # What a cluster says that has a dashboard already, and nothing behind it yet; and how long that may be so.
 _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
@@ -77,12 +65,8 @@ class Submission:
     message: str
 
 
-class _UnreachableError(InputError):
-    """Nothing answers at the address, at least not now."""
-
-
 class _Client(JobSubmissionClient):
-    """Ray's, whose requests end at some time."""
+    """Ray's client, whose requests have a timeout; Ray has no public setting for it."""
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
         return super()._do_request(method, endpoint, **{"timeout": _ANSWER_SECONDS, **options})
@@ -108,14 +92,15 @@ class Cluster:
         self.address = address
         self.profile = profile
         with self._one_line():
-            self._check_version(profile.all_headers)
+            self._check_version()
             with _without_addresses():
-                self._client = _Client(address, headers=profile.all_headers)
-        for module in (dashboard_sdk, sdk, packaging):  # they speak at a level of their own
-            logging.getLogger(module.__name__).setLevel(logging.ERROR)
+                self._client = _Client(address, headers=profile.headers)
+        for name in logging.root.manager.loggerDict:
+            if name.startswith("ray."):  # several of them have a level of their own, INFO
+                logging.getLogger(name).setLevel(logging.ERROR)
 
-    def _check_version(self, headers: Mapping[str, str]) -> None:
-        answer = requests.get(f"{self.address}/api/version", headers=headers, timeout=_VERSION_SECONDS)
+    def _check_version(self) -> None:
+        answer = requests.get(f"{self.address}/api/version", headers=self.profile.headers, timeout=_VERSION_SECONDS)
         if answer.status_code in {401, 403}:
             raise AuthenticationError(answer.text)
         try:
@@ -144,7 +129,7 @@ class Cluster:
                 f"--address {self.address}: the cluster refuses the token of {self.profile.token_source}"
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
-            raise _UnreachableError(f"--address {self.address}: no Ray cluster answers there") from error
+            raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
         except RuntimeError as error:  # what the server answers to what it cannot do, with its own traceback
             lines = [line.strip() for line in str(error).split("\n") if any(map(str.isalpha, line))]
             raise RunFailedError(f"{self.address}: {lines[-1] if lines else type(error).__name__}") from error
@@ -232,51 +217,29 @@ class Cluster:
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
-        """Show what it prints until it ends; a connection that breaks is made again.
+        """Show what it prints until it ends.
 
         Raises:
-            InputError: there is none of this id, or not any more.
-            RunFailedError: the cluster did not come back.
+            InputError: there is none of this id.
+            RunFailedError: the connection broke before its end.
         """
-        log, away_since = _Shown(show), None
-        while True:
-            try:
-                found = self.find(identity)  # before the log, so that what an ended job printed last is shown
-                asyncio.run(self._tail(identity, log))
-            except (_UnreachableError, RuntimeError, aiohttp.ClientError, OSError) as error:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > _AWAY_SECONDS:
-                    raise RunFailedError(
-                        f"{self.address}: has not answered for {_AWAY_SECONDS:.0f} s; the job may go on there, "
-                        f"concord logs {identity} --follow looks again"
-                    ) from error
-                time.sleep(_POLL_SECONDS)
-                continue
-            away_since = None
-            if found.status.upper() in _ENDED:
-                return found
-            time.sleep(_POLL_SECONDS)
+        self.find(identity)
+        broken = RunFailedError(
+            f"{self.address}: the connection to the log broke; the job may go on there, "
+            f"concord logs {identity} --follow shows the log again"
+        )
+        try:
+            asyncio.run(self._tail(identity, show))
+            found = self.find(identity)
+        except (InputError, RuntimeError, aiohttp.ClientError, OSError) as error:
+            raise broken from error
+        if found.status.upper() not in _ENDED:
+            raise broken
+        return found
 
-    async def _tail(self, identity: str, log: "_Shown") -> None:
-        """Show the log until its connection is closed, as it is when the job ends; it always comes from its start.
-
-        The connection is kept while the log says nothing, and only the job is looked for meanwhile. Where that has
-        ended, or cannot be found, nobody may be left to close the connection.
-        """
-        log.rewind()
-        pieces = self._client.tail_job_logs(identity)
-        ended: float | None = None
-        while True:
-            piece = asyncio.ensure_future(anext(pieces))
-            while not (await asyncio.wait([piece], timeout=_SILENT_SECONDS))[0]:
-                if ended is not None and time.monotonic() - ended > _LAST_WORDS_SECONDS:
-                    return  # which cancels the piece
-                if ended is None and (await asyncio.to_thread(self.find, identity)).status.upper() in _ENDED:
-                    ended = time.monotonic()
-            try:
-                log.add(await piece)
-            except StopAsyncIteration:
-                return
+    async def _tail(self, identity: str, show: Callable[[str], None]) -> None:
+        async for text in self._client.tail_job_logs(identity):
+            show(text)
 
     def stop(self, identity: str, seconds: float) -> Submission:
         """End it, and wait for that.
@@ -308,25 +271,6 @@ def _without_addresses() -> Iterator[None]:
         yield
     finally:
         os.environ.update(taken)
-
-
-class _Shown:
-    """How much of a log has been shown."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._shown = self._seen = 0
-
-    def rewind(self) -> None:
-        """The log comes from its start again."""
-        self._seen = 0
-
-    def add(self, text: str) -> None:
-        """Show what of the next piece is new."""
-        self._seen += len(text)
-        if self._seen > self._shown:
-            self._show(text[max(0, len(text) - (self._seen - self._shown)) :])
-            self._shown = self._seen
 
 
 def _submission(job: Any) -> Submission:

@@ -1,9 +1,7 @@
 """Which cluster, and with what credentials: from options, the environment or a profile file, in this order."""
 
-import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from concord.redaction import redact
 
 PROFILES = Path("~/.config/concord/profiles.toml")
 _RAY_TOKEN = Path("~/.ray/auth_token")
-_KEYS = {"address": str, "token-file": str, "headers": dict, "tracking-uri": str, "output": str, "data-dir": str}
+_KEYS = ("address", "token-file", "tracking-uri", "output", "data-dir")
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Profile:
         address: of the Ray dashboard, with its scheme; None looks for a Ray on this machine.
         token: of the cluster; None where none was found.
         token_source: where the token came from, in words.
-        headers: of every request, for a proxy in front of the cluster.
         tracking_uri: of the MLflow server, as the cluster reaches it; None leaves it to the cluster.
         output: folder for runs, as the cluster's nodes see it; None leaves it to the cluster.
         data_dir: folder of datasets there.
@@ -33,40 +30,34 @@ class Profile:
     address: str | None
     token: str | None = field(repr=False)
     token_source: str
-    headers: Mapping[str, str] = field(repr=False)
     tracking_uri: str | None
     output: str | None
     data_dir: str | None
 
     @property
-    def all_headers(self) -> dict[str, str]:
-        """The headers of a request, with the token. Beside a proxy's Authorization it has Ray's own header."""
-        if self.token is None:
-            return dict(self.headers)
-        taken = any(name.lower() == "authorization" for name in self.headers)
-        return {**self.headers, "X-Ray-Authorization" if taken else "Authorization": f"Bearer {self.token}"}
+    def headers(self) -> dict[str, str]:
+        """The headers of a request: the token, where there is one."""
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     @staticmethod
     def find(
         name: str | None = None,
         address: str | None = None,
         token_file: Path | None = None,
-        headers: Sequence[str] = (),
         tracking_uri: str | None = None,
     ) -> "Profile":
         """Put together what is given, what the environment has and what the profile says.
 
         The environment's are Ray's and MLflow's: RAY_API_SERVER_ADDRESS (or RAY_ADDRESS, if it is an http address),
-        RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, RAY_JOB_HEADERS (JSON), MLFLOW_TRACKING_URI.
+        RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, MLFLOW_TRACKING_URI.
 
         Args:
             name: of a profile in ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes
                 CONCORD_PROFILE, or ``default`` if there is one and no other address is given.
             address, token_file, tracking_uri: as given.
-            headers: ``Name: value`` each.
 
         Raises:
-            InputError: there is no such profile, or something in it, or a header, is not as it should be.
+            InputError: there is no such profile, or something in it is wrong.
         """
         name = name or os.environ.get("CONCORD_PROFILE")
         said = _profile(name)
@@ -85,7 +76,6 @@ class Profile:
             address=None if address is None else _http(address),
             token=token,
             token_source=source,
-            headers=_sendable(said.get("headers", {}) | _environment_headers() | dict(map(_header, headers))),
             tracking_uri=tracking_uri,
             output=said.get("output"),
             data_dir=said.get("data-dir"),
@@ -110,36 +100,35 @@ def _profile(name: str | None) -> dict[str, Any]:
     for key, value in said.items():
         if key not in _KEYS:
             raise InputError(f"{path}, profile {name or 'default'}: {key} is not known; there are {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]):
-            raise InputError(f"{path}, profile {name or 'default'}: {key} must be a {_KEYS[key].__name__}")
-    # Headers are there to let somebody in.
-    if said.get("headers") and path.stat().st_mode & 0o077:
-        raise InputError(f"{path}: has headers, and others can read it; chmod 600 {path}")
+        if not isinstance(value, str):
+            raise InputError(f"{path}, profile {name or 'default'}: {key} {value}: must be a text")
     return said
 
 
 def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
     """The token, and where it is from."""
-    if given is not None:
-        return _read(given, "--token-file"), f"--token-file {given}"
-    if os.environ.get("RAY_AUTH_TOKEN"):
+    if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
-    if os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        path = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
-        return _read(path, "RAY_AUTH_TOKEN_PATH"), f"RAY_AUTH_TOKEN_PATH {path}"
-    if of_profile is not None:
-        return _read(Path(of_profile), "token-file of the profile"), f"the profile's token-file {of_profile}"
-    path = _RAY_TOKEN.expanduser()
-    return (_read(path, "token file"), str(path)) if path.exists() else (None, "")
+    of_ray = _RAY_TOKEN.expanduser()
+    sources = {
+        "--token-file": given,
+        "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH"),
+        "token-file of the profile": of_profile,
+        "token file": of_ray if of_ray.exists() else None,
+    }
+    for source, path in sources.items():
+        if path:
+            return _read(Path(path), source), f"{source} {path}"
+    return None, ""
 
 
-def _read(path: Path, option: str) -> str:
+def _read(path: Path, source: str) -> str:
     try:
         token = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{option} {path}: cannot be read ({error.__class__.__name__})") from error
+        raise InputError(f"{source} {path}: cannot be read ({error.__class__.__name__})") from error
     if not token or len(token.split()) != 1:
-        raise InputError(f"{option} {path}: must hold a token and nothing else")
+        raise InputError(f"{source} {path}: must hold a token and nothing else")
     return token
 
 
@@ -149,32 +138,5 @@ def _http(address: str) -> str:
     if not address.startswith(("http://", "https://")):
         raise InputError(f"--address {redact(address)}: must be the dashboard's, http://HOST:8265 or https://…")
     if redact(address) != address:
-        raise InputError(f"--address {redact(address)}: must hold no password; give it as a --header, Authorization")
+        raise InputError(f"--address {redact(address)}: must hold no password")
     return address.rstrip("/")
-
-
-def _environment_headers() -> dict[str, str]:
-    text = os.environ.get("RAY_JOB_HEADERS")
-    if not text:
-        return {}
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError("RAY_JOB_HEADERS: must be a JSON object of names and values")
-    return {str(key): str(value) for key, value in found.items()}
-
-
-def _sendable(headers: Mapping[str, Any]) -> dict[str, str]:
-    for name, value in headers.items():
-        if not isinstance(value, str) or not f"{name}{value}".isascii() or not value.isprintable():
-            raise InputError(f"--header {name}: its value must be a text of ASCII characters")
-    return dict(headers)
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or not value.strip():
-        raise InputError("--header: must be 'Name: value'")  # without what was given, which may be a secret
-    return name.strip(), value.strip()

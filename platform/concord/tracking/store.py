@@ -205,7 +205,7 @@ class Store:
                 self.client.log_inputs(run_id, inputs)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log `metrics` at `step` now, waiting for the store (a training loop uses MetricLog instead)."""
+        """Log `metrics` at `step` now, waiting for the store; what a run records is the mirror's to send."""
         import_mlflow()
         from mlflow.entities import Metric
 

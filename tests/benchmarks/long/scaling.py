@@ -1,14 +1,18 @@
 """A step's exchange by 1, 2, 4 and 8 local gloo workers against the cost model, fitted to part of the measurements.
 
 Only the exchange is timed, no backward pass. The fit sees 1, 2 and 8 workers and three of the four sizes; the rows are
-what it has not seen: 4 workers, and the other size. What was found is in the rows' reference, in the form that
-``concord scaling --cost`` takes. More workers than cores take turns on them: the model says that they take as many
+what it has not seen: 4 workers, and the other size. The fitted cost is in the rows' reference, as ``COST`` in
+``weak_scaling/tables.py`` has it. More workers than cores take turns on them: the model says that they take as many
 times longer.
+
+``python tests/benchmarks/long/scaling.py docs`` measures nothing: it writes the tables and the figure of
+docs/scaling.md, which the model computes.
 """
 
 import os
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +21,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
+from weak_scaling import tables
+from weak_scaling.wire_model import Traffic, exchange_traffic, fitted_cost, report_traffic
 
 from concord.aggregation import AggregatorName, aggregator, sum_over_environments
-from concord.analysis.wire_model import Traffic, exchange_traffic, fitted_cost, report_traffic
 from concord.benchmark import Row
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.layout import Layers
@@ -113,6 +118,10 @@ def rows() -> list[Row]:
         (rule, environments, components), seconds = case, measured[case, workers]
         modelled = cost.seconds(_traffic(case, workers), cores)
         name = f"exchange, {rule}, {workers} x {environments} environments, {components / 1e6:g} M components"
-        found = f"the model, --cost {' '.join(f'{part:.2e}' for part in cost)}"
+        found = f"the model, cost {' '.join(f'{part:.2e}' for part in cost)}"
         result.append(Row(name, seconds, found, modelled, seconds / modelled, "1"))
     return result
+
+
+if __name__ == "__main__":
+    tables.write(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What a step's exchange sends, for any number of workers, worked out without sending anything.
+"""What a step's exchange sends, for any number of workers, computed without sending anything.
 
 The calls are those of :mod:`concord.gradients.exchange`, with its slices and its dtypes; what becomes of a call on the
 wire is gloo's: a message to each other worker in an all-to-all and where slices of the update are shared, a ring in an

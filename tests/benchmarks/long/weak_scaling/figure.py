@@ -18,7 +18,7 @@ _STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """One network with so many environments a worker.
+    """One network with one number of environments a worker.
 
     Attributes:
         network: its name.
@@ -27,7 +27,7 @@ class ScalingCurve:
         wire: mean bytes that a worker gives to TCP in a step.
         plain_wire: the same of plain DDP.
         messages: that a worker sends in a step, on average.
-        seconds: of a step's exchange; empty if they are not known.
+        seconds: of a step's exchange, modelled.
     """
 
     network: str
@@ -40,10 +40,9 @@ class ScalingCurve:
 
 
 def scaling_figure(curves: Sequence[ScalingCurve], rule: str) -> Figure:
-    """Bytes, bytes beside plain DDP's, messages and (where they are known) seconds, each against workers."""
+    """Bytes, bytes beside plain DDP's, messages and seconds, each against workers."""
     networks = list(dict.fromkeys(curve.network for curve in curves))
     counts = sorted({curve.environments for curve in curves})
-    timed = any(curve.seconds for curve in curves)
     figure = Figure(figsize=(9.5, 7.2), layout="constrained")
     (bytes_axes, ratio_axes), (messages_axes, seconds_axes) = figure.subplots(2, 2)
     for curve in curves:
@@ -58,16 +57,12 @@ def scaling_figure(curves: Sequence[ScalingCurve], rule: str) -> Figure:
         bytes_axes.plot(workers, [curve.wire[place] / 1e6 for place in several], **look)
         ratio_axes.plot(workers, [curve.wire[place] / curve.plain_wire[place] for place in several], **look)
         messages_axes.plot(workers, [curve.messages[place] for place in several], **look)
-        if curve.seconds:
-            seconds_axes.plot(curve.workers, curve.seconds, **look)
+        seconds_axes.plot(curve.workers, curve.seconds, **look)
     _label(bytes_axes, "given to TCP by a worker in a step (MB)")
     _label(ratio_axes, "given to TCP, as a multiple of plain DDP's", logarithmic=False)
     _label(messages_axes, "messages sent by a worker in a step")
     ratio_axes.axhline(1, color="black", linewidth=0.8)
-    if timed:
-        _label(seconds_axes, "a step's exchange, modelled (s)")
-    else:
-        seconds_axes.set_axis_off()
+    _label(seconds_axes, "a step's exchange, modelled (s)")
     colours = [Line2D([], [], color=_COLOURS[index % len(_COLOURS)], label=each) for index, each in enumerate(networks)]
     styles = [
         Line2D([], [], color="black", linestyle=style, label=f"{count} environment{'s' if count > 1 else ''} a worker")
