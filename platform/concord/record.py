@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from concord.errors import InputError, RunFailedError
-from concord.storage import Folder, FullDiskError, JsonLines, StorageError, display_path, full_disk
+from concord.storage import (
+    Folder,
+    FullDiskError,
+    JsonLines,
+    StorageError,
+    display_path,
+    full_disk,
+    full_disk_in_one_line,
+)
 
 _logger = logging.getLogger("concord.record")
 

@@ -44,8 +44,8 @@ class Job(Generic[Config]):
         job = Job(environments, model, risk=risk)
 
     Attributes:
-        environments: the data, from the configuration, but not from its objective, aggregation, optimizer or schedule: trials
-            that differ in those share data. It is called in every worker.
+        environments: the data, from the configuration, but not from its objective, aggregation, optimizer or schedule:
+            trials that differ in those share data. It is called in every worker.
         model: the network, from the configuration. Outputs are ``(batch, ...)``.
         loss: maps outputs and targets of a batch to a scalar, the mean over the batch.
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
