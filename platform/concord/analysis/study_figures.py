@@ -1,7 +1,8 @@
 """Figures of hyperparameter studies: how they went, what mattered, and the methods side by side."""
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED, method_name
+from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
+from concord.space import Choice, Domain, LogUniform, Space
 
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -49,6 +52,45 @@ class Axis:
         if self.categories is not None:
             return float(self.categories.index(value))
         return math.log10(value) if self.logarithmic else float(value)
+
+
+def study_figures(
+    trials: Sequence[TrialPoint], space: Space, metric: str, mode: Literal["max", "min"], info: Callable[[str], None]
+) -> dict[str, Figure]:
+    """The figures of a study, by name; ``info`` takes what a figure needs that cannot be drawn."""
+    axes = _axes(space, trials)
+    drawn = {"history": history_figure(trials, metric, mode)}
+    if len(trials) > 1:
+        drawn["slices"] = slices_figure(trials, axes, metric)
+        drawn["parallel"] = parallel_figure(trials, axes, metric, mode)
+    else:
+        info(f"no figures of slices and parallel coordinates: they need 2 finished trials, and there are {len(trials)}")
+    points, scores = [trial.point for trial in trials], [trial.value for trial in trials]
+    if (missing := missing_for_importance(points, scores)) is not None:
+        info(f"no figure of importances: {missing}")
+    else:
+        drawn["importance"] = importance_figure(parameter_importance(points, scores), metric)
+    return drawn
+
+
+def _axes(space: Space, trials: Sequence[TrialPoint]) -> list[Axis]:
+    """An axis for each option that was varied and that a trial has."""
+    domains: dict[str, list[Domain]] = {}
+    for located in space.varied():
+        domains.setdefault(located.name, []).append(located.domain)
+    axes = []
+    for name, found in domains.items():
+        choices = [domain for domain in found if isinstance(domain, Choice)]
+        if all(trial.point.get(name) is None for trial in trials):
+            continue
+        if len(choices) == len(found):
+            kinds: list[Any] = list(dict.fromkeys(value for choice in choices for value in choice.values))
+            with contextlib.suppress(TypeError):
+                kinds = sorted(kinds)
+            axes.append(Axis(name, False, tuple(kinds)))
+        else:
+            axes.append(Axis(name, any(isinstance(domain, LogUniform) for domain in found), None))
+    return axes
 
 
 def history_figure(trials: Sequence[TrialPoint], metric: str, mode: Literal["max", "min"]) -> Figure:

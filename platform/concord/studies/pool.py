@@ -150,14 +150,17 @@ class Pool:
         os.environ.update(_RAY_TUNE)
         for name in ("ray.tune", "ray.train"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        interruption = interruption or Interruption()
+        interruption = Interruption() if interruption is None else interruption
         kept, resources, max_failures = self.group.kept, self.resources, parallel_of(self.plan.base).max_failures
         searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures)
         place = kept / f"tune-{os.getpid()}-{time.time_ns()}"
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
         # Ray Tune asks for something; a process that only looks on must take no CPU, or its workers find too few.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
-        trainable = tune.with_parameters(TrialProcess, pool=self._spec(judge))
+        job = self.plan.job
+        run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=kept / _SCRATCH)
+        spec = PoolSpec(run, judge, self._shared_data, resources.threads)
+        trainable = tune.with_parameters(TrialProcess, pool=spec)
         tuner = tune.Tuner(
             tune.with_resources(trainable, bundles),
             tune_config=TuneConfig(
@@ -188,11 +191,6 @@ class Pool:
             raise interruption.problem
         if interruption.stopped_by_user:
             raise KeyboardInterrupt
-
-    def _spec(self, judge: Judge) -> PoolSpec:
-        job = self.plan.job
-        run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=self.group.kept / _SCRATCH)
-        return PoolSpec(run, judge, self._shared_data, self.resources.threads)
 
     @cached_property
     def _shared_data(self) -> SharedData | None:

@@ -13,11 +13,11 @@ from typing import Any
 from concord.aggregation import chance_of
 from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
-from concord.analysis.spread import with_spread
+from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.results import StudyResult
 from concord.studies.selection import metric_on
-from concord.studies.tables import Cells, Column, finite, mean_and_std, table
+from concord.studies.tables import Cells, Column, table
 
 _DIGITS = 3
 # A difference of less than so many standard errors is one that other seeds may turn around.

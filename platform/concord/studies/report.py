@@ -9,6 +9,7 @@ from typing import Any
 
 from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.figures import save
+from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
@@ -18,7 +19,6 @@ from concord.studies.plan import group_folder
 from concord.studies.proposals import EndedRun
 from concord.studies.results import StudyResult, draw, read_result
 from concord.studies.selection import metric_on
-from concord.studies.tables import finite, spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,16 @@ def report_studies(
             figures |= {f"{name} {path.stem}": str(path) for path in draw(result, info)}
     shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
     if methods := method_runs(results):
-        shown["methods"] = {name: {split: spread(runs[split]) for split in runs} for name, runs in methods.items()}
+        shown["methods"] = {
+            name: {split: median_and_range(runs[split]) for split in runs} for name, runs in methods.items()
+        }
         keep("methods", methods_figure(methods, measure))
     best = best_trials(results, options.best)
     if len(best) > 1:
         values = {method: each.values for method, each in best.items()}
-        shown["best trials"] = {method: {f"test {measure}": spread(each, "trials")} for method, each in values.items()}
+        shown["best trials"] = {
+            method: {f"test {measure}": median_and_range(each, "trials")} for method, each in values.items()
+        }
         keep("best-runs", best_runs_figure(values, f"best test {measure}"))
         panels = {
             title: {method: each.curves[split] for method, each in best.items()}
@@ -83,7 +87,9 @@ def report_studies(
         keep("curves", mean_curves_figure(panels, measure))
     for name, searches in compared_searches(results).items():
         of, mode = max if searches.mode == "max" else min, searches.mode
-        reached = {search: spread([of(values) for values in found]) for search, found in searches.values.items()}
+        reached = {
+            search: median_and_range([of(values) for values in found]) for search, found in searches.values.items()
+        }
         shown.setdefault("searches", {})[name] = reached
         keep(f"searches {name}", searches_figure(searches.values, searches.metric, mode))
     return results, {**shown, "figures": figures}

@@ -1,6 +1,5 @@
 """What a study found: the best trials, what each selection would have chosen, its figures."""
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -11,23 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from concord.analysis.figures import save
-from concord.analysis.parameter_importance import missing_for_importance, parameter_importance
-from concord.analysis.study_figures import (
-    Axis,
-    TrialPoint,
-    history_figure,
-    importance_figure,
-    parallel_figure,
-    slices_figure,
-)
+from concord.analysis.spread import median_and_range
+from concord.analysis.study_figures import TrialPoint, study_figures
 from concord.record import read_history, require_record
 from concord.runs.lifecycle import Opened
-from concord.space import Choice, LogUniform, Space
+from concord.space import Space
 from concord.storage import Folder
 from concord.studies.options import SELECTIONS
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.selection import Criterion, metric_on
-from concord.studies.tables import Cells, Column, Row, spread, table
+from concord.studies.tables import Cells, Column, Row, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -156,7 +148,7 @@ class StudyResult:
         """The best trial over its new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
         labels = {f"{split} {self.measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
-        rows = [Row(label, spread(values)) for label, values in labels.items() if values]
+        rows = [Row(label, median_and_range(values)) for label, values in labels.items() if values]
         columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 
@@ -245,40 +237,10 @@ def write_results(result: StudyResult, group: Opened, info: Callable[[str], None
 def draw(result: StudyResult, info: Callable[[str], None]) -> list[Path]:
     """The figures of a study, in its folder; for one that cannot be drawn, what it needs is said."""
     criterion = result.criterion
-    points = [
+    trials = [
         TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
         for each in result.ended
         if math.isfinite(each.metrics.get(criterion.metric, math.nan))
     ]
-    axes = _axes(result.space, points)
-    metric = criterion.shown
-    drawn = {"history": history_figure(points, metric, criterion.mode)}
-    if len(points) > 1:
-        drawn["slices"] = slices_figure(points, axes, metric)
-        drawn["parallel"] = parallel_figure(points, axes, metric, criterion.mode)
-    else:
-        info(f"no figures of slices and parallel coordinates: they need 2 finished trials, and there are {len(points)}")
-    chosen, scores = [p.point for p in points], [p.value for p in points]
-    if (missing := missing_for_importance(chosen, scores)) is not None:
-        info(f"no figure of importances: {missing}")
-    else:
-        drawn["importance"] = importance_figure(parameter_importance(chosen, scores), metric)
-    return [save(figure, result.folder / FIGURES / f"{name}.png") for name, figure in drawn.items()]
-
-
-def _axes(space: Space, points: Sequence[TrialPoint]) -> list[Axis]:
-    axes = []
-    for name in dict.fromkeys(located.name for located in space.varied()):
-        values = [point.point[name] for point in points if point.point.get(name) is not None]
-        if not values:
-            continue
-        domains = [located.domain for located in space.varied() if located.name == name]
-        if all(isinstance(domain, Choice) for domain in domains):
-            order = dict.fromkeys(value for domain in domains if isinstance(domain, Choice) for value in domain.values)
-            kinds = list(order)
-            with contextlib.suppress(TypeError):
-                kinds = sorted(order)  # type: ignore[type-var]
-            axes.append(Axis(name, False, tuple(kinds)))
-        else:
-            axes.append(Axis(name, any(isinstance(domain, LogUniform) for domain in domains), None))
-    return axes
+    figures = study_figures(trials, result.space, criterion.shown, criterion.mode, info)
+    return [save(figure, result.folder / FIGURES / f"{name}.png") for name, figure in figures.items()]

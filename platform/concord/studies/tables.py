@@ -2,14 +2,13 @@
 
 import math
 import operator
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from concord.analysis.figures import method_name
-from concord.analysis.spread import with_spread
+from concord.analysis.spread import mean_and_std, with_spread
 from concord.runs.consistency_report import values_of
 from concord.storage import json_line
 from concord.training import Comparison
@@ -44,24 +43,6 @@ def _shown(value: Any, digits: int) -> str:
     if isinstance(value, list):
         return with_spread(value, digits)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def finite(values: Iterable[float]) -> list[float]:
-    """Those that are finite."""
-    return [value for value in values if math.isfinite(value)]
-
-
-def mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard deviation over runs, None where there are too few."""
-    return {
-        "mean": statistics.fmean(values) if values else None,
-        "std": statistics.stdev(values) if len(values) > 1 else None,
-    }
-
-
-def spread(values: Sequence[float], of: str = "seeds") -> dict[str, float]:
-    """Median and range over runs."""
-    return {"median": statistics.median(values), "least": min(values), "largest": max(values), of: len(values)}
 
 
 def markdown(cells: Cells) -> str:
