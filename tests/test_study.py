@@ -670,7 +670,7 @@ def test_a_full_disk_ends_the_study_and_costs_no_trial_that_had_ended(
     def full(descriptor: int) -> None:
         nonlocal synced
         synced += 1
-        if synced > 8:
+        if synced > 4:
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(descriptor)
 
