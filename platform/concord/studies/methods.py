@@ -287,5 +287,5 @@ def train_command(plan: MethodsPlan, result: MethodsResult) -> str:
         for name, value in option_values(config).items()
         if name not in left_out and value not in (usual[name], None) and not is_secret(name)
     }
-    output = ["=".join(words)] if (words := place_words(plan.base.run.output)) else []
+    output = place_words(plan.base.run.output)
     return shlex.join(["concord", "train", plan.job.reference, *as_words(changed), *output])
