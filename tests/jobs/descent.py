@@ -1,17 +1,17 @@
 """A job with a loop of its own: gradient descent on the square of a number, from a start that the seed draws."""
 
+import functools
+import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError
-from concord.runs.lifecycle import reserved_run, run_lifecycle
-from concord.runs.run import FinishedRun, already_finished
-from concord.runs.tags import run_tags
 from concord.space import LogUniform, Space
-from concord.training import CustomJob, Data, Evaluation, JobFile, RunConfig, Study, TrialLoop
+from concord.training import Data, Evaluation, Job, Loop, RunConfig, RunContext, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,30 +22,29 @@ class Config(RunConfig):
     """Learning rate."""
     epochs: int = 4
     """Of five steps each."""
+    pause: float = 0.0
+    """Seconds after each epoch."""
 
 
-def evaluations(config: Config) -> Iterator[Evaluation]:
+def descend(config: Config, context: RunContext) -> Iterator[Evaluation]:
     if config.lr > 2:
         raise InputError(f"--lr {config.lr:g}: goes to infinity")
-    place = 1 + random.Random(config.run.seed).random()
-    for epoch in range(1, config.epochs + 1):
-        for _ in range(5):
+    done, place = 0, 1 + random.Random(config.run.seed).random()
+    if context.start is not None:
+        done, place = json.loads((context.start / "place.json").read_text())
+    epochs = range(1, config.epochs + 1)
+    for epoch in epochs[done:]:
+        for step in range(5 * epoch - 4, 5 * epoch + 1):
             place -= config.lr * 2 * place
+            context.log({"slope": 2 * place}, step)
         yield Evaluation(epoch, 5 * epoch, {"distance": abs(place), "steps": 5.0 * epoch})
+        context.checkpoint(functools.partial(write, "place.json", (epoch, place)), 5 * epoch)
+        time.sleep(config.pause)
+    context.keep("end.json", lambda path: write(path.name, place, path.parent))
 
 
-def run(job: JobFile, config: Config, info: Callable[[str], None]) -> FinishedRun:
-    config.check()
-    with reserved_run(job.name, config, "descent") as reserved:
-        if reserved.report is not None:
-            return already_finished(reserved, reserved.report, info)
-        with run_lifecycle(reserved, run_tags(job.name, job.path)) as opened:
-            for each in evaluations(config):
-                opened.store.log_metrics(opened.run_id, each.metrics, each.step)
-            opened.store.finish_run(opened.run_id)
-            name = reserved.name
-            uri = opened.store.uri
-            return FinishedRun(job.name, name, opened.run_id, 0.0, None, None, opened.kept, (), each.metrics, uri)
+def write(name: str, value: Any, folder: Path) -> None:
+    (folder / name).write_text(json.dumps(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,9 @@ def make(options: Starts, info: Callable[[str], None]) -> dict[str, Any]:
     return {"starts": 3}
 
 
-job = CustomJob(
-    run=run,
+job = Job(
+    loop=Loop(descend, epochs=lambda config: config.epochs, metrics={"distance": "min", "steps": None}),
     config=Config(),
     data=Data(Starts, make),
-    trials=TrialLoop(evaluations, lambda config: config.epochs, {"distance": "min", "steps": None}),
     studies={"rates": Study(Space({"lr": LogUniform(1e-3, 0.3)}))},
 )
