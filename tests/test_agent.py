@@ -307,28 +307,29 @@ def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
     from concord.studies.options import options_for
-    from concord.studies.plan import make_plan
+    from concord.studies.plan import plan_study
     from concord.studies.study import run_study
 
     job = load_job("coinrun-expert")
     given = expert_options(tmp_path) | {"trials": 1, "reruns": 0, "concurrent": 1, "threads": 1}
     given |= {"evaluations": 2, "evaluation_episodes": 2}
-    plan = make_plan(job, options_for(job.job.config).with_options(**given), set(given))
+    plan = plan_study(job, options_for(job.job.config).with_options(**given), set(given))
     result = run_study(plan, lambda _: None)
     assert not result.failed
-    task, ended = result.best
-    assert task.point == {"lr": 5e-4, "entropy": 0.01}
-    assert [(epoch, step) for epoch, step, _ in ended.history] == [(1, 128), (2, 256)]
+    ended = result.best
+    assert ended.run.point == {"lr": 5e-4, "entropy": 0.01}
+    assert [(at.epoch, at.step) for at in ended.history] == [(1, 128), (2, 256)]
     assert result.criterion.metric == "unseen_return"
     assert ended.metrics["steps"] == 256
-    (winner,) = Store.open(tmp_path).runs("coinrun-expert")
-    (version,) = Store.open(tmp_path).client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
+    store = Store.open(tmp_path)
+    (winner,) = (each for each in store.runs("coinrun-expert-studies") if each.name.startswith("agent-winner"))
+    (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
     assert lineage.items() <= winner.tags.items()
     assert lineage.items() <= version.tags.items()
     assert winner.metrics["unseen_return"] == ended.metrics["unseen_return"]
     with pytest.raises(InputError, match="--runners 2: a trial samples and learns in its own process, on CPUs; give 0"):
-        make_plan(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
+        plan_study(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
