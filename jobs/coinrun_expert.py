@@ -4,16 +4,18 @@ The paper trains it with the code of Cobbe et al. (2020) for 400 million steps o
 options' defaults are that paper's settings for the easy levels, 25 million steps.
 """
 
-from concord.reinforcement.agent_training import AgentConfig, train_agent
-from concord.reinforcement.agent_trials import AGENT_TRIALS
+from concord.reinforcement.actor_critic import ActorCritic, Policy
+from concord.reinforcement.agent_options import AgentConfig
+from concord.reinforcement.agent_training import AGENT_LOOP
 from concord.space import LogUniform, Space
-from concord.training import CustomJob, Study
+from concord.training import Job, Study
 
-job = CustomJob(
-    run=train_agent,
+job = Job(
+    loop=AGENT_LOOP,
     config=AgentConfig(),
+    model=lambda _: Policy(ActorCritic()),
+    criterion="unseen_return",
     reproduces="AND-mask paper, appendix B.6: the CoinRun expert, PPO with Procgen's published settings; the one that "
     "comes along had 4 million steps of easy levels, the paper's 400 million",
-    trials=AGENT_TRIALS,
     studies={"ppo": Study(Space({"lr": LogUniform(1e-4, 2e-3), "entropy": LogUniform(1e-3, 0.03)}))},
 )

@@ -1,6 +1,7 @@
 """Agents: advantages and reward scale against slow loops, RLlib's update against one by hand, runs, experts."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,26 +9,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from concord.tracking.journal import entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file, save_file
 
-from concord.errors import InputError
+from concord.errors import CheckpointError, InputError, RunFailedError
+from concord.record import Events, read_events
 from concord.reinforcement import agent_training
-from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.advantages import RewardScale, advantages
-from concord.reinforcement.agent_training import EXPERT, AgentConfig, unseen_levels
-from concord.reinforcement.episodes import play, policy_of, steps
+from concord.reinforcement.agent_options import AgentConfig
+from concord.reinforcement.agent_training import (
+    EXPERT,
+    AgentProgress,
+    read_training_state,
+    unseen_levels,
+    write_training_state,
+)
+from concord.reinforcement.episodes import play, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
-from concord.studies.options import options_for
-from concord.studies.plan import plan_study
-from concord.studies.study import run_study
-from concord.tracking import Store
-from concord.training import load_job
+from concord.runs.run import run
+from concord.tracking import Store, load_program, show
+from concord.training import Evaluation, Silent, load_job
 
 numbers = st.floats(-5, 5, width=32)
 
@@ -95,14 +101,14 @@ def test_samples_say_what_was_seen_and_done() -> None:
 
 
 def build(**changed: Any) -> Any:
-    from concord.reinforcement.policy_optimization import Placement, algorithm_config
+    from concord.reinforcement.policy_optimization import build_algorithm
 
+    begins_at = changed.pop("begins_at", 0)
     options: dict[str, Any] = {
-        "environments": 8, "steps": 8, "epochs": 1, "minibatches": 1, "lr": 1e-3, "discount": 0.99, "decay": 0.9,
-        "clip": 0.2, "entropy": 0.01, "value": 0.5, "max_grad_norm": 0.5, "precision": "float32", "compiled": False,
-        "overlap": False, "seed": 0, "game": {"game": "coinrun"}, "placement": Placement(),
+        "environments": 8, "rollout": 8, "epochs": 1, "minibatches": 1, "lr": 1e-3, "discount": 0.99, "gae_lambda": 0.9,
+        "value": 0.5, "precision": "float32",
     }  # fmt: skip
-    return algorithm_config(**{**options, **changed}).build_algo()
+    return build_algorithm(AgentConfig().with_options(**{**options, **changed}), begins_at)
 
 
 def by_hand(network: ActorCritic, samples: Samples) -> None:
@@ -123,7 +129,9 @@ def by_hand(network: ActorCritic, samples: Samples) -> None:
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
-def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rllibs_update_is_the_one_by_hand_and_its_checkpoint_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     algorithm = build()
     runner = algorithm.env_runner_group.local_env_runner
     samples = runner.sample()
@@ -139,11 +147,11 @@ def test_rllibs_update_is_the_one_by_hand_and_its_state_goes_on(monkeypatch: pyt
     np.testing.assert_array_equal(held["policy.weight"], algorithm.weights()["policy.weight"])
 
     assert counts_of_lr(algorithm) == 1e-3
-    arrays_, counts = copy.deepcopy(algorithm.training_state())
-    counts = json.loads(json.dumps(counts))  # as a checkpoint keeps it
+    write_training_state(tmp_path, algorithm, AgentProgress())
     algorithm.step_batch(64)
     expected = copy.deepcopy(algorithm.weights())
-    algorithm.set_training_state(arrays_, counts)
+    progress, arrays_ = read_training_state(tmp_path)
+    algorithm.set_training_state(arrays_, progress.counts)
     algorithm.step_batch(64)
     for name, value in algorithm.weights().items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
@@ -157,7 +165,7 @@ def counts_of_lr(algorithm: Any) -> float:
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_a_schedule_goes_on_where_it_was() -> None:
-    options: dict[str, Any] = {"lr": [[0, 1e-3], [256, 0.0]]}
+    options: dict[str, Any] = {"steps": 256, "final_lr": 0.0}
     algorithm = build(**options)
     algorithm.step_batch(0)
     algorithm.step_batch(64)
@@ -177,13 +185,13 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     import ray
 
-    from concord.reinforcement.policy_optimization import Placement, _reward_scale
+    from concord.reinforcement.policy_optimization import _reward_scale
 
     def of_runners() -> list[Any]:
         group = algorithm.env_runner_group
         return group.foreach_env_runner(lambda runner: runner.module.get_state()["network.policy.weight"])
 
-    algorithm = build(overlap=True, placement=Placement(runners=2, cpus_per_runner=1), minibatches=2)
+    algorithm = build(runners=2, minibatches=2)
     before = copy.deepcopy(algorithm.weights())
     given = {name: value + 1 for name, value in before.items()}
     algorithm.set_weights_of_network(given)
@@ -205,7 +213,7 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     algorithm.stop()
     counts = json.loads(json.dumps(counts))
     (number,) = counts["reward_scales"]
-    again = build(overlap=True, placement=Placement(runners=2, cpus_per_runner=1), minibatches=2)
+    again = build(runners=2, minibatches=2)
     again.set_training_state(arrays_, counts)
     of_lost = [list(scale) for _, scale in again.env_runner_group.foreach_env_runner(_reward_scale)]
     assert of_lost == [counts["reward_scales"][number]] * 2
@@ -216,19 +224,20 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
 def expert_options(output: Path) -> dict[str, Any]:
     return {
         "output": output, "name": "agent", "environments": 4, "rollout": 16, "epochs": 1, "minibatches": 2,
-        "steps": 256, "evaluations": 1, "final_episodes": 2, "checkpoints": 4, "levels": 50, "game": "bigfish",
+        "steps": 256, "evaluations": 4, "evaluation_episodes": 2, "final_episodes": 2,
+        "checkpoints": 4, "levels": 50, "game": "bigfish",
     }  # fmt: skip
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
-def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
     lines: list[str] = []
     config = AgentConfig().with_options(**expert_options(tmp_path))
     in_the_way = tmp_path / "artifacts" / "models"
     in_the_way.parent.mkdir()
     in_the_way.write_text("no model can be logged")
-    finished = job.job.run(job, config, lines.append)
+    finished = run(job, config, lines.append)
     store = Store.open(tmp_path)
     assert lines[:3] == [
         "run agent: bigfish, easy, 256 steps",
@@ -240,39 +249,66 @@ def test_a_run_is_tracked_drawn_registered_and_goes_on_from_its_checkpoint(tmp_p
     assert finished.model is None
     assert "the model could not be kept in MLflow, --resume tries again" in lines[-1]
     assert store.run(finished.run_id).status == "FINISHED"
-    assert store.metrics(finished.run_id)["unseen_return"] == finished.metrics["unseen_return"]
+    assert store.history(finished.run_id, "unseen_return")[-1] == (256, finished.metrics["unseen_return"])
     in_the_way.unlink()
-    for file in ("figures/return.png", "figures/episode.gif", EXPERT, "metrics.json"):
-        assert (finished.folder / file).stat().st_size > 1000 or file == "metrics.json"
+    for file in ("figures/return.png", "figures/episode.gif", EXPERT):
+        assert (finished.folder / file).stat().st_size > 1000
+    assert {file.name for file in finished.figures} == {"return.png", "episode.gif"}
     expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
     assert expert.provenance["steps"] == 256
     with pytest.raises(InputError, match="add --resume to continue it"):
-        job.job.run(job, config, lines.append)
+        run(job, config, lines.append)
 
-    # Killed after its last checkpoint but one: the last checkpoint is not there.
+    # As if it had been killed while it wrote its last checkpoint.
     before = dict(store.history(finished.run_id, "policy_loss"))
     checkpoints = sorted(finished.folder.glob("checkpoints/*"))
-    assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}.safetensors" for n in (192, 256)]
-    checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:1000])  # torn as the machine died
-    checkpoints[-1].with_suffix(".new").write_bytes(b"torn, too")
+    assert [path.name for path in checkpoints] == [f"checkpoint_{n:012d}" for n in (192, 256)]
+    checkpoints[-1].rename(checkpoints[-1].with_suffix(".new"))
     (finished.folder / EXPERT).unlink()
-    again = job.job.run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
-    assert "going on from 192 steps, with new episodes" in lines
-    assert not list(again.folder.glob("checkpoints/*.new"))
+    again = run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
+    assert any(line.startswith("training goes on from epoch 3 with one worker") for line in lines)
+    assert [path.name for path in sorted(again.folder.glob("checkpoints/*"))] == [path.name for path in checkpoints]
     assert again.metrics["steps"] == 256
     assert again.model == "models:/coinrun-expert-bigfish-easy/1"
-    assert load_expert(again.folder / EXPERT).provenance["steps"] == 256
-    # The branch that was continued, in the store as in the journal.
+    expert = load_expert(again.folder / EXPERT)
+    assert expert.provenance["unseen_return"] == round(again.metrics["unseen_return"], 3)
+    # New episodes after the checkpoint, in the store as in the record; what was before it is there once.
     after = dict(store.history(again.run_id, "policy_loss"))
     assert [step for step, loss in before.items() if after[step] != loss] == [256]
-    journal = [entry for entry in entries(again.folder / "metrics.jsonl") if "policy_loss" in entry.metrics]
-    assert [(entry.step, entry.metrics["policy_loss"]) for entry in journal] == list(after.items())
-    done = job.job.run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
+    events = [each.fields for each in read_events(again.folder / "events.jsonl") if each.name == "metrics"]
+    losses = [(each["step"], each["metrics"]["policy_loss"]) for each in events if "policy_loss" in each["metrics"]]
+    assert [step for step, _ in losses] == [64, 128, 192, 256, 256]
+    assert dict(losses) == after
+    # What is registered is what was evaluated and kept.
+    frames = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
+    program = load_program(store, show(store, "coinrun-expert-bigfish-easy", "1"))
+    with torch.no_grad():
+        torch.testing.assert_close(program(frames), expert.network(frames)[0], rtol=1e-3, atol=1e-5)
+    done = run(job, AgentConfig().with_options(**expert_options(tmp_path), resume=True), lines.append)
     assert done.model == again.model
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
+def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
+    job = load_job("coinrun-expert")
+    options = expert_options(tmp_path) | {"evaluations": 2, "threads": 1, "register": False}
+    config = AgentConfig().with_options(**options)
+    assert job.job.loop is not None
+    evaluations = list(job.job.loop.run(config, Silent()))
+    assert [(each.epoch, each.step) for each in evaluations] == [(1, 128), (2, 256)]
+    assert not list(tmp_path.iterdir())
+    kept = run(job, config, lambda _: None)
+    events = Events(kept.kept)
+    events.close()
+    assert [Evaluation(*moment, metrics) for moment, metrics in events.own.evaluations.items()] == evaluations
+
+
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
+    from concord.studies.options import options_for
+    from concord.studies.plan import plan_study
+    from concord.studies.study import run_study
+
     job = load_job("coinrun-expert")
     given = expert_options(tmp_path) | {"trials": 1, "reruns": 0, "concurrent": 1, "threads": 1}
     given |= {"evaluations": 2, "evaluation_episodes": 2}
@@ -284,8 +320,9 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     assert [(at.epoch, at.step) for at in ended.history] == [(1, 128), (2, 256)]
     assert result.criterion.metric == "unseen_return"
     assert ended.metrics["steps"] == 256
-    (winner,) = Store.open(tmp_path).runs("coinrun-expert")
-    (version,) = Store.open(tmp_path).client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
+    store = Store.open(tmp_path)
+    (winner,) = (each for each in store.runs("coinrun-expert-studies") if each.name.startswith("agent-winner"))
+    (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")
     lineage = {"concord.study": "agent", "concord.trial": "0", "concord.method": "ppo", "concord.seed": "0"}
     assert lineage.items() <= winner.tags.items()
     assert lineage.items() <= version.tags.items()
@@ -294,13 +331,29 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
         plan_study(job, options_for(job.job.config).with_options(**given, runners=2), set(given))
 
 
-def test_the_scales_of_rewards_of_a_checkpoint_are_those_of_its_runners_by_number() -> None:
-    from concord.reinforcement.policy_optimization import _scales_by_runner
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
+def test_what_a_process_of_its_own_raises_is_one_line() -> None:
+    import ray
 
-    assert _scales_by_runner(json.loads(json.dumps({"2": (1.0, 2.0, 3.0)}))) == {2: (1.0, 2.0, 3.0)}
-    # As earlier versions wrote them, with runners of their own and without.
-    assert _scales_by_runner([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) == {1: (1.0, 2.0, 3.0), 2: (4.0, 5.0, 6.0)}
-    assert _scales_by_runner([[1.0, 2.0, 3.0]])[0] == (1.0, 2.0, 3.0)
+    class Failing:
+        def step_batch(self, steps: int) -> Any:
+            task: Any = ray.remote(lambda: steps / 0)
+            return ray.get(task.remote())
+
+    with pytest.raises(RunFailedError, match=r"^training failed: ZeroDivisionError: division by zero$"):
+        agent_training._learn(Failing(), AgentProgress())
+
+
+@pytest.mark.parametrize("file", ["training.safetensors", "progress.json"])
+def test_a_torn_checkpoint_is_refused_by_name(file: str, tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "training.safetensors")
+    history = [Evaluation(1, 64, {"unseen_return": 2.0})]
+    (tmp_path / "progress.json").write_text(json.dumps(dataclasses.asdict(AgentProgress(64, history=history))))
+    progress, arrays_ = read_training_state(tmp_path)
+    assert (progress.history, list(arrays_)) == (history, ["weight"])
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}: cannot be read"):
+        read_training_state(tmp_path)
 
 
 def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
@@ -308,12 +361,13 @@ def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
 ) -> None:
     job = load_job("coinrun-expert")
     with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
-        job.job.run(job, AgentConfig().with_options(output=tmp_path, runners=500, name="many"), print)
+        run(job, AgentConfig().with_options(output=tmp_path, runners=500, name="many"), print)
     assert not (tmp_path / "runs" / "many").exists()
 
     uri = "postgresql://me:secret@host/db"
     monkeypatch.setattr("sys.argv", ["/bin/concord", "train", "coinrun-expert", "--tracking-uri", uri])
-    said = agent_training._provenance(AgentConfig(), agent_training.Progress(), None)
+    evaluation = Evaluation(1, 64, {"unseen_return": 2.0, "unseen_return_error": 0.1})
+    said = agent_training._provenance(AgentConfig(), AgentProgress(history=[evaluation]), None)
     assert said["command"].startswith("concord train coinrun-expert --tracking-uri")
     assert "secret" not in json.dumps(said)
 
@@ -382,7 +436,7 @@ def test_the_expert_that_comes_with_concord_plays_as_well_as_it_says() -> None:
     """500 episodes on levels that it was not trained on, other ones than those of its own evaluation."""
     expert = load_expert(shipped_expert("coinrun", "easy"))
     environment = unseen_levels(AgentConfig(), 64, seed=99)
-    played = play(policy_of(expert.network), environment, 500)
+    played = play(Policy(expert.network), environment, 500)
     print(f"mean return {played.mean:.2f}, standard error {played.standard_error:.2f}")
     assert played.mean >= 7.5
     said = expert.provenance["unseen_return"]
@@ -410,6 +464,6 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
         pytest.skip("there is a GPU here")
     job = load_job("coinrun-expert")
     with pytest.raises(InputError) as error:
-        job.job.run(job, AgentConfig().with_options(output=tmp_path / "out", **options), print)
+        run(job, AgentConfig().with_options(output=tmp_path / "out", **options), print)
     assert said in str(error.value)
     assert not (tmp_path / "out").exists()

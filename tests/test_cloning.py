@@ -14,9 +14,9 @@ from concord.cli import main
 from concord.environments import BatchStream, Environment
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
-from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one_a_level, make_cloning_data
-from concord.reinforcement.episodes import Step, policy_of
+from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
 from concord.studies.options import options_for
@@ -54,7 +54,7 @@ def test_states_come_with_what_the_expert_would_do(data: Path) -> None:
     assert there.levels == (10, 11, 12)
     parts = [there.level(level) for level in there.levels] + [there.split("test"), there.split("validation")]
     assert [len(frames) for frames, _ in parts] == [24, 24, 24, 5, 3]
-    policy = policy_of(expert.network)
+    policy = Policy(expert.network)
     for frames, distribution in parts:
         assert frames.dtype == torch.uint8
         assert frames.shape[1:] == (64, 64, 3)

@@ -34,13 +34,13 @@ def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[i
     return figure
 
 
-def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path, seed: int = 0) -> Path:
+def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path, seed: int = 0) -> None:
     """Play one episode in an environment that renders, and write it as an animated GIF of at most 20 seconds.
 
     Args:
         policy: frames ``(1, 64, 64, 3)`` uint8 to logits.
         environment: a vector environment of one, made with ``render_mode="rgb_array"``.
-        path: of the file; its folder is made.
+        path: of the file.
         seed: draws the actions.
     """
     rate = int(environment.metadata["render_fps"])
@@ -55,6 +55,4 @@ def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path
             action = torch.multinomial(logits.softmax(1), 1, generator=generator)
             frames, _, ends, _, _ = environment.step(action[:, 0].numpy().astype(np.int64))
             ended = bool(ends[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=1000 // rate, loop=0)
-    return path

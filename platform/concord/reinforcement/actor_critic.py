@@ -34,3 +34,16 @@ class ActorCritic(nn.Module):
         features = self.encoder(frames.permute(0, 3, 1, 2)).float()
         with torch.autocast(features.device.type, enabled=False):
             return self.policy(features), self.value(features).squeeze(1)
+
+
+class Policy(nn.Module):
+    """The policy of an actor-critic network: frames to logits. It is what others play, and what is registered."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.network(frames)[0]
+        return logits

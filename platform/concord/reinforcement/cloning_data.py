@@ -22,7 +22,8 @@ from torch import Tensor
 
 from concord.environments.parquet import read_table
 from concord.errors import InputError, first_line
-from concord.reinforcement.episodes import Step, policy_of, steps
+from concord.reinforcement.actor_critic import Policy
+from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
@@ -273,7 +274,7 @@ def states_of(
         )
         try:
             generator = torch.Generator().manual_seed(int(key.generate_state(2)[1]))
-            played = steps(policy_of(expert.network), environment, episodes, generator)
+            played = steps(Policy(expert.network), environment, episodes, generator)
             found = _some_of_all(played, states, drawn) if split == "train" else _one_a_level(played, states, drawn)
         finally:
             environment.close()

@@ -6,23 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 
 Policy = Callable[[Tensor], Tensor]
 """Maps frames ``(frames, 64, 64, 3)`` uint8 to logits ``(frames, actions)``."""
-
-
-def policy_of(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The policy of an actor-critic network: frames to logits, on the network's device."""
-    device = next(network.parameters()).device
-
-    def policy(frames: Tensor) -> Tensor:
-        logits: Tensor = network(frames.to(device))[0]
-        return logits
-
-    return policy
 
 
 _NOTHING = 4  # the action that presses no key

@@ -8,7 +8,6 @@ batch while it learns from this one.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,10 @@ from torch import Tensor
 
 from concord.errors import RunFailedError
 from concord.reinforcement.actor_critic import ActorCritic
+from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
 from concord.reinforcement.sampling import Sampler, Samples
-from concord.training.process import tune_process
+from concord.training.process import own_cores, tune_process
 
 _SAMPLES = "samples"
 _WEIGHTS = "weights"
@@ -97,7 +97,7 @@ class ProcgenRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         settings = dict(config.env_config)
         remote = config.num_env_runners > 0
-        tune_process(settings["torch_threads"] if remote else None)
+        tune_process(1 if remote else None)
         # One that samples where the learner is has the learner's device.
         gpus = config.num_gpus_per_env_runner if remote else config.num_gpus_per_learner * (config.num_learners == 0)
         self._device = torch.device("cuda" if gpus > 0 else "cpu")
@@ -168,18 +168,10 @@ def _reward_scale(runner: ProcgenRunner) -> tuple[int, tuple[float, float, float
     return runner.worker_index or 0, (scale.count, scale.mean, scale.squares)
 
 
-def _scales_by_runner(kept: Mapping[str, Sequence[float]] | Sequence[Sequence[float]]) -> dict[int, tuple[float, ...]]:
-    """Scales of rewards as a checkpoint has them, by number; those of earlier versions are a list, in order."""
-    if isinstance(kept, Mapping):
-        return {int(number): tuple(scale) for number, scale in kept.items()}
-    return dict(enumerate(map(tuple, kept), 0 if len(kept) == 1 else 1))
-
-
 def _for_runner(settings: dict[str, Any], seed: int, index: int) -> dict[str, Any]:
     """Every runner's environments play other levels, in an order that the seed decides."""
     drawn = int(np.random.SeedSequence([seed, index, settings["begins_at"]]).generate_state(1)[0]) % (2**31 - 1)
-    ours = ("torch_threads", "begins_at")
-    return {key: value for key, value in settings.items() if key not in ours} | {"seed": drawn}
+    return {key: value for key, value in settings.items() if key != "begins_at"} | {"seed": drawn}
 
 
 class PolicyOptimization(PPO):
@@ -291,7 +283,7 @@ class PolicyOptimization(PPO):
             for index, step in counts["adam_steps"].items()
         }
         self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_OPTIMIZER: {name: optimizer}}})
-        scales = _scales_by_runner(counts["reward_scales"])
+        scales = {int(number): tuple(scale) for number, scale in counts["reward_scales"].items()}
         if not scales:  # no runner lived
             return
         others = next(iter(scales.values()))
@@ -344,113 +336,61 @@ def _batch(samples: Sequence[Samples], generator: np.random.Generator) -> MultiA
     )
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where learners and runners are.
-
-    Attributes:
-        runners: processes that sample; 0 samples in the learner's own.
-        learners: processes that learn; 0 learns in the caller's own.
-        gpus_per_learner, gpus_per_runner: GPUs of each.
-        cpus_per_runner: CPUs that each runner takes from Ray.
-        threads: of PyTorch in the learner; None is PyTorch's choice.
-    """
-
-    runners: int = 0
-    learners: int = 0
-    gpus_per_learner: float = 0
-    gpus_per_runner: float = 0
-    cpus_per_runner: int = 1
-    threads: int | None = None
-
-
-def algorithm_config(
-    *,
-    environments: int,
-    steps: int,
-    epochs: int,
-    minibatches: int,
-    lr: float | list[list[float]],
-    discount: float,
-    decay: float,
-    clip: float,
-    entropy: float,
-    value: float,
-    max_grad_norm: float,
-    precision: str,
-    compiled: bool,
-    overlap: bool,
-    seed: int,
-    game: Mapping[str, Any],
-    placement: Placement,
-    begins_at: int = 0,
-) -> PPOConfig:
-    """RLlib's configuration of :class:`PolicyOptimization`; ``build_algo()`` makes it.
+def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
+    """The :class:`PolicyOptimization` of these options.
 
     Args:
-        environments: of each runner.
-        steps: of each environment, a batch.
-        epochs: passes over a batch.
-        minibatches: steps of the optimizer, a pass.
-        lr: learning rate, or pairs of steps and rate with straight lines between them.
-        discount, decay: γ and λ.
-        clip: of the policy's ratio.
-        entropy, value: coefficients of entropy and value loss.
-        max_grad_norm: of the gradient.
-        precision: what the network computes in.
-        compiled: compile the network.
-        overlap: sample the next batch while learning from this one; needs runners of their own.
-        seed: of weights, levels and orders.
-        game: arguments of :class:`ProcgenVectorEnv`.
-        placement: of learners and runners.
+        agent: the options.
         begins_at: environment steps that were done before: what goes on plays other levels than what began.
     """
-    runners = max(1, placement.runners)
-    rows = environments * steps * runners
+    rows = agent.batch // max(1, agent.learners)
+    game, threads = {"game": agent.game, "difficulty": agent.difficulty}, agent.threads
+    if threads is None and agent.runners + agent.learners > 0:
+        threads = max(1, own_cores() - agent.runners)
     _quiet()
     config = PPOConfig(algo_class=PolicyOptimization)
     config.api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
     config.environment(
         ProcgenVectorEnv,
-        env_config={**game, "torch_threads": placement.cpus_per_runner, "begins_at": begins_at},
+        env_config={**game, "levels": agent.levels, "begins_at": begins_at},
         disable_env_checking=True,
     )
     config.env_runners(
         env_runner_cls=ProcgenRunner,
-        num_env_runners=placement.runners,
-        num_envs_per_env_runner=environments,
-        rollout_fragment_length=steps,
-        num_cpus_per_env_runner=placement.cpus_per_runner,
-        num_gpus_per_env_runner=placement.gpus_per_runner,
-        create_local_env_runner=placement.runners == 0,
+        num_env_runners=agent.runners,
+        num_envs_per_env_runner=agent.environments,
+        rollout_fragment_length=agent.rollout,
+        num_cpus_per_env_runner=1,
+        num_gpus_per_env_runner=agent.gpus_per_runner,
+        create_local_env_runner=agent.runners == 0,
     )
     config.learners(
         learner_class=PolicyLearner,
-        num_learners=placement.learners,
-        num_gpus_per_learner=placement.gpus_per_learner,
-        learner_config_dict={"overlap": overlap and placement.runners > 0, "threads": placement.threads},
+        num_learners=agent.learners,
+        num_gpus_per_learner=agent.gpus_per_learner,
+        learner_config_dict={"overlap": agent.overlap and agent.runners > 0, "threads": threads},
     )
     config.training(
-        gamma=discount,
-        lambda_=decay,
-        lr=lr,
-        grad_clip=max_grad_norm,
+        gamma=agent.discount,
+        lambda_=agent.gae_lambda,
+        lr=agent.lr if agent.final_lr is None else [[0, agent.lr], [agent.steps, agent.final_lr]],
+        grad_clip=agent.max_grad_norm,
         grad_clip_by="global_norm",
-        train_batch_size_per_learner=rows // max(1, placement.learners),
-        minibatch_size=rows // max(1, placement.learners) // minibatches,
-        num_epochs=epochs,
-        clip_param=clip,
-        entropy_coeff=entropy,
-        vf_loss_coeff=value,
+        train_batch_size_per_learner=rows,
+        minibatch_size=rows // agent.minibatches,
+        num_epochs=agent.epochs,
+        clip_param=agent.clip,
+        entropy_coeff=agent.entropy,
+        vf_loss_coeff=agent.value,
         vf_clip_param=float("inf"),
         use_kl_loss=False,
         kl_coeff=0.0,
     )
     config.rl_module(
         rl_module_spec=RLModuleSpec(module_class=PolicyModule),
-        model_config={"precision": precision, "compile": compiled},
+        model_config={"precision": agent.precision, "compile": agent.compile},
     )
     config.fault_tolerance(restart_failed_env_runners=True)
     # RLlib hands it, and numbers above, to generators of 32 bits.
-    config.debugging(seed=(seed + begins_at) % 2**31, log_level="ERROR")
-    return config
+    config.debugging(seed=(agent.run.seed + begins_at) % 2**31, log_level="ERROR")
+    return config.build_algo()

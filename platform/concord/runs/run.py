@@ -163,7 +163,8 @@ def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -
     registers = config.run.register and checked.example is not None
     criterion = criterion_of(job.job, checked.reported, checked.reported) if registers else None
     if not isinstance(config, TrainConfig):
-        what, *more = job.job.loop.opening(config) if job.job.loop and job.job.loop.opening else [config.method or ""]
+        opening = job.job.loop.opening if job.job.loop is not None else None
+        what, *more = opening(config) if opening is not None else [config.method or job.name]
         return opening_lines(begun, what, more, criterion)
     environments = checked.environments
     lines = [f"data: {purposes(environments, config.data.held_out)}", *mask_lines(config, len(environments.train))]

@@ -9,8 +9,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import ray
@@ -20,6 +18,7 @@ from torch.nn.functional import log_softmax
 from concord.benchmark import Row
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.advantages import RewardScale, advantages
+from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
 from concord.training.process import tune_process
@@ -27,34 +26,19 @@ from concord.training.process import tune_process
 BATCHES, WARMUP = 5, 1
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of both."""
-
-    environments: int = 64
-    steps: int = 64
-    epochs: int = 3
-    minibatches: int = 8
-    lr: float = 5e-4
-    discount: float = 0.999
-    decay: float = 0.95
-    clip: float = 0.2
-    entropy: float = 0.01
-    value: float = 0.25
-    max_grad_norm: float = 0.5
-    precision: torch.dtype = torch.bfloat16
+SETTINGS = AgentConfig().with_options(rollout=64, gpus_per_learner=float(torch.cuda.is_available()))
 
 
-def loop(settings: Settings) -> Callable[[], None]:
+def loop(settings: AgentConfig) -> Callable[[], None]:
     """The hand-written loop; each call is one batch, sampled and learned from."""
     network = ActorCritic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     environment = ProcgenVectorEnv(settings.environments, seed=0)
     optimizer = torch.optim.Adam(network.parameters(), settings.lr, eps=1e-5)
-    scale = RewardScale()
+    scale, precision = RewardScale(), getattr(torch, settings.precision)
     frames, _ = environment.reset()
-    shape = (settings.steps, settings.environments)
+    shape = (settings.rollout, settings.environments)
     seen = np.empty((*shape, *frames.shape[1:]), np.uint8)
     chosen = np.empty(shape, np.int64)
     values, likely, rewards = (np.empty(shape, np.float32) for _ in range(3))
@@ -62,8 +46,8 @@ def loop(settings: Settings) -> Callable[[], None]:
 
     def batch() -> None:
         nonlocal frames
-        with torch.no_grad(), torch.autocast(device.type, settings.precision):
-            for step in range(settings.steps):
+        with torch.no_grad(), torch.autocast(device.type, precision):
+            for step in range(settings.rollout):
                 logits, value = network(torch.from_numpy(frames).to(device))
                 scores = log_softmax(logits, 1)
                 action = torch.multinomial(scores.exp(), 1)
@@ -72,7 +56,7 @@ def loop(settings: Settings) -> Callable[[], None]:
                 frames, reward, ended, _, _ = environment.step(chosen[step])
                 rewards[step], ends[step] = scale(reward, ended), ended
             last = network(torch.from_numpy(frames).to(device))[1].cpu().numpy()
-        estimates = advantages(rewards, values, ends, last, settings.discount, settings.decay)
+        estimates = advantages(rewards, values, ends, last, settings.discount, settings.gae_lambda)
         normal = (estimates - estimates.mean()) / (estimates.std() + 1e-8)
         flat = [seen.reshape(-1, *frames.shape[1:]), chosen, likely, normal, estimates + values]
         columns = [torch.from_numpy(each.reshape(shape[0] * shape[1], *each.shape[2:])) for each in flat[1:]]
@@ -82,7 +66,7 @@ def loop(settings: Settings) -> Callable[[], None]:
         )
         for _ in range(settings.epochs):
             for part in torch.randperm(len(targets), device=device).chunk(settings.minibatches):
-                with torch.autocast(device.type, settings.precision):
+                with torch.autocast(device.type, precision):
                     logits, value = network(pixels[part])
                 scores = log_softmax(logits, 1)
                 ratio = (scores.gather(1, actions[part, None])[:, 0] - before[part]).exp()
@@ -98,42 +82,18 @@ def loop(settings: Settings) -> Callable[[], None]:
     return batch
 
 
-def by_rllib(settings: Settings) -> Any:
-    """Ours."""
-    from concord.reinforcement.policy_optimization import Placement, algorithm_config
-
-    return algorithm_config(
-        environments=settings.environments,
-        steps=settings.steps,
-        epochs=settings.epochs,
-        minibatches=settings.minibatches,
-        lr=settings.lr,
-        discount=settings.discount,
-        decay=settings.decay,
-        clip=settings.clip,
-        entropy=settings.entropy,
-        value=settings.value,
-        max_grad_norm=settings.max_grad_norm,
-        precision=str(settings.precision).removeprefix("torch."),
-        compiled=False,
-        overlap=False,
-        seed=0,
-        game={"game": "coinrun"},
-        placement=Placement(gpus_per_learner=float(torch.cuda.is_available())),
-    ).build_algo()
-
-
 def rows() -> list[Row]:
     """Seconds for a thousand environment steps, and the ratio of environment steps a second."""
     require_coinrun("agent_training")
+    from concord.reinforcement.policy_optimization import build_algorithm
+
     tune_process()
     torch.manual_seed(0)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False)
     try:
-        settings = Settings()
-        algorithm, theirs = by_rllib(settings), loop(settings)
-        thousands = settings.environments * settings.steps / 1000
+        algorithm, theirs = build_algorithm(SETTINGS), loop(SETTINGS)
+        thousands = SETTINGS.environments * SETTINGS.rollout / 1000
         pairs = [
             (_seconds(lambda: algorithm.step_batch(0)) / thousands, _seconds(theirs) / thousands)
             for _ in range(WARMUP + BATCHES)

@@ -86,7 +86,7 @@ class RunConfig(OptionGroup):
     @property
     def placement(self) -> frozenset[str]:
         """The options that may differ when a run is resumed: where and how it runs, not what it computes."""
-        return frozenset({"name", "address", "output", "resume", "tracking_uri", "register"})
+        return frozenset({"name", "address", "wait_for_resources", "output", "resume", "tracking_uri", "register"})
 
     def unused(self) -> frozenset[str]:
         """The options that a run with these does not look at, such as Adam's with SGD; asked of resolved options.

@@ -1,0 +1,144 @@
+"""The options of an agent's training."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from concord.errors import InputError
+from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, Difficulty, check_game
+from concord.training.options import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig(RunConfig):
+    """One agent; the defaults are the settings that Procgen's authors publish (Cobbe et al., 2020, appendix D).
+
+    Unlike in their code the value function is not clipped, and advantages are normalized over a batch, not a minibatch.
+    """
+
+    # fmt: off
+    game: str = "coinrun"
+    """Which of Procgen's 16 games."""
+    difficulty: Difficulty = "easy"
+    """Distribution of levels: easy or hard."""
+    levels: int = FIRST_UNSEEN_LEVEL
+    """How many levels there are to train on, from level 0 on; those from 2,000,000,000 on are for evaluation."""
+    steps: int = 25_000_000
+    """Environment steps of the whole run, over all environments."""
+
+    environments: int = 64
+    """Environments of each runner, stepped together."""
+    rollout: int = 256
+    """Steps of each environment between updates."""
+    epochs: int = 3
+    """Passes over what was sampled."""
+    minibatches: int = 8
+    """Steps of the optimizer, a pass."""
+    lr: float = 5e-4
+    """Learning rate of Adam."""
+    final_lr: float | None = None
+    """Learning rate at the end, to which it goes in a straight line; constant if not given."""
+    discount: float = 0.999
+    """Discount factor γ."""
+    gae_lambda: float = 0.95
+    """λ of the generalized advantage estimates."""
+    clip: float = 0.2
+    """How far the ratio of new to old policy may be from 1 before its gain counts no more."""
+    entropy: float = 0.01
+    """Coefficient of the policy's entropy."""
+    value: float = 0.25
+    """Coefficient of the squared error of the value function (theirs is 0.5 of half of it)."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the gradient."""
+
+    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    """What the network computes in (autocast)."""
+    compile: bool = False
+    """Compile the network (torch.compile)."""
+    overlap: bool = True
+    """Sample the next batch while learning from this one, where --runners is above 0."""
+    runners: int = 0
+    """Processes that sample; 0 samples where the learner is."""
+    learners: int = 0
+    """Processes that learn, placed by Ray; 0 learns in this one."""
+    gpus_per_learner: float = 0.0
+    """GPUs of each learner; needs --learners 1 or more on a cluster."""
+    gpus_per_runner: float = 0.0
+    """GPUs of each runner."""
+    threads: int | None = None
+    """PyTorch's threads in the learner; one for each core that no runner takes, if not given."""
+
+    initial: Path | None = None
+    """Expert to begin from, a safetensors file; random weights if not given."""
+    evaluations: int = 10
+    """How often the agent is evaluated during the run (at the end in any case)."""
+    evaluation_episodes: int = 100
+    """Episodes of an evaluation during the run."""
+    final_episodes: int = 500
+    """Episodes of the evaluation at the end."""
+    checkpoints: int = 50
+    """How many checkpoints are written during the run (at the end in any case)."""
+    # fmt: on
+
+    @property
+    def method(self) -> str:
+        """The game."""
+        return self.game
+
+    @property
+    def placement(self) -> frozenset[str]:
+        """Also where learners and runners are."""
+        own = {"overlap", "learners", "gpus_per_learner", "gpus_per_runner", "threads", "compile"}
+        return super().placement | own
+
+    def unused(self) -> frozenset[str]:
+        """The options of runners where there are none."""
+        of_runners = frozenset({"overlap", "gpus_per_runner"})
+        return super().unused() | (of_runners if self.runners == 0 else frozenset())
+
+    def gpu_request(self) -> tuple[float, str]:
+        """Of all learners and runners."""
+        wanted = max(self.learners, 1) * self.gpus_per_learner + self.runners * self.gpus_per_runner
+        of_each = f"--gpus-per-learner {self.gpus_per_learner:g} --gpus-per-runner {self.gpus_per_runner:g}"
+        return wanted, f"{of_each}: {wanted:g} GPUs in all"
+
+    def cpu_request(self) -> tuple[float, str]:
+        """One for each runner and learner."""
+        wanted = self.runners + self.learners
+        return wanted, f"--runners {self.runners} --learners {self.learners}: they want a CPU each, {wanted} in all"
+
+    @property
+    def batch(self) -> int:
+        """Environment steps between updates."""
+        return self.environments * self.rollout * max(1, self.runners)
+
+    def check(self) -> None:
+        """Refuse values that cannot be meant (InputError)."""
+        super().check()
+        check_game(self.game, self.difficulty)
+        positive = ("steps", "environments", "rollout", "epochs", "minibatches", "evaluations", "evaluation_episodes")
+        for option in (*positive, "final_episodes", "checkpoints"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        for option in ("runners", "learners", "gpus_per_learner", "gpus_per_runner", "clip", "entropy", "value"):
+            right = 0 <= getattr(self, option) < math.inf
+            self.require(option, right, "must be a finite number, not negative")
+        right = 1 <= self.levels <= FIRST_UNSEEN_LEVEL
+        self.require("levels", right, f"must lie in [1, {FIRST_UNSEEN_LEVEL}]; the others are for evaluation")
+        rows = self.batch // max(1, self.learners)
+        self.require("minibatches", self.minibatches <= rows, f"more than the {rows} steps of a batch")
+        self.require("steps", self.steps >= self.batch, f"less than one batch, {self.batch} steps")
+        for option in ("discount", "gae_lambda"):
+            self.require(option, 0 <= getattr(self, option) <= 1, "must lie in [0, 1]")
+        for option in ("lr", "max_grad_norm"):
+            self.require(option, 0 < getattr(self, option) < math.inf, "must be a finite number above 0")
+        self.require("final_lr", self.final_lr is None or self.final_lr >= 0, "must not be negative")
+        self.require("threads", self.threads is None or self.threads >= 1, "must be at least 1")
+        alone = self.gpus_per_runner == 0 or self.runners > 0
+        self.require("gpus_per_runner", alone, "needs --runners; without, sampling is where the learner is")
+        if self.gpus_per_learner > 0 and self.learners == 0 and not torch.cuda.is_available():
+            raise InputError(
+                f"--gpus-per-learner {self.gpus_per_learner:g}: there is no GPU here; --learners 1 finds one elsewhere"
+            )
