@@ -173,7 +173,7 @@ def recorded(output: Path) -> Path:
     """What a run of shared-rule called ``old`` has left, as far as the command line looks at it."""
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    config = option_values(load_job(SHARED_RULE).job.config)
+    config = option_values(load_job(SHARED_RULE).job.config.resolved())
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
     record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
     write_record(Folder(folder), "run", record)
@@ -464,7 +464,7 @@ def test_a_model_that_is_not_there_is_refused(refused: Callable[..., str], store
         "no model 'nothing' in the registry; there is: mine"
     )
     assert refused("models", "show", "mine", "best", "--output", store) == (
-        "model 'mine' has no version or alias 'best'; there is: 2, 1, champion"
+        "model 'mine' has no version or alias 'best'; there is: 1, 2, champion"
     )
     assert refused("models", "promote", "nothing", "1", "--output", store).startswith("no model 'nothing'")
     assert refused("models", "promote", "mine", "7", "--output", store).startswith("model 'mine' has no version")

@@ -227,63 +227,6 @@ def test_what_is_kept_is_there_on_another_machine_and_what_is_not_is_removed(
     assert not there.exists()
 
 
-def test_a_growing_file_is_kept_in_pieces_of_whole_lines(
-    storage: s3_server.Server, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("concord.storage.folder._PIECE", 100)
-    folder = made("growing")
-    lines = folder.lines("log")
-    written = b""
-    for number in range(30):
-        line = f"line {number} {'x' * number}\n".encode()
-        with lines.file.open("ab") as file:
-            file.write(line + b"torn")
-        written += line
-        lines.keep(len(written))
-        lines.file.write_bytes(written)  # the torn end is cut off
-        if number % 7 == 3:
-            elsewhere()
-            lines = folder.lines("log")
-            lines.fetch()
-            assert lines.file.read_bytes() == written
-    pieces = [name for name in folder.names() if name.startswith("log.")]
-    assert len(pieces) > 3
-    kept = [storage.client().get_object(Bucket=BUCKET, Key=f"growing/{name}")["Body"].read() for name in pieces]
-    assert b"".join(kept) == written
-    assert all(piece.endswith(b"\n") for piece in kept)
-    folder.remove(pieces[1])
-    with pytest.raises(RunFailedError, match="a piece of log is missing"):
-        folder.lines("log").fetch()
-
-
-def test_a_growing_file_is_cut_in_all_its_pieces(
-    storage: s3_server.Server, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("concord.storage.folder._PIECE", 50)
-    folder = made("cut")
-    written = [f"line {number:02d} {'x' * 11}\n".encode() for number in range(20)]  # of 20 bytes: 3 a piece
-    for start in (19, 12, 7, 3, 0):  # within a piece, and between two
-        lines = folder.lines("log")
-        lines.file.write_bytes(b"")
-        for number in range(20):
-            with lines.file.open("ab") as file:
-                file.write(written[number])
-            lines.keep()
-        lines.cut(20 * start, b"cut\n")
-        expected = b"".join(written[:start]) + b"cut\n"
-        assert lines.file.read_bytes() == expected
-        with lines.file.open("ab") as file:
-            file.write(b"after\n")
-        lines.keep()
-        elsewhere()
-        there = folder.lines("log")
-        there.fetch()
-        assert there.file.read_bytes() == expected + b"after\n"
-        assert len([name for name in folder.names() if name.startswith("log.")]) == start // 3 + 1
-        for name in folder.names():
-            folder.remove(name) if name.startswith("log") else None
-
-
 def test_a_storage_that_went_away_is_said_in_one_line(storage: s3_server.Server) -> None:
     folder = made("gone")
     (folder.path / "record").write_text("x")

@@ -29,7 +29,7 @@ from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
 from concord.source_file import reason
-from concord.storage import Folder, full_disk_in_one_line, require_reachable, resolve
+from concord.storage import Folder, full_disk_in_one_line, require_reachable, require_space, resolve
 from concord.tracking import Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
@@ -129,6 +129,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         if reserved.record is not None and (finished := _already_finished(reserved, info)):
             return finished
         config = reserved.config
+        require_space(reserved.folder.path, 0)
         dashboard = None
         if needs_ray_train(config) or (job.job.loop is not None and job.job.loop.uses_ray):
             progress.waiting("starting Ray")

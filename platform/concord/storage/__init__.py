@@ -9,7 +9,7 @@ and may be deleted at any time. For a path on the disk every function here gives
 from concord.storage.address import check_address, display_path, is_remote, resolve
 from concord.storage.cache import listing, local
 from concord.storage.filesystem import StorageError, apply_credentials, require_reachable, storage_credentials
-from concord.storage.folder import LOCK, Folder, Lines
+from concord.storage.folder import LOCK, Folder
 from concord.storage.full_disk import FullDiskError, full_disk, full_disk_in_one_line, require_space
 from concord.storage.json_lines import JsonLines, append_line, json_line, read_lines
 
@@ -18,7 +18,6 @@ __all__ = [
     "Folder",
     "FullDiskError",
     "JsonLines",
-    "Lines",
     "StorageError",
     "append_line",
     "apply_credentials",

@@ -6,30 +6,25 @@ Two processes must not work on the same folder. A lock keeps those apart that se
 process. A second machine that shares only an address is not noticed.
 """
 
-import bisect
 import contextlib
 import errno
 import fcntl
-import itertools
 import logging
 import os
-import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError, RunFailedError
+from concord.errors import InputError
 from concord.storage.address import display_path, is_remote
-from concord.storage.cache import cached, entries, fetch, is_below, replace
-from concord.storage.filesystem import StorageError, filesystem, in_one_line, reason
+from concord.storage.cache import cached, entries, fetch, is_below
+from concord.storage.filesystem import StorageError, filesystem, in_one_line
 
 LOCK = ".lock"
 _logger = logging.getLogger("concord.storage")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-_PIECE = 256 << 10  # bytes after which a new piece is begun
 
 
 @dataclass(frozen=True)
@@ -150,10 +145,6 @@ class Folder:
             for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
                 self._put(str(file.relative_to(self.path)), file.read_bytes())
 
-    def lines(self, name: str) -> "Lines":
-        """A file of this folder that grows line by line."""
-        return Lines(self, name)
-
     def names(self, below: str = "") -> list[str]:
         """The names of the files and folders in it, or in its folder ``below``."""
         if not self.remote:
@@ -195,16 +186,6 @@ class Folder:
         with self._storage() as (files, root):
             return {"storage_path": root, "storage_filesystem": files}
 
-    @contextlib.contextmanager
-    def in_one_line(self) -> Iterator[None]:
-        """What another writes there in the body fails as what this folder writes does."""
-        try:
-            yield
-        except OSError as error:
-            if not self.remote:
-                raise
-            raise StorageError(f"{self.display_path}: {reason(error)}") from error
-
     def problem(self) -> str | None:
         """What is wrong with the storage now, in a line; None if it answers."""
         try:
@@ -231,106 +212,3 @@ class Folder:
                 files.create_dir(path.rpartition("/")[0])
             with files.open_output_stream(path, compression=None) as target:
                 target.write(content)
-
-
-class Lines:
-    """A file that grows line by line, kept in pieces of whole lines (``NAME.000000``, …); only the last is sent again.
-
-    To be deleted with its last user: a file of 20 MB is sent whole in a third of a second, see :meth:`Folder.keep`.
-
-    Args:
-        folder: its folder.
-        name: the file's name.
-    """
-
-    def __init__(self, folder: Folder, name: str) -> None:
-        self.file = folder.path / name
-        self._folder = folder
-        self._name = name
-        self._lock = threading.Lock()
-        self._starts = [0]  # where each piece begins in the file
-        self._kept = 0  # where the last one ends
-
-    @property
-    def keeper(self) -> Callable[..., None] | None:
-        """:meth:`keep`; None for a file that lasts where it is."""
-        return self.keep if self._folder.remote else None
-
-    def fetch(self, into: Path | None = None) -> None:
-        """Bring all that is kept; what is here is replaced, and is what :meth:`keep` goes on from.
-
-        Args:
-            into: another file for it; None takes the file itself.
-
-        Raises:
-            RunFailedError: a piece is missing.
-        """
-        if not self._folder.remote:
-            return
-        piece = re.compile(re.escape(self._name) + r"\.(\d{6})")
-        numbers = sorted(int(found[1]) for name in self._folder.names() if (found := piece.fullmatch(name)))
-        if numbers != list(range(len(numbers))):
-            raise RunFailedError(
-                f"{self._folder.display_path}: a piece of {self._name} is missing; there are {numbers}"
-            )
-        pieces = [self._piece(number) for number in numbers]
-        self._folder.fetch(*pieces)
-        contents = [(self._folder.path / name).read_bytes() for name in pieces]
-        target = into or self.file
-        if contents:
-            replace(target, b"".join(contents))
-        else:
-            target.unlink(missing_ok=True)
-        with self._lock:
-            ends = list(itertools.accumulate(map(len, contents), initial=0))
-            self._starts, self._kept = ends[:-1] or [0], ends[-1]
-
-    def keep(self, end: int | None = None) -> None:
-        """Send the whole lines that are not kept yet; nothing, if the file is kept up to byte ``end``."""
-        if not self._folder.remote:
-            return
-        with self._lock:
-            if end is not None and end <= self._kept:
-                return
-            with self.file.open("rb") as lines:
-                lines.seek(self._starts[-1])
-                content = lines.read()
-            content = content[: content.rfind(b"\n") + 1]
-            if self._starts[-1] + len(content) == self._kept:
-                return
-            self._put_last(content)
-
-    def cut(self, start: int, line: bytes) -> None:
-        """Replace all from byte ``start`` on by one line, at once, here and where it is kept.
-
-        Raises:
-            OSError: the disk of this machine is full; nothing is changed.
-        """
-        with self.file.open("rb") as lines:
-            content = lines.read(start) + line
-        new = self.file.with_name(f"{self.file.name}.new")
-        with new.open("wb") as draft:
-            draft.write(content)
-            draft.flush()
-            os.fsync(draft.fileno())
-        if self._folder.remote:
-            with self._lock:
-                numbers = range(len(self._starts))
-                del self._starts[max(1, bisect.bisect_right(self._starts, start)) :]
-                # First the piece: a process killed before the others are removed has cut where the next one cuts again.
-                before = len(self._starts)
-                self._put_last(content[self._starts[-1] :])
-                for number in reversed(numbers[before:]):
-                    self._folder.remove(self._piece(number))
-        # Renamed, and not cut short: a process that is not dead yet writes to the file that was.
-        new.replace(self.file)
-
-    def _put_last(self, content: bytes) -> None:
-        """Keep the last piece, and begin another after one that is large."""
-        self._folder._put(self._piece(len(self._starts) - 1), content)
-        self._kept = self._starts[-1] + len(content)
-        if len(content) >= _PIECE:
-            self._starts.append(self._kept)
-
-    def _piece(self, number: int) -> str:
-        return f"{self._name}.{number:06d}"
