@@ -395,6 +395,13 @@ def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said(ray_cluster: 
     assert [line for line, _ in read_lines(output / "attempts")] == ["c"] * 2
 
 
+def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
+    """Not public: where it moves, ``concord.runs.ray_train`` has to follow."""
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+    assert isinstance(ENV_VARS_TO_PROPAGATE, set)
+
+
 def test_a_run_whose_last_checkpoint_is_spoiled_goes_on_from_the_one_before(calm: FinishedRun, output: Path) -> None:
     with pytest.raises(RunFailedError):
         start(output, name="hit", workers=1, trouble="late exit")
