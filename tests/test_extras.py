@@ -20,7 +20,7 @@ def without_coinrun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        (["train", "coinrun-expert"], "job coinrun-expert"),
+        (["train", "coinrun-expert"], "an agent"),
         (["data", "coinrun-clone"], "making cloning data"),
         (["train", "coinrun-clone"], "--play-episodes 100"),
         (["bench", "--only", "procgen_environment"], "procgen_environment"),

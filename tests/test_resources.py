@@ -78,7 +78,7 @@ def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: Grow
     assert said(done.stdout) == [
         "--use-gpu: the Ray cluster has no GPU; its autoscaler is asked for more, for up to 30 minutes "
         "(--wait-for-resources)",
-        "Room(concurrent=1, cpus=1.0, gpus=1.0)",
+        "TrialResources(concurrent=1, cpus=1.0, gpus=1.0)",
         "0 GPUs are left",
     ], done.stderr[-2000:]
 

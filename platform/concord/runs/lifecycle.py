@@ -296,7 +296,7 @@ def opened(reserved: Reserved, description: Description, info: Callable[[str], N
             _close(run, "KILLED")
             raise StoppedError(f"stopped; continue with --name {run.name} --resume") from None
         untouched = not any(each.evaluations or each.checkpoints for each in events.history.values())
-        if isinstance(error, InputError) and new and untouched and run.kept.exists():
+        if isinstance(error, InputError) and new and untouched and not _removed(run.kept):
             mirror.discard()
             with contextlib.suppress(RunFailedError):
                 run.store.delete_run(run.run_id)
