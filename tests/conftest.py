@@ -18,6 +18,7 @@ from ray_workers import forked_workers
 from concord.cli import main
 from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
+from concord.tracking import Store
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
@@ -64,6 +65,18 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return Store.open(tmp_path_factory.mktemp("a store"))
+
+
+@pytest.fixture
+def run_id(store: Store) -> str:
+    return store.start_run("tests", "a run", {"lr": 0.1}, {})
 
 
 @pytest.fixture

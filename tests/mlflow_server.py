@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
+
 
 class Server:
     """An `mlflow server` on loopback that can be killed and started again at the same address."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow_server import Server
+from mlflow_server import NOWHERE, Server
 
 from concord.errors import InputError, RunFailedError
 from concord.record import (
@@ -32,20 +32,6 @@ from concord.record import (
 from concord.storage import Folder, JsonLines, append_line, read_lines
 from concord.tracking import Mirror, Store
 from concord.tracking.mirror import CURSOR
-
-NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return Store.open(tmp_path_factory.mktemp("a store"))
-
-
-@pytest.fixture
-def run_id(store: Store) -> str:
-    return store.start_run("tests", "a run", {"lr": 0.1}, {})
 
 
 def wait_for(found: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a study: its journal survives everything, and what stops, ranks and explains its trials."""
+"""The parts of a study: its record survives everything, and what stops, ranks and explains its trials."""
 
 import dataclasses
 import itertools

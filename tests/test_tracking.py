@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlflow_server import Server
+from mlflow_server import NOWHERE, Server
 from test_champion import the_best_of_those_at_once_is_the_champion
 
 from concord.errors import InputError, RunFailedError
@@ -27,26 +27,6 @@ from concord.tracking import Store, exported_model, log_model, models, promote, 
 from concord.tracking import store as store_module
 from concord.tracking.client import redact
 from concord.tracking.run_search import Condition, RunSearch
-
-NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return Store.open(tmp_path_factory.mktemp("a store"))
-
-
-@pytest.fixture
-def run_id(store: Store) -> str:
-    return store.start_run("tests", "a run", {"lr": 0.1}, {})
-
-
-def logged(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
-    """Every point that the store has, so that one stored twice is seen twice."""
-    return sorted((point.step, point.value) for point in store.client.get_metric_history(run_id, key))
-
 
 # Importing and opening
 
