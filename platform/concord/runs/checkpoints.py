@@ -21,14 +21,16 @@ def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str],
     Raises:
         RunFailedError: none of those that are kept can be read.
     """
+    problem: str | None = None
     for name in reversed(listed[-KEPT:]):
+        if problem is not None:
+            info(f"{problem}; the one before is taken")
         try:
             verify_checkpoint(folder.fetch_tree(f"{CHECKPOINTS}/{name}"))
             return name
         except CheckpointError as error:
             problem = str(error)
-            info(f"{problem}; the one before is taken")
-    if listed:
+    if problem is not None:
         raise RunFailedError(f"{problem}; no checkpoint of the run can be read")
     return None
 

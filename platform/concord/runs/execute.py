@@ -85,8 +85,13 @@ def needs_ray_train(config: RunConfig) -> bool:
     )
 
 
+def only_process(config: RunConfig) -> ProcessContext:
+    """This process, where it trains alone."""
+    return ProcessContext(device=torch.device("cuda" if parallel_of(config).use_gpu else "cpu"))
+
+
 def execute(
-    spec: RunSpec, job: JobFile, config: RunConfig, sink: Sink = ignore, start: str | None = None
+    spec: RunSpec, job: JobFile, config: RunConfig, sink: Sink, start: str | None
 ) -> Generator[Evaluation, None, None]:
     """Train a run, and give every evaluation as it comes. Closing the iterator ends the training.
 
@@ -95,7 +100,7 @@ def execute(
         job: made of the spec.
         config: the options of the spec.
         sink: takes what else happens.
-        start: the name of the checkpoint to go on from.
+        start: the name of the checkpoint to go on from; None begins anew.
 
     Raises:
         InputError: the data, or the checkpoint, do not fit.
@@ -106,8 +111,7 @@ def execute(
 
         yield from evaluations_on_ray(spec, config, sink, start)
         return
-    parallel = parallel_of(config)
-    process = ProcessContext(device=torch.device("cuda" if parallel.use_gpu else "cpu"))
+    process, max_failures = only_process(config), parallel_of(config).max_failures
 
     def keep_place(name: str, /, **fields: Any) -> None:
         nonlocal start
@@ -120,7 +124,7 @@ def execute(
             return
         except (Exception, SystemExit) as error:
             mended = isinstance(error, Exception) and is_outage(error)
-            if mended and failures < parallel.max_failures:  # go on from the last checkpoint, as new workers would
+            if mended and failures < max_failures:  # go on from the last checkpoint, as new workers would
                 continue
             if isinstance(error, InputError | RunFailedError) and not mended:
                 raise

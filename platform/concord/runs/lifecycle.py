@@ -168,19 +168,10 @@ def reserved_run(
 
     if given is not None:  # before the store is opened, which makes one
         check(given)
-    store = Store.open(config.run.output, config.run.tracking_uri)
-    with contextlib.ExitStack() as held:
-        termination = held.enter_context(sigterm_as_interrupt())
-        folder = given or _made_up(job, config, kind)
-        record = held.enter_context(_locked(folder, "run", store, check))
-        name = folder.place.name
-        logs.bind_context(run=name, job=job)
-        reserved = Reserved("run", job, config.with_options(name=name), folder, store, record, termination)
-        try:
-            yield reserved
-        finally:
-            if record is None and not reserved.begun:
-                shutil.rmtree(folder.path, ignore_errors=True)
+    with _reserved("run", job, config, lambda: given or _made_up(job, config, kind), check) as reserved:
+        logs.bind_context(run=reserved.name, job=job)
+        reserved.config = config.with_options(name=reserved.name)
+        yield reserved
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
@@ -209,33 +200,36 @@ def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> I
     Raises:
         InputError: another process is at work on it, or it cannot be read or written.
     """
-    store = Store.open(config.run.output, config.run.tracking_uri)
-    with contextlib.ExitStack() as held:
-        termination = held.enter_context(sigterm_as_interrupt())
-        record = held.enter_context(_locked(folder, kind, store, lambda locked: read_record(locked, kind)))
-        reserved = Reserved(kind, job, config, folder, store, record, termination)
-        try:
-            yield reserved
-        finally:
-            if record is None and not reserved.begun:
-                shutil.rmtree(folder.path, ignore_errors=True)
+    with _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind)) as reserved:
+        yield reserved
 
 
 @contextlib.contextmanager
-def _locked(
-    folder: Folder, kind: Kind, store: Store, check: Callable[[Folder], dict[str, Any] | None]
-) -> Iterator[dict[str, Any] | None]:
-    """Lock a folder; gives its record, which another process may have changed until now."""
-    folder.make()
-    with folder.locked(kind):
-        record = check(folder)
-        if record is None:
-            folder.empty()  # at an address: of one of this name that was removed from the storage
-        elif record["store"] != redact(store.uri):
-            raise InputError(
-                f"--tracking-uri {redact(store.uri)}: the {kind} {folder.place.name} was started with {record['store']}"
-            )
-        yield record
+def _reserved(
+    kind: Kind,
+    job: str,
+    config: RunConfig,
+    choose: Callable[[], Folder],
+    check: Callable[[Folder], dict[str, Any] | None],
+) -> Iterator[Reserved]:
+    """Lock the chosen folder and check it: another process may have changed it until now."""
+    store = Store.open(config.run.output, config.run.tracking_uri)
+    with sigterm_as_interrupt() as termination:
+        folder = choose()
+        folder.make()
+        with folder.locked(kind):
+            record = check(folder)
+            if record is None:
+                folder.empty()  # at an address: of one of this name that was removed from the storage
+            elif record["store"] != redact(store.uri):
+                begun = f"the {kind} {folder.place.name} was started with {record['store']}"
+                raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
+            reserved = Reserved(kind, job, config, folder, store, record, termination)
+            try:
+                yield reserved
+            finally:
+                if record is None and not reserved.begun:
+                    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:

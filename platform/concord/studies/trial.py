@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import torch
 from ray.tune import Trainable
 
 from concord import logs
 from concord.errors import InputError, RunFailedError, as_option
 from concord.gradients import NonFiniteGradientError
 from concord.redaction import redact
-from concord.runs.execute import RunSpec, evaluations_here, ignore
+from concord.runs.execute import RunSpec, evaluations_here, ignore, only_process
 from concord.runs.ray_train import evaluations_on_ray
 from concord.source_file import reason
 from concord.storage import apply_credentials
@@ -167,8 +166,7 @@ class TrialProcess(Trainable):
             assert spec.scratch is not None
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             return evaluations_on_ray(dataclasses.replace(spec, scratch=scratch), config, ignore, None)
-        gpu = isinstance(config, TrainConfig) and config.parallel.use_gpu
-        process = ProcessContext(device=torch.device("cuda" if gpu else "cpu"))
+        process = only_process(config)
         load = functools.partial(self._data, config, process, spec.left_out)
         return evaluations_here(spec, self._job.job, config, process, ignore, None, load)
 
