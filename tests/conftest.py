@@ -13,6 +13,7 @@ import torch
 from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
+from process_groups import groups
 from ray_workers import forked_workers
 
 from concord.cli import main
@@ -35,7 +36,7 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
     "test_study", "test_run", "test_collective", "test_cloning", "test_submission", "test_objective_jobs",
-    "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_storage", "test_tracking", "test_cli",
+    "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_hook", "test_storage", "test_tracking", "test_cli",
     "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction", "test_watching",
     "test_custom_job", "test_ui", "test_training", "test_per_example", "test_objectives",
 )  # fmt: skip
@@ -65,6 +66,12 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="session")
+def process_groups() -> Iterator[Callable[..., None]]:
+    with groups() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """More votes: averages of each environment's gradients over its steps, and several batches of each before an update.
 
-Both against a loop in float64 that follows the formulas; over several processes in ``collective_checks.py``, in runs in
+Both against a loop in float64 that follows the formulas; over several processes in ``test_collective.py``, in runs in
 ``test_training.py``.
 """
 

@@ -1,6 +1,6 @@
 """A rule is the same wherever its sums are formed: every placement against a float64 loop over environments.
 
-The placements over several processes are among ``collective_checks.py``.
+The placements over several processes are among ``test_collective.py``.
 """
 
 from dataclasses import dataclass
