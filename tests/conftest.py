@@ -36,8 +36,8 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
     "test_study", "test_run", "test_collective", "test_cloning", "test_submission", "test_objective_jobs",
-    "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_hook", "test_storage", "test_tracking", "test_cli",
-    "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction", "test_watching",
+    "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_storage", "test_tracking", "test_cli",
+    "test_hook", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction", "test_watching",
     "test_custom_job", "test_ui", "test_training", "test_per_example", "test_objectives",
 )  # fmt: skip
 
