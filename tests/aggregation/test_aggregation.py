@@ -315,9 +315,7 @@ def test_equal_gradients_have_no_variance_whatever_rounding_says() -> None:
 
 @pytest.mark.parametrize("environments", [2, 3, 7, 20, 100])
 @pytest.mark.parametrize("significance", [0.1, 1e-3])
-def test_the_t_mask_keeps_of_what_has_nothing_in_common_what_its_significance_says(
-    environments: int, significance: float
-) -> None:
+def test_the_t_mask_keeps_its_significance_of_unrelated_gradients(environments: int, significance: float) -> None:
     gradients = torch.randn(environments, 200_000, generator=torch.Generator().manual_seed(environments))
     kept = aggregate(TMask(significance), gradients).kept.double().mean().item()
     assert kept == pytest.approx(significance, abs=5 * math.sqrt(significance / 200_000))

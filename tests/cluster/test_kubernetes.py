@@ -133,7 +133,7 @@ def _ray_validator(kind: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(_strict(RAY[kind]), registry=registry)
 
 
-def test_every_manifest_is_valid_and_has_no_field_that_its_schema_does_not_know(manifests: list[Manifest]) -> None:
+def test_every_manifest_is_valid_without_unknown_fields(manifests: list[Manifest]) -> None:
     for manifest in manifests:
         _validate(manifest)
     assert {"RayCluster", "RayJob", "NetworkPolicy", "StatefulSet"} <= {each["kind"] for each in manifests}
@@ -183,7 +183,7 @@ def test_every_container_runs_without_root_privileges_and_within_limits(manifest
     assert {"head/ray", "head/autoscaler", "cpu/ray", "gpu/ray", "mlflow/mlflow"} <= {name for name, _, _ in seen}
 
 
-def test_only_the_autoscaler_holds_a_token_of_the_kubernetes_api_and_not_the_jobs_beside_it(
+def test_only_the_autoscaler_holds_a_token_of_the_kubernetes_api(
     manifests: list[Manifest],
 ) -> None:
     pods = {name: pod for manifest in manifests for name, _, pod in _pods(manifest)}
@@ -434,9 +434,7 @@ class _SecretsApi(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl")
-def test_secrets_sh_makes_every_secret_that_is_referred_to_once_and_shows_none(
-    manifests: list[Manifest], tmp_path: Path
-) -> None:
+def test_secrets_sh_makes_every_secret_once_and_shows_none(manifests: list[Manifest], tmp_path: Path) -> None:
     made: dict[str, dict[str, str]] = {}
     handler = type("Api", (_SecretsApi,), {"made": made})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -295,7 +295,7 @@ def cluster_answers(cluster: Cluster, host: str) -> bool:
 
 @needs_namespaces
 @pytest.mark.slow
-def test_a_store_that_is_gone_for_30_seconds_loses_no_metric_and_no_artifact(cluster: Cluster) -> None:
+def test_a_store_gone_for_30_seconds_loses_no_metric_and_no_artifact(cluster: Cluster) -> None:
     submission = cluster.submit("outage", "--epochs", "48")
     cluster.wait(lambda: cluster.epoch("outage") >= 4)
     cluster.do("kill", "store")

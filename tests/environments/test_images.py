@@ -287,7 +287,7 @@ def home(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_download_comes_from_the_first_home_that_has_it_once_and_is_checked(home, tmp_path, monkeypatch):
+def test_a_download_comes_once_from_the_first_home_and_is_checked(home, tmp_path, monkeypatch):
     monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
     right = hashlib.sha256(b"content").hexdigest()
     path = download(RemoteFile("file.bin", right, (home + "missing.bin", home + "file.bin")), "things")

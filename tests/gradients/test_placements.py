@@ -128,7 +128,7 @@ def test_statistics_that_nobody_has_seen_are_summed_as_a_loop_does(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_rule_that_has_no_gradient_still_names_the_environment_that_is_not_finite(placement: str) -> None:
+def test_a_rule_without_gradients_names_the_non_finite_environment(placement: str) -> None:
     if placement == "pooled":
         placement = "vectorized"  # which stands in for such a rule
     inputs, targets = batches()

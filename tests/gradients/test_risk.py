@@ -259,7 +259,7 @@ def test_a_scaler_scales_the_update_of_unscaled_gradients(rule: Any, source: Any
     assert_close(scaled.state_dict(), before, rtol=0, atol=0)
 
 
-def test_environments_are_skipped_only_once_the_scale_is_not_what_makes_them_overflow() -> None:
+def test_environments_are_skipped_only_if_the_scale_is_not_to_blame() -> None:
     """With a scaler that never sees what is not finite, its scale would grow until nothing is left."""
     model = nn.Linear(6, 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)

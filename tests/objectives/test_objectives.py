@@ -430,7 +430,7 @@ TEXT_CASES: dict[str, tuple[Callable[[Any], Objective], Callable[[nn.Module, dic
 
 
 @pytest.mark.parametrize("case", TEXT_CASES)
-def test_an_objective_of_a_hugging_face_classifier_is_the_few_lines_of_its_paper(case: str) -> None:
+def test_objectives_of_a_hugging_face_classifier_follow_their_papers(case: str) -> None:
     made, reference = TEXT_CASES[case]
     model, batch = bert(), texts()
     expected = reference(model, batch)

@@ -115,7 +115,7 @@ def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch
     assert list((output / "runs").iterdir()) == []
 
 
-def test_a_name_whose_process_was_killed_before_it_recorded_a_run_can_be_used(output: Path) -> None:
+def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) -> None:
     with elsewhere(output, "a", "new") as other:
         with pytest.raises(InputError, match="another process is at work on this run"):
             train(output)
@@ -137,7 +137,7 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
 # --- what becomes of a run
 
 
-def test_wrong_input_leaves_nothing_of_a_new_run_and_everything_of_an_earlier_one(output: Path) -> None:
+def test_wrong_input_leaves_no_new_run_and_earlier_runs_untouched(output: Path) -> None:
     with pytest.raises(InputError, match="for a test"):
         train(output, fails(InputError), name="new")
     assert not (output / "runs" / "new").exists()
@@ -169,7 +169,7 @@ def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
     assert tracked(output, uri)["a"].status == "FAILED"
 
 
-def test_a_run_whose_store_goes_away_with_its_folder_still_says_what_happened(output: Path) -> None:
+def test_a_run_whose_store_and_folder_vanish_still_says_what_happened(output: Path) -> None:
     with pytest.raises(RunFailedError, match=r"was removed while the run was at work$"):
         train(output, lambda: shutil.rmtree(output), fails(InputError))
 
