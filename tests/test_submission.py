@@ -140,11 +140,13 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         assert package.working_dir is not None
         sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
         assert sent == {"job.py", "data/north.npz", "ignored.bin"}
-        assert (package.concord / "VERSION").read_text() == concord.__version__
-        own = {str(path.relative_to(package.concord)) for path in package.concord.rglob("*") if path.is_file()}
-        assert {"__init__.py", "__main__.py", "cli/cluster.py", "jobs/synthetic.py", "py.typed"} <= own
+        modules = package.modules[0].parent
+        assert (modules / "concord" / "VERSION").read_text() == concord.__version__
+        own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
+        assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
+        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic.py"} <= own
         assert not any(name.endswith(".pyc") for name in own)
-    assert not package.concord.exists()
+    assert not modules.exists()
     subprocess.run(["git", "init", "-q", str(work)], check=True)
     (work / ".gitignore").write_text("*.bin\n*.npz\n")
     subprocess.run(["git", "-C", str(work), "add", "--force", "data/north.npz"], check=True)
