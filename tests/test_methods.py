@@ -182,8 +182,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
 def test_jobs_that_no_method_can_change_and_tables_of_that_name_are_refused(
     refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    assert refused("compare", "coinrun-expert", "methods").endswith(
-        "trains in a way of its own; no method can be changed"
+    assert refused("compare", "coinrun-expert", "methods") == (
+        "compare methods: job coinrun-expert has a loop of its own; this needs the platform's"
     )
     assert refused("compare", SENSORS, "methods", "other").endswith("methods is no table; give it alone")
     named = tmp_path / "named.py"

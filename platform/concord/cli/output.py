@@ -1,6 +1,7 @@
 """What commands print: lines of progress, and tables."""
 
 import logging
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,14 @@ def info(line: str, level: int = logging.INFO) -> None:
         logs.write(line, level)
     else:
         print(line, file=sys.stderr, flush=True)
+
+
+def output_closed() -> bool:
+    """Whether what read standard output or error has ended, as ``head`` does after its lines."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -98,10 +98,9 @@ def methods_options_for(job: JobFile) -> MethodsCommand:
     """The comparison's options and a job's, at their defaults.
 
     Raises:
-        InputError: the job trains in a way of its own, or has an option that means something else here.
+        InputError: the job has a loop of its own, or has an option that means something else here.
     """
-    if job.job.loop is not None:
-        raise InputError(f"compare {job.name} {METHODS}: this job trains in a way of its own; no method can be changed")
+    job.require_platform_loop(f"compare {METHODS}")
     return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
 
 
