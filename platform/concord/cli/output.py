@@ -40,6 +40,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
+def show(parts: Sequence[str | tuple[Sequence[str], Sequence[Sequence[str]]] | Mapping[str, Any]]) -> None:
+    """Lines, tables, and mappings as tables by their titles, on standard output."""
+    for part in parts:
+        if isinstance(part, str):
+            print(part)
+        elif isinstance(part, Mapping):
+            for title, value in part.items():
+                nested_table(title, value)
+        else:
+            table(*part)
+
+
 _Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and what is there
 
 

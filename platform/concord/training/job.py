@@ -341,6 +341,14 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
     return replace(file, job=replace(file.job, config=config), rule=rule)
 
 
+def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) -> JobFile:
+    """The job with the rule of the user's own that a record names, from the sources in it; as it is without one."""
+    if not RuleFile.is_reference(str(named)):
+        return file
+    path, rule = RuleFile.parts(named)
+    return with_rule(file, RuleFile(path, sources[path], rule))
+
+
 def _parts_of(job: Job[Any]) -> tuple[str, ...]:
     """The parts without which there is no job."""
     if job.loop is not None:
