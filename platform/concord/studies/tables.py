@@ -124,7 +124,7 @@ class Table:
             values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
             rows.append(Row(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
-                rows.append(Row(f"{method_name(name)}, paper", self._published(name)))
+                rows.append(Row(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
         rows += [Row(name, self._published(name)) for name in paper if name not in ours]
         shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
         return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)

@@ -12,7 +12,7 @@ from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
-from concord.job_files import built_in_jobs
+from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
 from concord.options import defaults_of, options_of
 from concord.source_file import read_source, run_source
@@ -324,7 +324,7 @@ def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> Job
     job = getattr(module, "job", None)
     if not isinstance(job, Job):
         raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
-    job = replace(job, name=job.name or Path(path).stem.replace("_", "-"))
+    job = replace(job, name=job.name or job_name(Path(path)))
     _check_parts(job, path)
     file = JobFile(job, path, source)
     return file if rule is None else with_rule(file, rule)
