@@ -146,7 +146,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
                 info(f"Ray dashboard {described(dashboard)}")
             if not begun.resumed and environments.train:
                 begun.store.log_json(begun.run_id, environments.by_purpose(), "environments.json")
-            progress.training(job.epochs(config))
+            progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
             outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")

@@ -45,7 +45,7 @@ def documented(job: str, name: str, results: Path) -> str:
         InputError: it or its file is not there.
     """
     file = load_job(job)
-    path = results_file(results, file.name, name)
+    path = results / results_file(file.name, name)
     tables = {} if name == ANALYZED else comparisons_of(file)
     if name != ANALYZED and name not in tables:
         raise InputError(f"results of {job} {name}: no such table")
