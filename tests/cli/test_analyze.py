@@ -206,8 +206,9 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--model synthetic@best", "model 'synthetic' has no version or alias 'best'"),
     ("synthetic", "--model nothing@champion", "no model 'nothing' in the registry"),
     ("synthetic", "--model sensors@champion", "--model sensors@champion: is of job sensors, not of job synthetic"),
-    ("coinrun-expert", "--name mask-1", "analyze coinrun-expert: this job trains in a way of its own"),
-    ("synthetic", "--name mask-1 --use-gpu", "--use-gpu: PyTorch finds no GPU here"),
+    ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
+    ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
+    ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; the"),
 ]
 
 

@@ -1,7 +1,10 @@
 """The command line as its users meet it: one line for each mistake, JSON by contract, quick where nothing is done."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -155,6 +158,21 @@ def test_gpus_that_a_running_ray_does_not_have_are_refused(ray_cluster: None, re
     if ray.cluster_resources().get("GPU", 0) >= 32:
         pytest.skip("there are so many")
     assert refused("train", "synthetic", "--use-gpu", "--workers", "32").startswith("--use-gpu: 32 workers want a GPU")
+
+
+# --- closed pipes
+
+
+@pytest.mark.parametrize("words", ["ui --help", "train --help", "jobs", "jobs --json"])
+@pytest.mark.parametrize("merged", [False, True], ids=["output", "output and errors"])
+def test_a_command_ends_quietly_when_nobody_reads_on(words: str, merged: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as ``head`` does after its lines
+    program = [sys.executable, "-m", "concord", *words.split()]
+    errors = writing if merged else subprocess.PIPE
+    done = subprocess.run(program, stdout=writing, stderr=errors, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr or "") == (1, "")
 
 
 # --- names of runs

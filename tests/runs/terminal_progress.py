@@ -23,7 +23,7 @@ def run() -> None:
     with RunProgress(info) as shown:
         shown.waiting("starting Ray")
         input()
-        shown.training(50)
+        shown.training(50, "starting workers")
         input()
         shown.show(measured(12))
         input()
@@ -35,7 +35,7 @@ def run() -> None:
 
 def resumed() -> None:
     with RunProgress(info) as shown:
-        shown.training(50)
+        shown.training(50, "starting workers")
         input()
         shown.show({"resumed/epoch": 40.0, "resumed/workers": 2.0, "resumed/seconds": 60.0})
         input()

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,17 @@ from test_run import wait_for
 from test_study import comparable
 
 from concord.cli import main
-from concord.cli.comparing import planned
+from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison import ComparisonResult, read_results, run_comparison
+from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
+from concord.studies.comparison_plan import ComparisonPlan, plan_comparison
 from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, ProcessContext, load_job, train
+from concord.training import Comparison, JobFile, ProcessContext, load_job, train
 from concord.training.context import Silent
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_compared.py")
@@ -33,10 +34,15 @@ NAME = "tiny-compared"
 ROOT = Path(__file__).parents[2]
 
 
+def planned(job: JobFile, tables: Sequence[str], words: Sequence[str], *, check: bool = True) -> ComparisonPlan:
+    """What ``concord compare`` with these words is going to do."""
+    command = read_command("compare", job, [*tables, *words], "concord compare")
+    return plan_comparison(command.job, command.tables, command.options, command.given, check=check)
+
+
 def compared(output: Path, *tables: str, **options: Any) -> ComparisonResult:
     words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    plan = planned(load_job(JOB_FILE), tables, [*words, "--output", str(output)], "concord compare")
-    return run_comparison(plan, words, lambda _: None)
+    return run_comparison(planned(load_job(JOB_FILE), tables, [*words, "--output", str(output)]), lambda _: None)
 
 
 def ended(result: ComparisonResult | Path) -> Mapping[str, EndedRun]:
@@ -152,8 +158,8 @@ def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
     def missing(*words: str) -> int:
         witness = str(whole.plan.base.run.output / "witness")  # an option of the job, as the runs were given it
         given = [*words, "--witness", witness, "--output", str(output)]
-        plan = planned(job, ["rates"], given, "concord compare", check=False)
-        return len(read_results(plan).missing.get("rates", []))
+        plan = planned(job, ["rates"], given, check=False)
+        return len(read_comparison(plan).missing.get("rates", []))
 
     assert (missing(), missing("--width", "6")) == (0, 4)
 
@@ -254,7 +260,7 @@ def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(
     job = load_job(JOB_FILE)
     wrong = dataclasses.replace(job.job, comparisons={"masks": Comparison({"odd": options})})
     with pytest.raises(InputError) as error:
-        planned(dataclasses.replace(job, job=wrong), ["masks"], ["--output", str(tmp_path)], "concord compare")
+        planned(dataclasses.replace(job, job=wrong), ["masks"], ["--output", str(tmp_path)])
     assert said in str(error.value)
 
 
@@ -267,11 +273,11 @@ def test_tables_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:
         "from concord.training import Comparison\ncomparisons = {'one': Comparison({'plain': {}})}\n"
     )
     job = load_job(str(path))
-    assert planned(job, [], ["--output", str(tmp_path)], "concord compare").tables.keys() == {"one"}
+    assert planned(job, [], ["--output", str(tmp_path)]).tables.keys() == {"one"}
     (tmp_path / "tables" / "mine.py").unlink()
     assert load_job(str(path)).job.studies  # which a worker needs, and no tables
     with pytest.raises(InputError, match=r"comparisons tables/mine\.py: there is no such file"):
-        planned(job, [], [], "concord compare")
+        planned(job, [], [])
 
 
 # --- documents
@@ -284,7 +290,7 @@ def test_the_documents_tables_are_those_that_their_results_make() -> None:
 
 
 def test_a_documents_table_follows_its_results(whole: ComparisonResult, tmp_path: Path) -> None:
-    result = read_results(whole.plan)
+    result = read_comparison(whole.plan)
     text = f"before\n<!-- results: {JOB_FILE} masks -->\nwrong\n<!-- end of results -->\nafter\n"
     tables = whole.folder / "tables"
     (tmp_path / "results").mkdir()

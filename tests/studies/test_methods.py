@@ -21,7 +21,6 @@ from concord.studies.methods import (
     methods_options_for,
     plan_methods,
     run_methods,
-    train_command,
 )
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.recommendation import MethodsResult
@@ -73,7 +72,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(
     assert {"sensors-methods-mean", "sensors-methods-vrex"} < {run.name for run in store.runs("sensors-studies")}
     assert models(store) == []
 
-    command = train_command(planned, result)
+    command = result.train
     assert command.startswith(f"concord train {SENSORS} --")
     assert "--epochs 4" in command
     assert f"--output {tmp_path}" in command
@@ -99,7 +98,15 @@ def study(method: str, values: Sequence[float], mode: str = "max", selection: st
     evaluations = [Evaluation(1, 1, {f"{split}_accuracy": 1.0})]
     trial = EndedRun(RunProposal("trial", 0, {"lr": 0.1}), evaluations, 1.0, 1.0)
     reruns = {seed: {f"{split}_accuracy": value, "ood_accuracy": -value} for seed, value in enumerate(values)}
-    return StudyResult(Folder(Path(method)), record, [trial], [], [trial], {}, reruns)
+    return StudyResult(
+        kept=Folder(Path(method)),
+        record=record,
+        finished=[trial],
+        failed=[],
+        ended=[trial],
+        left_out={},
+        reruns=reruns,
+    )
 
 
 def compared(*runs: Sequence[float], environments: int = 10, **options: Any) -> MethodsResult:
@@ -180,8 +187,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
 
 
 def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert refused("compare", "coinrun-expert", "methods").endswith(
-        "trains in a way of its own; no method can be changed"
+    assert refused("compare", "coinrun-expert", "methods") == (
+        "compare methods: job coinrun-expert has a loop of its own; this needs the platform's"
     )
     assert refused("compare", SENSORS, "methods", "other").endswith("methods is no table; give it alone")
     named = tmp_path / "named.py"

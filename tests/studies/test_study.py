@@ -31,7 +31,7 @@ from concord.storage import Folder
 from concord.studies.options import options_for
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import EndedRun, GroupRuns
-from concord.studies.results import StudyResult, read_result
+from concord.studies.results import StudyResult, read_study
 from concord.studies.search import Search
 from concord.studies.shared_data import without
 from concord.studies.spaces import config_at
@@ -158,7 +158,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
         assert comparable(ended.metrics) == trained_here(
             config_at(plan.base, plan.space, ended.run.point), job_file=job
         )
-    assert read_result(result.kept).record["model"] is None  # the winner's weights are with its run
+    assert read_study(result.kept).record["model"] is None  # the winner's weights are with its run
 
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
@@ -454,7 +454,7 @@ def test_a_study_is_extended_by_more_trials_and_continued_by_its_name(
     assert main(words) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert events_of_runs(again) == before
-    result = read_result(again.kept)
+    result = read_study(again.kept)
     assert outline(result) == outline(undisturbed)[:12]
     assert said["best"]["trial"] == result.best.run.trial
     parent, children = mlflow(result)
@@ -522,7 +522,7 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
         kept.append((folder_of(output).path / EVENTS).read_bytes())
     done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, (moments, done.stderr[-2000:])
-    result = read_result(folder_of(output))
+    result = read_study(folder_of(output))
     assert [ended.run.trial for ended in in_order(result)] == list(range(trials)), moments
     assert len(result.finished) == trials
     written = (result.folder / EVENTS).read_bytes()
@@ -582,12 +582,12 @@ def test_an_interrupted_study_says_how_to_resume_and_keeps_its_trials(
     done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
     folder = folder_of(output)
     before = (folder.path / EVENTS).read_bytes()
-    parent, children = mlflow(read_result(folder))
+    parent, children = mlflow(read_study(folder))
     assert parent.info.status == "KILLED"
     assert statuses(children).count("FINISHED") == done == ended(output)
     assert statuses(children).count("KILLED") == len(children) - done
     assert main(words) == 0
-    result = read_result(folder)
+    result = read_study(folder)
     assert (folder.path / EVENTS).read_bytes().startswith(before)
     assert len(result.finished) == 12
     parent, children = mlflow(result)
@@ -603,12 +603,12 @@ def test_a_study_interrupted_while_its_winner_trains_resumes_with_it(ray_cluster
     done, words = interrupted(words, lambda: list((output / "runs").glob(checkpoint)))
     assert done == 12
     folder = folder_of(output)
-    assert mlflow(read_result(folder))[0].info.status == "KILLED"
+    assert mlflow(read_study(folder))[0].info.status == "KILLED"
     assert [run.status for run in Store.open(output).runs("tiny-study-studies", False) if "winner" in run.name] == [
         "KILLED"
     ]
     assert main(words) == 0
-    result = read_result(folder)
+    result = read_study(folder)
     assert result.record["model"] == "models:/tiny-study/1"
     assert {run.info.status for run in runs_of(output)} == {"FINISHED"}
 
@@ -703,7 +703,7 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
     assert said.startswith("concord: every trial failed (3): ArithmeticError: this model cannot be made, line ")
     folder = folder_of(output)
-    parent, children = mlflow(read_result(folder))
+    parent, children = mlflow(read_study(folder))
     assert parent.info.status == "FAILED"
     assert statuses(children) == ["FAILED"] * 3
 

@@ -17,19 +17,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concord.analysis.parameter_importance import FEWEST_TRIALS, missing_for_importance, parameter_importance
+from concord.environments import Environments
 from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.record import EVENTS, Events, read_history
 from concord.storage import Folder
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.studies.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
-from concord.studies.shared_data import data_options
+from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
-from concord.training import Evaluation, TrainConfig
+from concord.training import Evaluation, Job, TrainConfig
 from concord.training.evaluation import Mode
 
 claim = settings(max_examples=20, deadline=None)
@@ -536,3 +538,23 @@ class Config(TrainConfig):
 def test_data_may_depend_on_a_jobs_own_options_and_on_those_that_say_what_data_there_are() -> None:
     found = data_options(Config)
     assert found == {"environments", "examples", "seed", "held_out", "data_dir"}
+
+
+def test_data_are_not_shared_by_trials_that_vary_what_the_environments_read(ray_cluster: None) -> None:
+    def environments(config: Config) -> Environments:
+        def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.full((4, 2), config.optimizer.lr), torch.zeros(4, dtype=torch.long)
+
+        return Environments(load, train=["a", "b"])
+
+    job = Job(
+        environments=environments,
+        model=lambda _: torch.nn.Linear(2, 2),
+        loss=torch.nn.functional.cross_entropy,
+        config=Config,
+    )
+    assert share_data(job, job.config, ["lr"]) is None
+    shared = share_data(job, job.config, ["l2", "epochs"])
+    assert shared is not None
+    assert shared.fits(job.config.with_options(l2=0.5))
+    assert not shared.fits(job.config.with_options(lr=0.5))

@@ -13,8 +13,9 @@ from concord.record import Events, write_record
 from concord.space import Choice, LogUniform, OneOf, Space
 from concord.storage import Folder
 from concord.studies.proposals import RunProposal
-from concord.studies.report import StudyReport, compared_searches, method_runs, report_studies
-from concord.studies.results import StudyResult, draw, read_result
+from concord.studies.report import ReportOptions, report_groups
+from concord.studies.results import StudyResult, read_study, write_results
+from concord.training import load_job
 
 SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
 
@@ -79,18 +80,29 @@ def study(output: Path, name: str, **changes: Any) -> Path:
     return folder
 
 
-def reported(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def job_file(output: Path, name: str = "mine") -> str:
+    path = output / f"{name}.py"
+    path.write_text("from concord.training import Job\n\njob = Job(*3 * [print])\n")
+    return str(path)
+
+
+def printed(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     """What ``concord report`` prints of the job's studies, and what it says."""
-    job_file = output / "mine.py"
-    job_file.write_text("from concord.training import Job\n\njob = Job(*3 * [print])\n")
-    assert main(["report", str(job_file), "--output", str(output)]) == 0
+    assert main(["report", job_file(output), "--output", str(output)]) == 0
     captured = capsys.readouterr()
     return captured.out, captured.err
 
 
+def report(output: Path, job: str = "mine", **options: Any) -> dict[str, Any]:
+    """What ``concord report --json`` shows."""
+    return report_groups(load_job(job_file(output, job)), [], ReportOptions(output=output, **options), lambda _: None)[
+        0
+    ]
+
+
 @pytest.fixture
 def result(tmp_path: Path) -> StudyResult:
-    return read_result(Folder(study(tmp_path, "s")))
+    return read_study(Folder(study(tmp_path, "s")))
 
 
 def test_the_three_selections_stand_side_by_side_and_may_disagree(result: StudyResult) -> None:
@@ -112,15 +124,14 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
 ) -> None:
     criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
     study(tmp_path, "s", criterion=criterion, options={"top": 3})
-    result = read_result(Folder(tmp_path / "studies" / "s"))
+    result = read_study(Folder(tmp_path / "studies" / "s"))
     assert [row[0] for row in result.best_table()[1]] == ["0.7", "0.8", "0.9"]
     assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
     chosen = {each.selection: each.trial for each in result.by_selection()}
     assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
-    printed, said = reported(tmp_path, capsys)
-    assert "study s: 3 trials, judged by held_out_accuracy, the smaller the better" in said
-    assert printed.index("0.7") < printed.index("0.8") < printed.index("s: 3 trials finished, 1 failed")
-    assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in printed
+    out, _ = printed(tmp_path, capsys)
+    assert out.index("0.7") < out.index("0.8") < out.index("s: 3 trials finished, 1 failed")
+    assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in out
 
 
 def test_the_worst_environment_stands_beside_what_each_selection_would_have_chosen(tmp_path: Path) -> None:
@@ -128,7 +139,7 @@ def test_the_worst_environment_stands_beside_what_each_selection_would_have_chos
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
     run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})
     append(folder, (run, {"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}))
-    header, rows = read_result(Folder(folder)).selections_table()
+    header, rows = read_study(Folder(folder)).selections_table()
     assert header[3] == "held_out worst_accuracy"
     assert rows == [
         ["held-out", "1", "4", "0.25", "–", "0.125"],
@@ -142,7 +153,7 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
         resolved: dict[str, Any] = {"aggregator": name, "epochs": 94}
         run = RunProposal("trial", number, {"lr": 0.5, "penalty": "none"}, resolved=resolved)
         append(folder, (run, {"held_out_accuracy": 0.99 - number / 1000}))
-    result = read_result(Folder(folder))
+    result = read_study(Folder(folder))
     header, rows = result.best_table()
     assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
     assert [row[4] for row in rows] == ["and-mask", "mean"]
@@ -151,14 +162,14 @@ def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: P
 
 def test_a_study_says_whether_its_model_became_champion(tmp_path: Path) -> None:
     of_model: dict[str, Any] = {"model": "models:/mine/2", "champion": False, "registration": "not better than 0.9"}
-    not_now = read_result(Folder(study(tmp_path, "s", **of_model)))
+    not_now = read_study(Folder(study(tmp_path, "s", **of_model)))
     assert not_now.registration == "models:/mine/2: not the champion (not better than 0.9)"
     assert not_now.as_json()["champion"] is False
     champion = {**of_model, "champion": True, "registration": "the first champion"}
-    now = read_result(Folder(study(tmp_path, "n", **champion)))
+    now = read_study(Folder(study(tmp_path, "n", **champion)))
     assert now.registration == "models:/mine/2: the champion now (the first champion)"
     assert now.as_json()["champion"] is True
-    assert read_result(Folder(study(tmp_path, "none"))).registration is None
+    assert read_study(Folder(study(tmp_path, "none"))).registration is None
 
 
 def test_the_json_keeps_its_contract(result: StudyResult) -> None:
@@ -172,7 +183,7 @@ def test_the_json_keeps_its_contract(result: StudyResult) -> None:
 
 def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
-    result = read_result(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
+    result = read_study(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
     assert result.best.run.trial == 2
     assert result.criterion.label == "o.o.d. test (oracle)"
     assert result.best_table()[0][0] == "ood_accuracy (oracle)"
@@ -181,18 +192,21 @@ def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
 
 def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> None:
     lines: list[str] = []
-    names = {path.name for path in draw(result, lines.append)}
-    assert names == {"history.png", "slices.png", "parallel.png"}
+    drawn = write_results(result, lines.append).drawn
+    assert drawn.keys() == {"history", "slices", "parallel"}
     assert lines == ["no figure of importances: it needs 16 finished trials, and there are 3"]
-    assert all((result.folder / "figures" / name).stat().st_size > 5000 for name in names)
+    assert all(path == str(result.folder / "figures" / f"{name}.png") for name, path in drawn.items())
+    assert all(Path(path).stat().st_size > 5000 for path in drawn.values())
 
 
 def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Path) -> None:
     study(tmp_path, "old", started=1.0)
     study(tmp_path, "other", started=2.0, identity={"method": "mask"})
-    results, shown = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
-    assert [result.record["name"] for result in results] == ["old", "other"]
-    assert method_runs(results).keys() == {"plain", "mask"}
+    study(tmp_path, "new", started=3.0)
+    append(tmp_path / "studies" / "new", (RunProposal("seed", 0, {}, seed=3), {"train_accuracy": 1, "ood_accuracy": 1}))
+    shown = report(tmp_path)
+    assert [each["study"] for each in shown["studies"]] == ["old", "other", "new"]
+    assert {name: runs["ood"]["seeds"] for name, runs in shown["methods"].items()} == {"plain": 3, "mask": 2}
     expected = {"median": 0.55, "least": 0.5, "largest": 0.6, "seeds": 2}
     assert shown["methods"]["mask"]["ood"] == pytest.approx(expected)
     assert Path(shown["figures"]["methods"]).exists()
@@ -201,15 +215,15 @@ def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Pat
 def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study(tmp_path, "s")
     study(tmp_path, "other", identity={"method": "mask"})
-    printed, said = reported(tmp_path, capsys)
-    lines = [line.split() for line in printed.splitlines()]
+    out, said = printed(tmp_path, capsys)
+    lines = [line.split() for line in out.splitlines()]
     assert ["methods", "median", "least", "largest", "seeds"] in lines
     assert [line for line in lines if line[:1] == ["mask"]] == [
         ["mask", "train", "1.000", "1.000", "1.000", "2"],
         ["mask", "ood", "0.550", "0.500", "0.600", "2"],
         ["mask", "test", "accuracy", "0.700", "0.400", "0.900", "3"],  # of the best trials
     ]
-    assert "median:" not in printed
+    assert "median:" not in out
     assert said.count("no figure of importances: it needs 16 finished trials, and there are 3") == 2
 
 
@@ -226,21 +240,21 @@ def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_pat
     study(tmp_path, "t1", identity={"config": {"seed": 1}})
     study(tmp_path, "r0", identity={"search": "random"})
     study(tmp_path, "another", identity={"search": "random", "config": {"seed": 0, "epochs": 3}})
-    results, shown = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
-    (compared,) = compared_searches(results).values()
-    assert {search: len(values) for search, values in compared.values.items()} == {"tpe": 2, "random": 1}
-    assert compared.values["random"] == [[0.9, 0.8, 0.7]]
-    assert shown["searches"]["plain"]["tpe"]["median"] == 0.9
+    shown = report(tmp_path)
+    assert shown["searches"].keys() == {"plain"}
+    searches = shown["searches"]["plain"]
+    assert {search: found["seeds"] for search, found in searches.items()} == {"tpe": 2, "random": 1}
+    assert searches["tpe"]["median"] == searches["random"]["median"] == 0.9
     assert Path(shown["figures"]["searches plain"]).exists()
 
 
 def test_only_studies_of_the_job_are_reported(tmp_path: Path) -> None:
     study(tmp_path, "s")
     study(tmp_path, "foreign", job="other")
-    results, _ = report_studies("mine", StudyReport(output=tmp_path), lambda _: None)
-    assert [result.record["name"] for result in results] == ["s"]
+    assert [each["study"] for each in report(tmp_path)["studies"]] == ["s"]
     with pytest.raises(InputError, match="--studies foreign: is a study of job other, not of mine"):
-        report_studies("mine", StudyReport(output=tmp_path, studies=("foreign",)), lambda _: None)
+        report(tmp_path, studies=("foreign",))
     with pytest.raises(InputError, match="there is no such study"):
-        report_studies("mine", StudyReport(output=tmp_path, studies=("none",)), lambda _: None)
-    assert report_studies("nobody", StudyReport(output=tmp_path), lambda _: None) == ([], {})
+        report(tmp_path, studies=("none",))
+    with pytest.raises(InputError, match="job nobody has no study in"):
+        report(tmp_path, "nobody")
