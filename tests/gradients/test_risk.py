@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from concord.aggregation import AndMask, Mean, SandMask, Statistic, Statistics, Update, aggregate
 from concord.errors import ArgumentError, InputError
@@ -20,6 +19,8 @@ ENVIRONMENTS, BATCH, WORDS = 5, 3, 6
 
 
 def classifier() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification  # seconds, in every process that reads this file
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
     config = BertConfig(vocab_size=20, max_position_embeddings=WORDS, num_labels=3, **sizes)
@@ -63,6 +64,8 @@ def looped(model: nn.Module, risk: Any, rule: Any, batch: Any, environments: int
 @pytest.mark.parametrize("vectorize", [True, False, None])
 @pytest.mark.parametrize("rule", [AndMask(0.6), SandMask(0.2)], ids=["and-mask", "sand-mask"])
 def test_a_hugging_face_classifier_trains_on_dictionaries_of_tokens(rule: Any, vectorize: bool | None) -> None:
+    from transformers import BatchEncoding
+
     model, batch = classifier(), tokens()
     gradients = StackedGradients(model, risk, rule, vectorize=vectorize)
     for given in (batch, BatchEncoding(batch)):  # as a tokenizer gives it

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from concord.aggregation import TMask
 from concord.analysis.gradient_correlation import (
@@ -62,6 +61,8 @@ def test_the_and_mask_finds_the_mechanism_and_the_average_shortcuts() -> None:
 @pytest.mark.parametrize(("environments", "there_is_one"), [(4, True), (10, True), (32, True), (100, False)])
 def test_a_linear_shortcut_holds_in_as_many_environments_as_dimensions(environments: int, there_is_one: bool) -> None:
     """So nothing in those environments refutes it: only environments that did not train do."""
+    from scipy.optimize import linprog
+
     for seed in (101, 102, 103):
         spirals = Spirals(environments=environments, examples=1, seed=seed)
         names = spirals.as_environments().train

@@ -17,6 +17,7 @@ import pytest
 from mlflow_server import Server
 from safetensors.torch import load_file
 
+from concord.cli import main
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, RECORD, read_events
 from concord.runs.preflight import preflight
@@ -340,7 +341,9 @@ def children_named(parent: int, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
-def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(calm: FinishedRun, output: Path, killed: str) -> None:
+def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
+    calm: FinishedRun, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It goes on with another number of workers."""
     before, after = ("1", 2) if killed == "one worker" else ("2", 1)
     slow = ["--name", "hit", "--pause", "0.15", "--workers", before]
@@ -354,21 +357,21 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(calm: Finished
     events = output / "runs" / "hit" / EVENTS
     with events.open("ab") as file:
         file.write(b'{"event":"evaluated","at":17952')  # as if the machine had died with it
-    (listed,) = listed_runs(output)
+    (listed,) = listed_runs(output, capsys)
     assert (listed["name"], listed["status"]) == ("hit", "interrupted")
     report = start(output, name="hit", pause=0.15, resume=True, workers=after).as_json()
     check_resumed(calm, output, report)
     assert [event.name for event in read_events(events) if event.name in ("began", "ended")] == ["began"] * 2 + [
         "ended"
     ]
-    (listed,) = listed_runs(output)
+    (listed,) = listed_runs(output, capsys)
     assert listed["status"] == "finished"
 
 
-def listed_runs(output: Path) -> Any:
-    words = [sys.executable, "-m", "concord", "runs", "--output", str(output), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout)["runs"]
+def listed_runs(output: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert main(["runs", "--output", str(output), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
 
 
 def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: FinishedRun, output: Path) -> None:

@@ -323,7 +323,13 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("workers", "stop"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+    ("workers", "stop"),
+    [
+        (1, signal.SIGTERM),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+        (2, signal.SIGINT),
+    ],
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     ray_cluster: None, output: Path, workers: int, stop: signal.Signals

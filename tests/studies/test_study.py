@@ -53,7 +53,7 @@ SEARCH: dict[str, Any] = {
 CALM: dict[str, Any] = {"name": "calm", "concurrent": 2, "reruns": 2, "shortlist": 2, "register": True}
 # One trial after the other, of which the first five are random: these are repeatable.
 IN_TURN: dict[str, Any] = {"concurrent": 1, "startup": 5}
-MANY = 24
+MANY = 12
 
 
 def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> StudyPlan:
@@ -434,7 +434,7 @@ def test_one_trial_at_a_time_a_seed_decides_the_study(
     undisturbed: StudyResult, again: StudyResult, output: Path
 ) -> None:
     assert outline(again) == outline(undisturbed)[:8]
-    first, *others = points(study(output, seed=1, **IN_TURN))
+    first, *others = points(study(output, seed=1, trials=4, **IN_TURN))
     assert first == points(undisturbed)[0]  # the job's own settings
     assert all(point not in points(undisturbed) for point in others)
 
@@ -579,6 +579,7 @@ def test_an_interrupted_study_says_how_to_resume_and_keeps_its_trials(
     ray_cluster: None, output: Path, by: signal.Signals
 ) -> None:
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
+    options += ["--address", ray.get_runtime_context().gcs_address]
     done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
     folder = folder_of(output)
     before = (folder.path / EVENTS).read_bytes()
