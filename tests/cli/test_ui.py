@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 import ray
-from ray_head import _free_port
+from ray_head import free_port
 
 from concord.runs.dashboard import described, running_dashboard
 from concord.tracking import Store
@@ -84,7 +84,7 @@ def processes_of(port: int) -> dict[int, str]:
 @linux
 def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Path) -> None:
     Store.open(output)
-    port = _free_port()
+    port = free_port()
     words = [sys.executable, "-m", "concord", "ui", "--output", str(output), "--port", str(port)]
     started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from concord.environments import image_dataset, images, shuffle_labels
+from concord.environments import image_dataset, shuffle_labels
 from concord.environments.files import RemoteFile, download
 from concord.environments.images import read_cifar10, read_idx
 from concord.errors import InputError
@@ -119,7 +119,7 @@ def test_the_real_datasets_are_what_they_are_known_to_be():
 
 @needs_shared_data
 def test_the_real_cifar10_has_its_sizes():
-    test = images._parquet(SHARED / "cifar10" / "test.parquet")
+    test = image_dataset("cifar10", SHARED).test
     assert test.images.shape == (10_000, 3, 32, 32)
     assert test.labels.bincount().tolist() == [1000] * 10
 
