@@ -1,4 +1,4 @@
-"""Behavioural cloning: the best runs of every method, and their curves, in the form of the AND-mask paper."""
+"""The best runs of every method, and their curves, in the form of the AND-mask paper's for behavioural cloning."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,6 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.compared_runs import ComparedRuns, at_end
 from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -28,11 +27,6 @@ def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Fig
     axes.set(xlim=(-0.6, len(values) - 0.4), ylabel=measure)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def clones_figure(runs: ComparedRuns) -> Figure:
-    """The test KL of every run at its end, a column a method."""
-    return best_runs_figure({method: at_end(each, "ood_loss") for method, each in runs.items()}, "test KL")
 
 
 def mean_curves_figure(
