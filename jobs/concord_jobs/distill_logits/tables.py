@@ -34,6 +34,7 @@ comparisons = {
             "selected": at_best("ood_kl", "validation_kl", "min"),
         },
         paper={row: {"epoch 16": value} for row, value in PUBLISHED.items()},
+        source="paper (read off the plot)",
         figures={"distill-logits": curves_figure},
         title="figure 4.4: KL(p ‖ ŷ) on the test, by teacher and entropy weight",
     )

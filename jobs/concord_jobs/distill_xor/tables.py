@@ -49,6 +49,7 @@ def table(cells: list[tuple[int, int]], methods: dict[str, str], title: str) -> 
             "at the end": "ood_accuracy",
         },
         paper=paper,
+        source="paper (read off the plot)",
         title=title,
     )
 
