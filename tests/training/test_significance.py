@@ -11,6 +11,7 @@ import yaml
 from command_line import Concord
 from hypothesis import given
 from hypothesis import strategies as st
+from test_comparison import planned
 
 from concord.aggregation import (
     AGGREGATORS,
@@ -24,7 +25,6 @@ from concord.aggregation import (
     chance_of,
     default_threshold,
 )
-from concord.cli.comparing import planned
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
@@ -171,7 +171,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
     )
 
     def rules(*words: str) -> list[Any]:
-        return [run.config.rule(8) for run in planned(file, ["t"], words, "concord compare").runs["t"]]
+        return [run.config.rule(8) for run in planned(file, ["t"], words).runs["t"]]
 
     assert rules() == [Mean(), AndMask(0.6), AndMask(0.75)]
     assert rules("--significance", "0.01") == [Mean(), AndMask(1.0), AndMask(1.0)]
