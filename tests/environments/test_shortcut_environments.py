@@ -149,8 +149,8 @@ def sst2(tmp_path_factory: pytest.TempPathFactory) -> SST2:
 
 def test_marks_mislead_and_words_do_not(sst2: SST2) -> None:
     numbers = vocabulary([sst2.train])
-    environments = PunctuatedSST2(sst2, numbers, noise=0.25, observed_flips=(0.5,)).as_environments()
-    for name, flip in {"train-0-0.1": 0.1, "train-1-0.2": 0.2, "flip-0.5": 0.5, "ood-0.9": 0.9}.items():
+    environments = PunctuatedSST2(sst2, numbers, noise=0.25).as_environments()
+    for name, flip in {"train-0-0.1": 0.1, "train-1-0.2": 0.2, "ood-0.9": 0.9}.items():
         inputs, labels = environments[name].inputs, environments[name].targets
         true = (inputs == numbers["fine"]).any(1).long()
         assert abs((labels != true).double().mean() - 0.25) < 0.03

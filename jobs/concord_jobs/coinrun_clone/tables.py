@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from concord.analysis.cloning_figures import best_runs_figure
+from concord.analysis.best_runs_figures import best_runs_figure
 from concord.training import Comparison, Runs
 from concord.training.comparison import at_end
 

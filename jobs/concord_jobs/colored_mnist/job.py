@@ -59,7 +59,7 @@ def environments(config: ColoredMNISTConfig) -> Environments:
     """The coloured digits."""
     data, colours = digits(config.data.data_dir), option_values(config.colours)
     examples = round(config.examples / (1 - config.data.held_out))
-    most = len(data.train) // max(len(config.colours.flips), 1)
+    most = len(data.train) // len(config.colours.flips)
     expected = f"with --held-out {config.data.held_out:g} that is {examples} for each environment; {most} are there"
     config.require("examples", examples <= most, expected)
     coloured = ColoredMNIST(train=data.train, test=data.test, examples=examples, seed=config.run.seed, **colours)

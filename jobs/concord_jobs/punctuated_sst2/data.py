@@ -122,36 +122,28 @@ class PunctuatedSST2(PunctuationOptions):
     Args:
         data: the sentences; those to train on are divided at random among the training environments.
         numbers: of the words, see :func:`vocabulary`.
-        observed_flips: p_e of more tests, which are only reported on.
         seed: of the choice, the noise and the marks.
     """
 
     data: SST2
     numbers: dict[str, int]
-    observed_flips: tuple[float, ...] = ()
     seed: int = 0
 
     def as_environments(self) -> Environments:
-        """Training environments ``train-0.1 …``, the test ``ood-0.9`` and the observed ones ``flip-0.1 …``.
+        """Training environments ``train-0-0.1 …`` and the test ``ood-0.9``.
 
         Inputs are ``(sentences, most words + 1)`` int64, the numbers of the words and of the mark, padded with 0.
         """
-        train = {f"train-{index}-{flip:g}": index for index, flip in enumerate(self.flips)}
-        tests = {f"ood-{self.test_flip:g}": self.test_flip}
-        tests_and_observed = tests | {f"flip-{flip:g}": flip for flip in self.observed_flips}
+        names = [f"train-{index}-{flip:g}" for index, flip in enumerate(self.flips)]
+        order = torch.randperm(len(self.data.train.labels), generator=generator_for(self.seed, "sst2"))
 
         def load(name: str) -> tuple[Tensor, Tensor]:
-            if name in train:
-                everyone = torch.randperm(len(self.data.train.labels), generator=generator_for(self.seed, "sst2"))
-                own = everyone[train[name] :: len(train)]
-                return self._punctuated(name, self.data.train, own, self.flips[train[name]])
-            return self._punctuated(
-                name, self.data.test, torch.arange(len(self.data.test.labels)), tests_and_observed[name]
-            )
+            if name not in names:
+                return self._punctuated(name, self.data.test, torch.arange(len(self.data.test.labels)), self.test_flip)
+            index = names.index(name)
+            return self._punctuated(name, self.data.train, order[index :: len(names)], self.flips[index])
 
-        return Environments(
-            load, train, test=tests, observed=[name for name in tests_and_observed if name not in tests]
-        )
+        return Environments(load, names, test=[f"ood-{self.test_flip:g}"])
 
     def _punctuated(self, name: str, part: Sentences, chosen: Tensor, flip: float) -> tuple[Tensor, Tensor]:
         labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
