@@ -44,7 +44,7 @@ class ReportOptions:
     name: str | None = None
     """Name of the comparison whose tables are shown; the job's if not given."""
     results: Path | None = None
-    """Folder in which to keep what each table is made of, too: a file a table, a JSON line a run."""
+    """Folder that also keeps what each table is made of: a file a table, a JSON line a run."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, studies and figures."""
     # fmt: on
