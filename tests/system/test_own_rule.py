@@ -196,7 +196,7 @@ def test_a_rule_s_own_refusal_names_the_option(refused: Callable[..., str]) -> N
     assert refused(source, "--size", "3") == "--size 3: odd"
 
 
-def test_a_job_with_a_way_of_its_own_takes_no_rule(rule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_with_a_loop_of_its_own_takes_no_rule(rule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "coinrun-expert", "--aggregator", "my_rule.py:TrimmedSign"]) == 2
     assert "job coinrun-expert has a loop of its own" in capsys.readouterr().err
 
