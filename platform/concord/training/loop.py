@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
 from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
@@ -24,7 +25,6 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
-from concord.training.consistency import consistency_metrics
 from concord.training.context import ProcessContext, RunContext
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
@@ -447,9 +447,16 @@ class _Run:
         """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
+        batches = {each.name: each.take(slice(0, EXAMPLES)) for each in own}
         count = len(self.environments.train)
-        found = consistency_metrics(self.model, self.risk, own, count, self.place.world_size)
+        found = consistency_metrics(self.model, self.risk, batches, count, self._summed)
         return found | {"consistency/seconds": time.perf_counter() - started}
+
+    def _summed(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.place.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
     def write(
         self, folder: Path, progress: Progress, stopping: SpreadStopping | None, momentum: Mapping[str, Tensor]

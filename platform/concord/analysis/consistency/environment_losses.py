@@ -83,11 +83,6 @@ class EnvironmentLosses:
         """The number of θ's components, n."""
         return self.layout.components
 
-    @property
-    def layer_sizes(self) -> dict[str, int]:
-        """How many components each parameter has, by its name."""
-        return {name: shape.numel() for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
-
     def loss(self, name: str, offset: Tensor | None = None) -> float:
         """L_e(θ* + δ), δ of shape ``(n,)``; None is 0."""
         total = weight = 0.0
@@ -205,11 +200,6 @@ def dealt_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator
         name: pytree.tree_map(lambda leaf, own=own: leaf[own.to(leaf.device)], pooled)
         for name, own in zip(sizes, places, strict=True)
     }
-
-
-def own_sum(values: Tensor) -> Tensor:
-    """The sum over one process, which has all environments."""
-    return values
 
 
 def second_derivative(loss: Loss, outputs: Tensor, targets: Tensor, by: Tensor) -> Tensor:
