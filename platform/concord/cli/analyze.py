@@ -7,7 +7,6 @@ from typing import Any
 from concord.analysis.consistency.measurement import Measurement, method_as_json, over_runs, read_measurements
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import given_options, job_and_words, parse
-from concord.errors import InputError
 from concord.options import as_words, option_values
 from concord.redaction import redact
 from concord.runs.analyzed_model import AnalyzeOptions
@@ -20,8 +19,7 @@ _WHERE = {"output", "tracking_uri", "address", "results", "data_dir", "again", "
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Analyze what runs have learned."""
     job, rest = job_and_words(words, "analyze")
-    if job.job.loop is not None:
-        raise InputError(f"analyze {words[0]}: this job trains in a way of its own; it has no losses to analyze")
+    job.require_platform_loop("analyze")
     options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}")
     options.check()
     from concord.analysis.consistency.figures import runs_figure

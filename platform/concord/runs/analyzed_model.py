@@ -20,12 +20,15 @@ from concord.environments.collection import generator_for
 from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.machine import machine
 from concord.options import OptionGroup
+from concord.runs.execute import only_process
 from concord.runs.folder import run_folder
+from concord.runs.resources import check_local_gpus
 from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training.job import JobFile
+from concord.training.options import TrainConfig
 
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
 
@@ -70,6 +73,12 @@ class AnalyzeOptions(OptionGroup):
             self.require("through", "slices" in self.settings.parts, "is for slices, which --parts does not name")
 
     @property
+    def where(self) -> TrainConfig:
+        """Where runs and data are and where to compute, as a run's options."""
+        shared = ("output", "tracking_uri", "address", "use_gpu", "data_dir")
+        return TrainConfig().with_options(**{option: getattr(self, option) for option in shared})
+
+    @property
     def asked(self) -> dict[str, Any]:
         """All that the answer depends on, as JSON has it."""
         asked: dict[str, Any] = json.loads(json.dumps({**asdict(self.settings), "through": self.through}))
@@ -104,9 +113,8 @@ def analyze_model(
 ) -> dict[str, Any]:
     """Measure a model, and keep the report with its figures in the run's folder and in MLflow."""
     started = time.perf_counter()
-    if options.use_gpu and not torch.cuda.is_available():
-        raise InputError("--use-gpu: PyTorch finds no GPU here")
-    device = torch.device("cuda" if options.use_gpu else "cpu")
+    check_local_gpus(options.where)
+    device = only_process(options.where).device
     losses, through = environment_losses(trained, options.settings, device), None
     if options.through is not None:
         through = _difference(losses, options.load(trained.job, options.through), device)

@@ -11,11 +11,12 @@ from concord.options import flag_of, option_values
 from concord.redaction import redact
 from concord.runs.analyzed_model import AnalyzeOptions, analyze_model, kept_report
 from concord.runs.progress import Display, on_terminal
+from concord.runs.resources import check_gpus, check_local_gpus, require_resources
 from concord.runs.run import resolved_paths
 from concord.runs.session import ray_session
 from concord.runs.trained_model import TrainedModel
 from concord.training.job import JobFile, job_from_source
-from concord.training.options import RUNTIME_OPTIONS, RunConfig
+from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.process import tune_process
 
 Info = Callable[[str], None]
@@ -27,11 +28,12 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     A report is kept in its run's folder and in MLflow at once, and is not measured again.
 
     Raises:
-        InputError: a model is not there, or cannot be analyzed; or several are not comparable.
+        InputError: a model is not there, or cannot be analyzed; or several are not comparable; or there is no GPU.
         RunFailedError: one could not be analyzed.
     """
-    where = RunConfig().with_options(output=options.output, tracking_uri=options.tracking_uri, address=options.address)
-    options = options.with_options(**resolved_paths(where))
+    where = options.where.with_options(**resolved_paths(options.where))
+    options = options.with_options(output=where.run.output, data_dir=where.data.data_dir)
+    (check_gpus if len(options.name) > 1 else check_local_gpus)(where)
     trained = [options.load(job, name) for name in options.name or (None,)]
     require_comparable(trained)
     found = [None if options.again else kept_report(each, options) for each in trained]
@@ -102,7 +104,7 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _by_ray(
-    job: JobFile, options: AnalyzeOptions, names: Sequence[str], where: RunConfig, info: Info
+    job: JobFile, options: AnalyzeOptions, names: Sequence[str], where: TrainConfig, info: Info
 ) -> Mapping[str, dict[str, Any]]:
     """The reports by the runs' names; where one fails the others are kept."""
     found: dict[str, dict[str, Any]] = {}
@@ -111,7 +113,8 @@ def _by_ray(
         import ray
 
         _require_shared_store(where)
-        task: Any = ray.remote(num_cpus=1, num_gpus=int(options.use_gpu), max_retries=2)(_task)
+        require_resources(where, info)
+        task: Any = ray.remote(num_cpus=1, num_gpus=where.gpu_request()[0], max_retries=2)(_task)
         running = {task.remote(job.path, job.source, options, name, context()): name for name in names}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)

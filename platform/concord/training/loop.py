@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
 from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
@@ -445,6 +444,9 @@ class _Run:
 
     def consistency(self) -> dict[str, float]:
         """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
+        # Imports SciPy, which few runs need.
+        from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
+
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         batches = {each.name: each.take(slice(0, EXAMPLES)) for each in own}
