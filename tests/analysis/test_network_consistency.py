@@ -19,14 +19,13 @@ from torch.func import functional_call
 from concord.analysis.consistency.certified import certified_bound
 from concord.analysis.consistency.curvature import diagonals, largest_ratio, log_ratios, pair_ratio
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
-from concord.analysis.consistency.loss_surfaces import two_minima
 from concord.analysis.consistency.measurement import Measurement
 from concord.analysis.consistency.network import PARTS, Settings, measure
-from concord.analysis.consistency.quadratic import quadratic_inconsistency
 from concord.analysis.consistency.signs import chance_agreement, sign_agreement
 from concord.analysis.consistency.slices import slice_along
-from concord.analysis.consistency.sublevel import grid_inconsistency
 from concord.errors import ArgumentError, InputError
+from concord_jobs.consistency.hessians import inconsistency
+from concord_jobs.consistency.surfaces import grid_inconsistency, two_minima
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": nn.functional.cross_entropy,
@@ -186,7 +185,7 @@ def test_without_damping_the_ratio_does_not_change_with_the_scale_of_parameters(
         own, other = (torch.tensor(by @ factor @ factor.T @ by) for factor in factors)
         start = torch.tensor(draw.standard_normal(6))
         values.append(largest_ratio(lambda v, own=own: own @ v, lambda v, other=other: other @ v, 0.0, start).value)
-    exact = quadratic_inconsistency([factor @ factor.T for factor in factors], 1.0)
+    exact = inconsistency([factor @ factor.T for factor in factors])
     assert values[0] == pytest.approx(values[1], rel=1e-4)
     assert values[0] <= exact * (1 + 1e-6)
 
