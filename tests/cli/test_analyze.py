@@ -80,12 +80,12 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
 
     again = analyze("synthetic", "--name", "mask-1", *QUICK)
     assert "mask-1: was analyzed so before" in again.err
-    assert "I^ε, quadratic" in again.out
-    assert "agreement of signs" in again.out
+    assert "quadratic high, ε 0.1" in again.out
+    assert "sign agreement" in again.out
     other = analyze("synthetic", "--name", "mask-1", *QUICK, "--seed", "5", "--parts", "signs")
     assert "before" not in other.err
-    assert "agreement of fair coins" in other.out
-    assert "I^ε" not in other.out.splitlines()[1]
+    assert "chance agreement" in other.out
+    assert "quadratic" not in other.out
 
 
 def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(

@@ -182,8 +182,8 @@ def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
             axes.quiver(*at, *step, color="black", angles="xy", scale_units="xy", scale=1, width=0.018)
             axes.set_aspect("equal")
             axes.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1))
-            said = f"\n‖∇L‖ = {np.linalg.norm(step):.3g}" if "mean" in name else ""
-            axes.set_title(name + said, fontsize=9)
+            norm = f"\n‖∇L‖ = {np.linalg.norm(step):.3g}" if "mean" in name else ""
+            axes.set_title(name + norm, fontsize=9)
         row[0].set_ylabel(f"s = {spread:g}", fontsize=10)
     figure.colorbar(drawn, ax=grid, label="loss", shrink=0.6)
     figure.suptitle(f"Fig. 11: diag(1 ± s, 1 ∓ s) and their means, with -∇L ({_OURS})", fontsize=10)

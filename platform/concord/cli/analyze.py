@@ -1,5 +1,6 @@
 """The command on what runs have learned: is it the same explanation in every environment?"""
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,32 +80,18 @@ def _print_report(report: Mapping[str, Any]) -> None:
     print(f"seconds   {report['seconds']:.1f}")
 
 
-_NAMES = {
-    "bound": "I^ε at least, true losses",
-    "quadratic_low": "I^ε, quadratic, from",
-    "quadratic_high": "I^ε, quadratic, to",
-    "log_ratio": "log of arithmetic over geometric mean of curvatures",
-    "agreement": "agreement of signs",
-    "kept_fraction": "kept fraction",
-    "norm": "norm of the mean gradient",
-    "chance_agreement": "agreement of fair coins",
-    "chance_fraction": "kept fraction of fair coins",
-    "ood_accuracy": "o.o.d. accuracy",
-}
-
-
 def _print_measurements(columns: Mapping[str, Sequence[Measurement]]) -> None:
     """A table of the whole network's measurements, a column beside its null for each method, or for one run."""
-    rows: dict[str, list[str]] = {}
-    for place, found in enumerate(columns.values()):
-        for each in found:
-            if each.whole:
-                name = _NAMES.get(each.name, each.name.replace("_", " "))
-                row = rows.setdefault(name + ("" if each.epsilon is None else f", ε {each.epsilon:g}"), [])
-                row += [""] * (2 * place - len(row))
-                row += [_with_spread(each.value, each.spread), _with_spread(each.null, each.null_spread)]
-    header = ["", *(heading for name in columns for heading in (name, "null"))]
-    table(header, [[name, *cells, *[""] * (len(header) - 1 - len(cells))] for name, cells in rows.items()])
+    found = [{each.heading: each for each in column if each.whole} for column in columns.values()]
+    rows = []
+    for heading in dict.fromkeys(itertools.chain.from_iterable(found)):
+        row = [heading]
+        for each in (column.get(heading) for column in found):
+            row += [""] * 2 if each is None else [
+                _with_spread(each.value, each.spread), _with_spread(each.null, each.null_spread)
+            ]  # fmt: skip
+        rows.append(row)
+    table(["", *(heading for name in columns for heading in (name, "null"))], rows)
 
 
 def _with_spread(mean: float | None, std: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from concord.analysis.consistency.environment_losses import EnvironmentLosses, dealt_out
+from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
 from concord.analysis.consistency.figures import layers_figure, slice_figures
 from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics
 from concord.analysis.consistency.network import Settings, measure
@@ -189,7 +189,7 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
             raise ArgumentError("environments", groups, f"there are {count} examples; give that number at most")
         each, more = divmod(count, groups)
         sizes = {f"group {number}": each + (number < more) for number in range(groups)}
-        batches = dealt_out(batches.values(), sizes, generator_for(settings.seed, "groups"))
+        batches = deal_out(batches.values(), sizes, generator_for(settings.seed, "groups"))
     return EnvironmentLosses(trained.model.to(device), job.job.risk_of(config), batches)
 
 

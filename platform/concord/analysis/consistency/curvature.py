@@ -149,7 +149,7 @@ def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Te
 
     Args:
         losses: of the network.
-        probes: how many v; the estimate's error falls as one over its square root.
+        probes: the number of v; the estimate's error falls as one over its square root.
         seed: of the signs.
 
     Returns:

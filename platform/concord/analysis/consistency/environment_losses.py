@@ -1,6 +1,6 @@
 """A network's losses in each environment around its solution θ*, with their gradients and Gauss-Newton products.
 
-Everything that is asked of a network's consistency is asked of these. The model is in evaluation mode and its buffers
+Every measurement of a network's consistency is made of these. The model is in evaluation mode and its buffers
 stay as they are; an environment's examples pass in pieces, whose means are added in float64, so that memory does not
 grow with their number.
 """
@@ -138,7 +138,7 @@ class EnvironmentLosses:
         What differs between these differs by sampling alone.
         """
         sizes = {name: self.examples(name) for name in self.names}
-        dealt = dealt_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
+        dealt = deal_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
         return EnvironmentLosses(self.model, self.risk, dealt, self._together)
 
     def examples(self, name: str) -> int:
@@ -192,7 +192,7 @@ class EnvironmentLosses:
         return torch.cat([part.double() for part in parts])
 
 
-def dealt_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
+def deal_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
     """The examples of these environments pooled, and dealt out at random to others of these sizes, by name."""
     pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *environments)
     places = torch.randperm(sum(sizes.values()), generator=generator).split(list(sizes.values()))

@@ -49,6 +49,21 @@ class Measurement:
         at = "" if self.epsilon is None else f"/epsilon_{self.epsilon:g}"
         return f"{self.name}{at}{'' if self.layer is None else f'/{self.layer}'}"
 
+    @property
+    def heading(self) -> str:
+        """Name and ε as a table has them: ``I at least, ε 0.1``."""
+        at = "" if self.epsilon is None else f", ε {self.epsilon:g}"
+        return _HEADINGS.get(self.name, self.name.replace("_", " ")) + at
+
+
+_HEADINGS = {
+    "ood_accuracy": "o.o.d. accuracy",
+    "bound": "I at least",
+    "quadratic_low": "quadratic",
+    "log_ratio": "log ratio",
+    "agreement": "sign agreement",
+}
+
 
 @dataclass(frozen=True)
 class Consistency:
@@ -139,26 +154,16 @@ def as_metrics(found: Sequence[Measurement]) -> dict[str, float]:
     return metrics
 
 
-_HEADINGS = {
-    "ood_accuracy": "o.o.d. accuracy",
-    "bound": "I at least",
-    "quadratic_low": "quadratic",
-    "log_ratio": "log ratio",
-    "agreement": "sign agreement",
-}
-
-
 def as_cells(found: Sequence[Measurement]) -> dict[str, float]:
     """The main numbers by headings of a table; those that depend on ε also over their null."""
     cells = {}
     for each in found:
         if each.whole and each.name in _HEADINGS:
-            heading = _HEADINGS[each.name] + ("" if each.epsilon is None else f", ε {each.epsilon:g}")
-            cells[heading] = each.value
+            cells[each.heading] = each.value
             if each.null is not None:
-                cells[f"{heading}, null"] = each.null
+                cells[f"{each.heading}, null"] = each.null
                 if each.epsilon is not None:
-                    cells[f"{heading}, over null"] = each.value / each.null
+                    cells[f"{each.heading}, over null"] = each.value / each.null
     return cells
 
 
