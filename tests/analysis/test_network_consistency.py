@@ -108,7 +108,7 @@ def test_products_are_those_of_the_dense_gauss_newton_matrix(loss: str) -> None:
         assert dense(of, name) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
-def test_losses_and_gradients_are_those_of_the_moved_network_in_any_number_of_pieces() -> None:
+def test_losses_and_gradients_are_those_of_the_moved_network() -> None:
     offset = 0.1 * torch.randn(38, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for together in (1, 7, 20, 1000):
         of = losses(together=together)
@@ -121,7 +121,7 @@ def test_losses_and_gradients_are_those_of_the_moved_network_in_any_number_of_pi
             assert of.gradient(name, offset).numpy() == pytest.approx(slopes.numpy(), rel=1e-9, abs=1e-14)
 
 
-def test_the_model_is_not_changed_and_frozen_parameters_are_no_part_of_the_solution() -> None:
+def test_the_model_is_not_changed_and_frozen_parameters_do_not_count() -> None:
     model = network()
     model[0].weight.requires_grad_(False)
     model[3].bias.grad = torch.ones(3).double()
@@ -176,7 +176,7 @@ def test_the_ratio_is_the_largest_generalized_eigenvalue(seed: int, epsilon: flo
 
 @given(st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
-def test_without_damping_the_ratio_does_not_change_with_the_scale_of_parameters(seed: int) -> None:
+def test_without_damping_the_ratio_has_no_scale_of_parameters(seed: int) -> None:
     draw = np.random.default_rng(seed)
     factors = draw.standard_normal((2, 6, 6)) + 3 * np.eye(6)
     scale = np.diag(np.exp(draw.uniform(-1, 1, 6)))
@@ -234,7 +234,7 @@ def test_copies_of_one_environment_have_the_same_curvature_and_signs() -> None:
     assert pair_ratio(of, "a", "b", 0.1, 1.0).value < 1  # λ / (λ + γ)
 
 
-def test_what_processes_find_of_their_own_environments_adds_up_to_what_one_finds_of_all() -> None:
+def test_what_processes_find_adds_up_to_what_one_finds_of_all() -> None:
     """Two processes in threads, which wait for each other where they add."""
     data = batches(5)
     names = [list(data)[:2], list(data)[2:]]
@@ -302,7 +302,7 @@ def test_the_bound_is_below_the_flood_fill_in_the_plane(place: tuple[float, floa
         assert found > 0.9 * exact
 
 
-def test_the_signs_are_those_of_the_batches_and_chance_is_what_fair_signs_do() -> None:
+def test_signs_are_those_of_the_batches_and_chance_that_of_fair_signs() -> None:
     of = losses(5)
     found = sign_agreement(of, 0.6, 2)
     signs = torch.stack(
