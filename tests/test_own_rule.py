@@ -168,7 +168,7 @@ def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
         (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
         (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
         (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
-        (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "finish gives () as the value of sums"),
+        (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "rule Rule: finish gives () as"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_one_line(refused: Callable[..., str], source: str, line: str) -> None:

@@ -42,6 +42,7 @@ from concord.aggregation.statistic import (
     check_statistics,
 )
 from concord.aggregation.t_mask import TMask
+from concord.aggregation.temporal_agreement import TemporalAgreementAdam, TemporalAndMaskAdam
 from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "Statistic",
     "Statistics",
     "TMask",
+    "TemporalAgreementAdam",
+    "TemporalAndMaskAdam",
     "Update",
     "XorMask",
     "aggregate",

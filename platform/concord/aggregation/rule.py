@@ -118,8 +118,8 @@ def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
         step: for a rule that draws at random: it draws anew at each step, for each component.
 
     Raises:
-        InputError: there is no environment, the gradients are no floating-point numbers, or the rule's statistics are
-            not what they say.
+        InputError: there is no environment, the gradients are no floating-point numbers, the rule's statistics are not
+            what they say, or it gives another shape.
     """
     if gradients.ndim == 0 or gradients.shape[0] == 0:
         raise InputError(f"gradients: shape {tuple(gradients.shape)}, expected (environments, *shape) with at least 1")
@@ -129,5 +129,10 @@ def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
     sums = sum_over_environments(rule, gradients.detach())
     shape = gradients.shape[1:]
     sums = with_draws(rule, sums, step, lambda: torch.arange(shape.numel(), device=gradients.device).reshape(shape))
-    value, kept = rule.finish(sums, gradients.shape[0])
-    return Update(value.to(gradients.dtype), kept)
+    update = Update(*rule.finish(sums, gradients.shape[0]))
+    for part, values in update._asdict().items():
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if found != tuple(shape):
+            given = f"finish gives {found} as the {part} of sums of shape {tuple(shape)}"
+            raise InputError(f"rule {type(rule).__name__}: {given}; expected the same shape")
+    return Update(update.value.to(gradients.dtype), update.kept)
