@@ -182,7 +182,7 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..
     beyond = refused(source, "--dead-zone", "1", "--threshold", "2")
     assert beyond == "--threshold 2.0: the agreement threshold must lie in [0, 1]"
     assert refused(source, reference="no.py:Rule") == "--aggregator no.py:Rule: there is no such file"
-    unnamed = "--aggregator my_rule.py: name the rule in the file, too: FILE.py:RULE"
+    unnamed = "--aggregator my_rule.py: name the rule in the file: FILE.py:RULE"
     assert refused(source, reference="my_rule.py") == unnamed
     study = with_fields("trials: int = 1")
     assert refused(study, command="tune") == "job option --trials: also an option of concord tune; rename it"

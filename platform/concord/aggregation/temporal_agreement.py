@@ -101,7 +101,7 @@ class TemporalAgreementAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update from the parameters' gradients; gives the closure's loss, if there is one."""
+        """One update from the parameters' gradients; returns the closure's loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         prepared = []
@@ -154,7 +154,7 @@ class TemporalAgreementAdam(Optimizer):
         """The parameter's state (zeros at first), in the memory format that it has now, and what its step needs."""
         gradient: Any = parameter.grad
         if gradient.layout != torch.strided:
-            raise RuntimeError(f"{type(self).__name__}: a gradient is sparse; its zeros would have to be averaged, too")
+            raise RuntimeError(f"{type(self).__name__}: a gradient is sparse; the averages need a dense one")
         if hasattr(parameter, "placements"):  # autograd may leave a DTensor's gradient as sums still to be added
             gradient = gradient.redistribute(placements=parameter.placements)
         found, weights = self.state.get(parameter, {}), _local(parameter)
