@@ -627,7 +627,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_sequence() -> None
         train(job, config, ProcessContext(), Silent())
 
 
-def test_a_job_needs_a_loss_a_risk_or_an_objective_and_its_evaluation_follows_from_the_options() -> None:
+def test_a_job_needs_a_loss_a_risk_or_an_objective() -> None:
     with pytest.raises(InputError, match="give a loss"):
         Job(TOY.environments, TOY.model)
     config = TOY.config.with_options(horizon=3)

@@ -1,6 +1,6 @@
 """A rule is the same wherever its sums are formed: every placement against a float64 loop over environments.
 
-The placements over several processes are among ``collective_checks.py``.
+The placements over several processes are among ``test_collective.py``.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def test_statistics_that_nobody_has_seen_are_summed_as_a_loop_does(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_rule_that_has_no_gradient_still_names_the_environment_that_is_not_finite(placement: str) -> None:
+def test_a_rule_without_gradients_names_the_non_finite_environment(placement: str) -> None:
     if placement == "pooled":
         placement = "vectorized"  # which stands in for such a rule
     inputs, targets = batches()

@@ -272,7 +272,7 @@ def test_the_space_of_every_job_has_the_threshold_of_a_rule_that_has_one(rule_fi
 # --- real runs
 
 
-def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_folder(
+def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
     without_ray: None, rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
