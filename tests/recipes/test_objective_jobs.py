@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_comparison import planned
+from planned_comparison import planned
 from test_images import write_mnist
 from test_shortcut_environments import write_sst2
 

@@ -6,38 +6,32 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from planned_comparison import planned
 from test_run import wait_for
 from test_study import comparable
 
 from concord.cli import main
-from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
 from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
-from concord.studies.comparison_plan import ComparisonPlan, plan_as_recorded, plan_comparison
+from concord.studies.comparison_plan import plan_as_recorded
 from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, JobFile, ProcessContext, load_job, train
+from concord.training import Comparison, ProcessContext, load_job, train
 from concord.training.context import Silent
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_compared.py")
 NAME = "tiny-compared"
 ROOT = Path(__file__).parents[2]
-
-
-def planned(job: JobFile, tables: Sequence[str], words: Sequence[str], *, check: bool = True) -> ComparisonPlan:
-    """What ``concord compare`` with these words is going to do."""
-    command = read_command("compare", job, [*tables, *words], "concord compare")
-    return plan_comparison(command.job, command.tables, command.options, command.given, check=check)
 
 
 def compared(output: Path, *tables: str, **options: Any) -> ComparisonResult:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_comparison import planned
+from planned_comparison import planned
 
 from concord.runs.failures import is_outage
 from concord.runs.run import run
@@ -131,7 +131,7 @@ def test_every_room_of_the_package_is_in_the_table_of_places_or_needs_none() -> 
             assert (ROOT / target).exists(), target
 
 
-def test_github_runs_what_a_change_has_to_pass_on_every_python_there_is_support_for() -> None:
+def test_github_runs_the_checks_on_every_supported_python() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert "run: .ci/run\n" in workflow
     tested = re.findall(r'"(\d\.\d+)"', re.findall(r"python: \[(.*)\]", workflow)[0])

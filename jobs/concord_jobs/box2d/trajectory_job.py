@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.dynamics import SkipOptions, Skips, skip_objective, staircase
+from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
 from concord.environments.trajectories import TrajectoryTask
@@ -110,7 +110,7 @@ def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
     return EnvironmentEvaluation(partial(_measured, config.skips.skips, config.task(config.chosen.perturbed)), MODES)
 
 
-def _measured(skips: Skips, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
+def _measured(skips: SkipConfig, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
     device = next(model.parameters()).device
 
     def batches() -> Iterator[Mapping[str, Tensor]]:

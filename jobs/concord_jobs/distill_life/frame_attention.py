@@ -22,7 +22,7 @@ class FrameAttention(nn.Module):
 
     @classmethod
     def pointing(cls, frames: Sequence[int], of: int, maps: int) -> "FrameAttention":
-        """A teacher that shows frame ``frames[k]``, of ``of`` frames, to all maps of layer k."""
+        """A teacher that attends to frame ``frames[k]`` in all maps of layer k."""
         made = cls(of, len(frames), maps, 0.0)
         wanted = torch.full_like(made.phi, -torch.inf)
         for layer, frame in enumerate(frames):
