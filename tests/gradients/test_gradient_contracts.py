@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from concord.aggregation import AndMask, Mean, aggregate
+from concord.aggregation import AndMask, Mean, TemporalAndMaskAdam, aggregate
 from concord.errors import InputError
 from concord.gradients import PerExampleGradients, StackedGradients, per_example
 from concord.objectives import IRMv1, ObjectiveGradients, PenaltyWeight
-from concord.optim import TemporalAndMaskAdam
 
 ENVIRONMENTS, BATCH, CLASSES, STEPS = 4, 3, 3, 3
 

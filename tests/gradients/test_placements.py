@@ -163,13 +163,13 @@ class WithStatistics:
         (WithStatistics(Statistic("norm", lambda g: g.norm())), r"norm maps a gradient of shape \(2, 3\) to \(\)"),
         (WithStatistics(Statistic("unit", lambda g: g / g.norm())), "unit gives a component another value beside"),
         (WithStatistics(Statistic("clip", lambda g: g.clamp_(-1, 1))), "clip writes into the gradient"),
-        (WithStatistics(Statistic("half", lambda g: g.sign() / 2, whole=1)), "half is said to give whole numbers"),
+        (WithStatistics(Statistic("half", lambda g: g.sign() / 2, whole=1)), "half claims whole numbers"),
         (
             WithStatistics(Statistic("dead", lambda g: g.sign() * (g.abs() > 0.5), "multiplicative")),
-            "dead is said to be multiplicative, and is not",
+            "dead claims to be multiplicative, and is not",
         ),
-        (WithStatistics(Statistic("root", lambda g: g.abs().sqrt(), "additive")), "root is said to be additive"),
-        (WithStatistics(Statistic("cut", lambda g: g.clamp(-1, 1), degree=1)), "cut is said to have degree 1"),
+        (WithStatistics(Statistic("root", lambda g: g.abs().sqrt(), "additive")), "root claims to be additive"),
+        (WithStatistics(Statistic("cut", lambda g: g.clamp(-1, 1), degree=1)), "cut claims degree 1"),
     ],
     ids=lambda value: value.replace("\\", "") if isinstance(value, str) else "",
 )
