@@ -21,6 +21,11 @@ Spread = Literal["expanded", "added"]
 """How a shared output gets a dimension of examples: ``(1, ...)`` is expanded, any other has one put in front."""
 
 
+def spread_out(tensor: Tensor, spread: Spread, examples: int) -> Tensor:
+    """A view that begins with a dimension of examples."""
+    return tensor.expand(examples, *(tensor.shape if spread == "added" else tensor.shape[1:]))
+
+
 class ExampleTracing(TorchDispatchMode):
     """A mode in which operations tell which tensors come from the examples.
 

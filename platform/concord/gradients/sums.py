@@ -61,6 +61,10 @@ class Sums:
         """A scalar that is finite where all gradients, and their sum, are."""
         return self.seen if self.gradient is None else self.flat[self.gradient].sum()
 
+    def are_finite(self) -> bool:
+        """Whether all gradients, and their sum, are."""
+        return bool(torch.isfinite(self.total()))
+
     def zero(self) -> None:
         """Begin anew."""
         for flat in self.flat.values():

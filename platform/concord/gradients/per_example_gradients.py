@@ -7,10 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.aggregation import GRADIENT, Aggregator
-from concord.aggregation.rule import add_statistics
+from concord.aggregation import Aggregator
 from concord.errors import ArgumentError
-from concord.gradients.layout import match_strides
+from concord.gradients.finite_groups import collect_finite
 from concord.gradients.per_example import PerExample
 from concord.gradients.risk import (
     Batch,
@@ -25,7 +24,6 @@ from concord.gradients.risk import (
     pair,
     take,
 )
-from concord.gradients.stacked import random_state, set_random_state
 from concord.gradients.step import AggregationOptions, EnvironmentStep
 
 ExampleGradient = Literal["contribution", "loss"]
@@ -124,33 +122,47 @@ class PerExampleGradients:
         self.steps = at + 1
         examples = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
         count = environments * each
-        policy = self.aggregation.policy
-        random = random_state(self._device)
-        buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if policy == "skip" else []
+        policy, buffers = self.aggregation.policy, list(self.model.buffers())
+        before = [buffer.detach().clone() for buffer in buffers] if policy == "skip" else []
         self._collected.discard()
         self._per_weight = None
-        risks, weights = self._collect(examples, count, at, environments)
-        finite = torch.ones(count, dtype=torch.bool)
-        if policy != "propagate" and not self._collected.gradients_are_finite():
-            # Seldom: look at each example, drawing at random what was drawn before.
-            self._restore(buffers, random)
-            finite = self._which_are_finite(examples, count, at)
-            self._restore(buffers, random)
-            if policy == "skip" and bool(finite.any()):
-                self._collect(take(examples, finite), int(finite.sum()), at, 1)
-        by_loss = int(finite.sum()) if self.definition == "loss" else None
-        finished = self._collected.aggregate(finite, at, examples=by_loss)
+
+        summed: list[tuple[Tensor, Tensor]] = []
+
+        @torch.no_grad()
+        def part(left: Tensor | None) -> tuple[Batch, int]:
+            for buffer, value in zip(buffers, before, strict=False):
+                buffer.copy_(value)
+            return (examples, count) if left is None else (take(examples, left), len(left))
+
+        def collect(left: Tensor | None) -> None:
+            summed.append(self._collect(*part(left), at, environments if left is None else 1))
+
+        def find(left: Tensor | None) -> Tensor:
+            some, length = part(left)
+            with self._collected.hooks.watched(length) as finite:
+                self._risk(some, at)[0].backward()
+            for parameter in self._parameters:
+                parameter.grad = None
+            part(left)
+            return finite
+
+        by_loss = self.definition == "loss"
+        are_finite = self._collected.sums.are_finite if by_loss else self._collected.gradients_are_finite
+        finite = collect_finite(count, policy, self._device, collect, are_finite, find)
+        finished = self._collected.finish(finite, at, None if by_loss else self._collected.complete())
         for parameter in self._parameters:  # that the risk does not depend on
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        risks, weights = summed[0]
         return finished._replace(losses=risks, weights=weights)
 
     def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
         """Sum the statistics of these examples; gives risks and weights, of the environments where they are known."""
-        self._collected.expect(examples)
+        self._collected.hooks.expected = examples
         for parameter in self._parameters:
             parameter.grad = None
         if self.definition == "loss":
-            with self._collected.paused():
+            with self._collected.hooks.paused():
                 risk, weight = self._risk(batch, step)
                 self._collect_by_loss(self._outputs, pair(batch)[1])
         else:
@@ -176,36 +188,13 @@ class PerExampleGradients:
 
     def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> None:
         assert self._loss is not None
-        sums = self._collected.sums
         losses = [self._loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
-        totals = [torch.zeros_like(parameter, dtype=sums.layout.dtype) for parameter in self._parameters]
         for example, loss in enumerate(losses):
-            gradients = torch.autograd.grad(
-                loss, self._parameters, retain_graph=example + 1 < len(outputs), materialize_grads=True
-            )
-            torch._foreach_add_(totals, [gradient.to(sums.layout.dtype) for gradient in gradients])
+            gradients = torch.autograd.grad(loss, self._parameters, retain_graph=True, materialize_grads=True)
             for index, gradient in enumerate(gradients):
-                part = sums.part(index)
-                wanted = [(each, part[each.name]) for each in sums.rule.statistics if each != GRADIENT]
-                add_statistics(wanted, gradient[None])
-        for parameter, total in zip(self._parameters, totals, strict=True):
-            parameter.grad = match_strides(total.to(parameter.dtype), parameter)
-
-    def _which_are_finite(self, batch: Batch, examples: int, step: int) -> Tensor:
-        """Which examples' gradients are finite; none if only their sum is not."""
-        with self._collected.watched(examples) as finite:
-            self._risk(batch, step)[0].backward()
-        for parameter in self._parameters:
-            parameter.grad = None
-        return torch.zeros_like(finite) if bool(finite.all()) else finite
+                self._collected.sums.add(index, gradient[None], accumulate=example > 0)
 
     def _noted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None
         self._outputs = outputs
         return self._loss(outputs, targets)
-
-    @torch.no_grad()
-    def _restore(self, buffers: list[Tensor], random: tuple[Tensor, Tensor | None]) -> None:
-        for buffer, value in zip(self.model.buffers(), buffers, strict=False):
-            buffer.copy_(value)
-        set_random_state(self._device, random)

@@ -1,20 +1,20 @@
-"""The gradients of a parameter for every example of a batch, in the forms that layers have them, and their sums.
+"""The gradients of a parameter for every group of examples, in the forms that layers have them, and their sums.
 
-No form holds the gradients of all examples. A form can make those of some examples, ``formed``, and adds the
-statistics of all examples to running sums, ``add_to``: in blocks of bounded memory that stay in a CPU's cache, or,
-where enough is known of a statistic, without ever forming a gradient:
+A group is an environment, or one example. No form holds the gradients of all groups. A form computes those of some
+groups, ``of_groups``, and adds the statistics of all groups to running sums, ``add_to``: in blocks of bounded memory
+that stay in a CPU's cache, or, where enough is known of a statistic, without forming a gradient:
 
-* The gradient of a linear layer is an outer product, ``g_i x_j``. A multiplicative statistic, such as the gradient, its
-  sign or square, has ``f(g x) = f(g) f(x)``, so its sum over examples is one matrix product, ``f(G)ᵀ f(X)``; an
-  additive one, such as the logarithm of the magnitude, has the sum ``Σ_b f(g_bi) + Σ_b f(x_bj)``.
-* An embedding's gradient is zero but for the rows of an example's own tokens.
+* A linear layer's gradient of one vector is an outer product, ``g_i x_j``. A multiplicative statistic, such as the
+  gradient, its sign or square, has ``f(g x) = f(g) f(x)``, so its sum over groups is one matrix product,
+  ``f(G)ᵀ f(X)``; an additive one, such as the logarithm of the magnitude, has the sum ``Σ_b f(g_bi) + Σ_b f(x_bj)``.
+* An embedding's gradient is zero except in the rows of the group's own tokens.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,27 +28,23 @@ Wanted = Sequence[tuple[Statistic, Tensor]]
 
 # Bytes of gradients that are formed at once on a CPU: they and what a rule maps them to stay in the cache.
 _CACHED_BYTES = 1 << 20
-# Of convolutions on a CPU: examples that become groups of one convolution, positions from which on that is the
-# faster way, and bytes of patches that may exist at once.
-_GROUPED_EXAMPLES = 4
+# Of convolutions of single examples on a CPU: examples that one convolution takes as its groups, positions from which
+# on that is the faster way, and bytes of patches that may exist at once.
+_EXAMPLES_TOGETHER = 4
 _MANY_POSITIONS = 100
 _BYTE = 127  # the largest number of eight bits
 _PATCH_BYTES = 32 << 20
 _PRODUCT_BYTES = 2 << 20
 
 
-class ExampleGradients(Protocol):
-    """The gradients of one parameter for each of ``examples`` examples."""
+class GroupGradients(Protocol):
+    """The gradients of one parameter for each group of examples."""
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-
-    def of_examples(self, part: slice) -> Tensor:
-        """The gradients of some examples, ``(part, *shape of the parameter)``."""
+    def of_groups(self, part: slice) -> Tensor:
+        """The gradients of some groups, ``(part, *shape of the parameter)``."""
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Add the statistics of all examples.
+        """Add the statistics of all groups.
 
         Args:
             wanted: which ones, and where they are added.
@@ -58,16 +54,11 @@ class ExampleGradients(Protocol):
 
 @dataclass(frozen=True)
 class StoredGradients:
-    """Gradients that were computed already: ``values`` is ``(examples, *shape)``."""
+    """Gradients that were computed already: ``values`` is ``(groups, *shape)``."""
 
     values: Tensor
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return len(self.values)
-
-    def of_examples(self, part: slice) -> Tensor:
+    def of_groups(self, part: slice) -> Tensor:
         """Some of the values."""
         return self.values[part]
 
@@ -78,25 +69,20 @@ class StoredGradients:
 
 @dataclass(frozen=True)
 class Product:
-    """Matrix products: example b's gradient is ``rows[b] @ columns[b]``.
+    """Matrix products: the gradient of group b is ``rows[b] @ columns[b]``.
 
-    ``rows`` is ``(examples, m, positions)``, ``columns`` ``(examples, positions, n)``, and the parameter ``(m, n)``.
+    ``rows`` is ``(groups, m, positions)``, ``columns`` ``(groups, positions, n)``, and the parameter ``(m, n)``.
     """
 
     rows: Tensor
     columns: Tensor
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return len(self.rows)
-
-    def of_examples(self, part: slice) -> Tensor:
-        """The products of some examples."""
+    def of_groups(self, part: slice) -> Tensor:
+        """The products of some groups."""
         return torch.bmm(self.rows[part], self.columns[part])
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """By matrix products where an example has one position and the statistic allows it, else block by block."""
+        """By matrix products where a group has one position and the statistic allows it, else block by block."""
         single = self.rows.shape[-1] == 1
         known = [each for each in wanted if single and each[0].on_products]
         others = [each for each in wanted if not (single and each[0].on_products)]
@@ -116,85 +102,88 @@ class Product:
             and left.shape[1] > 1  # of a single row PyTorch's integer products are wrong (2.13, CPUs with VNNI)
             and has_integer_products(total.device)
         ):
-            # Exact for any number of examples: sums are 32 bits wide.
+            # Exact for any number of groups: sums are 32 bits wide.
             total += torch._int_mm(left.to(torch.int8).T, right.to(torch.int8))
         else:
             total.addmm_(left.T, right)
 
     def _add_blocks(self, wanted: Wanted, memory_limit: int) -> None:
-        examples, m, _ = self.rows.shape
+        groups, m, _ = self.rows.shape
         row = self.columns.shape[-1] * self.rows.itemsize
         limit = memory_limit if self.rows.is_cuda else min(memory_limit, _CACHED_BYTES)
         height = max(1, min(m, limit // row))
         height = -(-m // -(-m // height))  # blocks of about equal height
         for top in range(0, m, height):
             block = [(statistic, total[top : top + height]) for statistic, total in wanted]
-            for part in chunks(examples, limit // (height * row)):
+            for part in chunks(groups, limit // (height * row)):
                 add_statistics(block, torch.bmm(self.rows[part, top : top + height], self.columns[part]))
+
+
+class Geometry(NamedTuple):
+    """How a convolution moves over its input, zeros in front of and behind each dimension included."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def backward(
+        self, grad: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool], times: int = 1
+    ) -> list[Tensor | None]:
+        """The gradients of inputs, weight and bias that are wanted, of ``times`` such convolutions side by side."""
+        bias = [len(weight)] if wanted[2] else None
+        none = [0] * len(self.stride)
+        move = (self.stride, self.padding, self.dilation, False, none, self.groups * times)
+        gradients: Any = torch.ops.aten.convolution_backward(grad, inputs, weight, bias, *move, wanted)
+        return list(gradients)
 
 
 @dataclass(frozen=True)
 class Convolution:
     """Gradients of a convolution's weight, from its input and the gradient of its output.
 
-    ``inputs`` is ``(examples, channels, *places)``, padded if ``padding`` is zero, ``gradients`` ``(examples, out,
-    *positions)``, ``shape`` the weight's.
+    ``inputs`` is ``(groups, examples, channels, *places)``, ``gradients`` ``(groups, examples, out, *positions)``,
+    ``shape`` the weight's.
     """
 
     inputs: Tensor
     gradients: Tensor
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+    geometry: Geometry
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return len(self.gradients)
-
-    def of_examples(self, part: slice) -> Tensor:
-        """Of some examples: as one convolution with a group for each of them, or from patches."""
-        if self._few_positions or self.inputs.is_cuda:
+    def of_groups(self, part: slice) -> Tensor:
+        """Of some groups: as one convolution with as many groups of channels, or from patches."""
+        if self._single and (self._few_positions or self.inputs.is_cuda):
             return torch.matmul(*self._factors(part)).reshape(-1, *self.shape)
-        inputs, gradients = self.inputs[part], self.gradients[part]
-        examples = len(gradients)
-        # The gradient of a grouped convolution's weight is that of each group by itself.
-        weight = gradients.new_empty(1).expand(examples * self.shape[0], *self.shape[1:])
-        grouped: Tensor = torch.ops.aten.convolution_backward(
-            gradients.reshape(1, -1, *gradients.shape[2:]),
-            inputs.reshape(1, -1, *inputs.shape[2:]),
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * len(self.stride),
-            examples * self.groups,
-            [False, True, False],
-        )[1]
-        return grouped.reshape(examples, *self.shape)
+        # The gradient of a grouped convolution's weight is that of each of its groups by itself.
+        inputs, gradients = (each[part].transpose(0, 1).flatten(1, 2) for each in (self.inputs, self.gradients))
+        times = gradients.shape[1] // self.shape[0]
+        weight = gradients.new_empty(1).expand(times * self.shape[0], *self.shape[1:])
+        gradient = self.geometry.backward(gradients, inputs, weight, (False, True, False), times)[1]
+        assert gradient is not None
+        return gradient.reshape(times, *self.shape)
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """A few examples at a time; where there are few positions, one at a time, in the same memory."""
-        size = math.prod(self.shape) * self.gradients.itemsize
-        if self.inputs.is_cuda:
-            at_once = memory_limit // size
-        elif self._few_positions:
+        """Add some groups at a time: single examples a few, and in the same memory where there are few positions."""
+        if self._single and self._few_positions and not self.inputs.is_cuda:
             self._add_one_by_one(wanted, memory_limit)
             return
-        else:
-            at_once = min(memory_limit // size, _GROUPED_EXAMPLES)
-        for part in chunks(self.examples, at_once):
-            add_statistics(wanted, self.of_examples(part))
+        at_once = memory_limit // (math.prod(self.shape) * self.gradients.itemsize)
+        if not (self._single and self.inputs.is_cuda):
+            at_once = min(at_once, _EXAMPLES_TOGETHER if self._single else 1)
+        for part in chunks(len(self.gradients), at_once):
+            add_statistics(wanted, self.of_groups(part))
+
+    @property
+    def _single(self) -> bool:
+        """Whether a group is one example."""
+        return self.inputs.shape[1] == 1
 
     @property
     def _few_positions(self) -> bool:
         # Measured (a FastResNet's layers, 2 cores): convolutions with a group an example are up to twice as fast as
         # products of patches with 256 positions and more, as fast with 64, and ten times slower with 16.
-        return math.prod(self.gradients.shape[2:]) < _MANY_POSITIONS
+        return math.prod(self.gradients.shape[3:]) < _MANY_POSITIONS
 
     def _add_one_by_one(self, wanted: Wanted, memory_limit: int) -> None:
         _, groups, positions, n = self._patches(slice(0, 1)).shape
@@ -203,7 +192,7 @@ class Convolution:
         # Product and sums of a block of rows stay in the cache while all examples go through it.
         height = max(1, min(m, _PRODUCT_BYTES // (n * itemsize)))
         product = self.gradients.new_empty(height, n)
-        for part in chunks(self.examples, min(memory_limit, _PATCH_BYTES) // (groups * positions * n * itemsize)):
+        for part in chunks(len(self.gradients), min(memory_limit, _PATCH_BYTES) // (groups * positions * n * itemsize)):
             rows, columns = self._factors(part)
             for group in range(groups):
                 for top in range(0, m, height):
@@ -217,38 +206,37 @@ class Convolution:
 
     def _factors(self, part: slice) -> tuple[Tensor, Tensor]:
         """Two tensors ``(part, groups, m, positions)`` and ``(part, groups, positions, n)``, to be multiplied."""
-        gradients = self.gradients[part]
-        rows = gradients.reshape(len(gradients), self.groups, self.shape[0] // self.groups, -1)
-        return rows, self._patches(part)
+        gradients, groups = self.gradients[part, 0], self.geometry.groups
+        return gradients.reshape(len(gradients), groups, self.shape[0] // groups, -1), self._patches(part)
 
     def _patches(self, part: slice) -> Tensor:
-        """What the kernel sees at every position, ``(part, groups, positions, n)``."""
-        inputs = self.inputs[part]
-        if any(self.padding):
-            inputs = functional.pad(inputs, [each for edge in reversed(self.padding) for each in (edge, edge)])
+        """What the kernel sees at every position, ``(part, groups of channels, positions, n)``."""
+        inputs, (stride, padding, dilation, groups) = self.inputs[part, 0], self.geometry
+        if any(padding):
+            inputs = functional.pad(inputs, [each for edge in reversed(padding) for each in (edge, edge)])
         inputs = inputs.contiguous()
         steps = inputs.stride()[2:]
         width = self.shape[1]
-        positions, kernel = self.gradients.shape[2:], self.shape[2:]
+        positions, kernel = self.gradients.shape[3:], self.shape[2:]
         windows = inputs.as_strided(
-            (len(inputs), self.groups, *positions, width, *kernel),
+            (len(inputs), groups, *positions, width, *kernel),
             (
                 inputs.stride(0),
                 width * inputs.stride(1),
-                *(step * by for step, by in zip(steps, self.stride, strict=True)),
+                *(step * by for step, by in zip(steps, stride, strict=True)),
                 inputs.stride(1),
-                *(step * by for step, by in zip(steps, self.dilation, strict=True)),
+                *(step * by for step, by in zip(steps, dilation, strict=True)),
             ),
         )
-        return windows.reshape(len(inputs), self.groups, math.prod(positions), -1)
+        return windows.reshape(len(inputs), groups, math.prod(positions), -1)
 
 
 @dataclass(frozen=True)
 class RowGradients:
-    """Gradients of a table of which an example sees a few rows: ``gradients[b, t]`` goes to row ``places[b, t]``.
+    """Gradients of a table of which a group sees a few rows: ``gradients[b, t]`` goes to row ``places[b, t]``.
 
-    ``places`` is ``(examples, positions)``, ``gradients`` ``(examples, positions, width)``, the table ``(height,
-    width)``. Places that are ``left_out`` get no gradient.
+    ``places`` is ``(groups, positions)``, ``gradients`` ``(groups, positions, width)``, the table ``(height, width)``.
+    Places that are ``left_out`` get no gradient.
     """
 
     places: Tensor
@@ -256,30 +244,25 @@ class RowGradients:
     height: int
     left_out: int | None = None
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return len(self.places)
-
-    def of_examples(self, part: slice) -> Tensor:
-        """The tables of some examples, mostly zeros."""
+    def of_groups(self, part: slice) -> Tensor:
+        """The tables of some groups, mostly zeros."""
         places, gradients = self.places[part], self._wanted()[part]
         table = gradients.new_zeros(len(places), self.height, gradients.shape[-1])
         return table.scatter_add_(1, places[..., None].expand_as(gradients), gradients)
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:  # noqa: ARG002
-        """Take each example's own rows; all others count as zeros."""
+        """Take each group's own rows; all others count as zeros."""
         width = self.gradients.shape[-1]
-        # A token that an example holds twice has one gradient, the sum of both.
-        example = torch.arange(self.examples, device=self.places.device)[:, None]
-        own, position = torch.unique(example * self.height + self.places, return_inverse=True)
+        # A token that a group holds twice has one gradient, the sum of both.
+        group = torch.arange(len(self.places), device=self.places.device)[:, None]
+        own, position = torch.unique(group * self.height + self.places, return_inverse=True)
         dtype = accumulation_dtype([self.gradients.dtype])
         gradients = torch.zeros(len(own), width, dtype=dtype, device=self.gradients.device)
         gradients.index_add_(0, position.flatten(), self._wanted().to(dtype).flatten(0, 1))
         rows = own % self.height
         seen = torch.zeros(self.height, dtype=dtype, device=rows.device)
         seen.index_add_(0, rows, torch.ones_like(rows, dtype=dtype))
-        unseen = (self.examples - seen)[:, None]
+        unseen = (len(self.places) - seen)[:, None]
         for statistic, total in wanted:
             of_zero = statistic.of(torch.zeros(1, dtype=total.dtype, device=rows.device)).to(total.dtype)
             total.index_add_(0, rows, statistic.of(gradients.to(total.dtype)).to(total.dtype))
@@ -293,48 +276,44 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Gradients that a function makes for some examples at a time: ``(part, *shape)``.
+    """Gradients that a function makes for some groups at a time: ``(part, *shape)``.
 
-    ``size`` is the bytes that one example's gradients need while they are made.
+    ``size`` is the bytes that one group's gradients need while they are made.
     """
 
-    examples: int
+    groups: int
     make: Callable[[slice], Tensor]
     size: int
 
-    def of_examples(self, part: slice) -> Tensor:
+    def of_groups(self, part: slice) -> Tensor:
         """What the function makes."""
         return self.make(part)
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Make, map and sum some examples at a time."""
-        for part in chunks(self.examples, memory_limit // max(self.size, 1)):
+        """Make, map and sum some groups at a time."""
+        for part in chunks(self.groups, memory_limit // max(self.size, 1)):
             add_statistics(wanted, self.make(part))
 
 
 @dataclass(frozen=True)
 class SummedGradients:
-    """The sum of several gradients of one parameter, which each example uses more than once."""
+    """The sum of several gradients of one parameter, which each group uses more than once."""
 
-    forms: Sequence[ExampleGradients]
+    groups: int
+    forms: Sequence[GroupGradients]
 
-    @property
-    def examples(self) -> int:
-        """How many examples there are."""
-        return self.forms[0].examples
-
-    def of_examples(self, part: slice) -> Tensor:
-        """The sums of some examples' gradients."""
-        first, *others = (form.of_examples(part) for form in self.forms)
+    def of_groups(self, part: slice) -> Tensor:
+        """The sums of some groups' gradients."""
+        first, *others = (form.of_groups(part) for form in self.forms)
         total = first.to(accumulation_dtype([first.dtype]))
         for other in others:
             total = total + other
         return total
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Form, map and sum some examples at a time."""
-        for part in chunks(self.examples, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
-            add_statistics(wanted, self.of_examples(part))
+        """Form, map and sum some groups at a time."""
+        for part in chunks(self.groups, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
+            add_statistics(wanted, self.of_groups(part))
 
 
 @functools.cache
@@ -344,7 +323,7 @@ def has_integer_products(device: torch.device) -> bool:
     return any(has.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
-def chunks(examples: int, at_once: int) -> Iterator[slice]:
-    """The examples in neighbouring parts of at most ``at_once`` (at least one)."""
+def chunks(groups: int, at_once: int) -> Iterator[slice]:
+    """The groups in neighbouring parts of at most ``at_once`` (at least one)."""
     at_once = max(at_once, 1)
-    return (slice(start, min(start + at_once, examples)) for start in range(0, examples, at_once))
+    return (slice(start, min(start + at_once, groups)) for start in range(0, groups, at_once))
