@@ -93,7 +93,7 @@ class Capture(Generic[OwnPass]):
                 return None
             if any(module._parameters.get(each, value) is not value for each, value in layer.parameters.items()):
                 return None  # called with other parameters (functional_call)
-            leaves, structure = pytree.tree_flatten(output)
+            leaves, structure = ([output], None) if isinstance(output, Tensor) else pytree.tree_flatten(output)
             places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
             watched = [at for at, place in enumerate(places) if leaves[place].requires_grad]
             if not watched:
@@ -131,7 +131,9 @@ class Capture(Generic[OwnPass]):
                     sources[0].register_hook(lambda grad: arrived([grad]))
                 else:
                     torch.autograd.graph.register_multi_grad_hook(sources, arrived)
-            return pytree.tree_unflatten(leaves, structure) if replaced else None
+            if not replaced:
+                return None
+            return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
 
         return hook
 

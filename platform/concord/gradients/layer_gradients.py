@@ -188,7 +188,9 @@ class Call:
         self.versions = self._versions()
 
     def _versions(self) -> list[int]:
-        leaves = pytree.tree_leaves((self.arguments, self.keywords))
+        # Most layers get one tensor; a tree takes 10 µs longer.
+        single = len(self.arguments) == 1 and isinstance(self.arguments[0], Tensor) and not self.keywords
+        leaves = self.arguments if single else pytree.tree_leaves((self.arguments, self.keywords))
         return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
     def _output_dimension(self, index: int) -> int:
@@ -236,7 +238,8 @@ class Call:
             inputs = self.arguments[0].detach()
             if self.spreads[0] is not None:
                 inputs = spread_out(inputs, self.spreads[0], examples)
-            forms = formula(module, inputs.unflatten(0, (groups, -1)), first.unflatten(0, (groups, -1)))
+            size = groups, examples // groups
+            forms = formula(module, inputs.reshape(*size, *inputs.shape[1:]), first.reshape(*size, *first.shape[1:]))
             if forms is not None and forms.keys() >= self.layer.parameters.keys():
                 return {name: forms[name] for name in self.layer.parameters}, False
         return self._recomputed(grads, examples, groups), True

@@ -84,7 +84,8 @@ class PooledPass(Capture[Pass]):
         of_environments = outputs.unflatten(0, (environments, examples)), targets
         risks, weights = vmap(lambda pair: self._of_outputs(pair, step))(of_environments)
         total = risks.sum() if scale is None else risks.sum() * scale
-        torch.autograd.grad(total, edges, allow_unused=True)
+        with torch.autocast(self._risk.device.type, enabled=False):
+            torch.autograd.grad(total, edges, allow_unused=True)
         for index in list(self._pass.arrived):  # of a parameter whose other use the loss did not depend on
             self._add(index)
         return risks.detach(), weights
@@ -97,17 +98,15 @@ class PooledPass(Capture[Pass]):
         """A call's outputs wait for their gradients, to which backward is going to go."""
         self._edges += map(get_gradient_edge, sources)
 
-    @torch.no_grad()
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Add what the gradients of a call's outputs complete."""
         scale = self._scale
-        with torch.autocast(self._risk.device.type, enabled=False):
-            unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
-            forms, general = call.gradients(unscaled, current.examples, current.groups)
-            if general:
-                raise InputError(f"pooled: module {call.layer.name} is called in a way that is not known")
-            for index in current.take(call.layer, forms):
-                self._add(index)
+        unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
+        forms, general = call.gradients(unscaled, current.examples, current.groups)
+        if general:
+            raise InputError(f"pooled: module {call.layer.name} is called in a way that is not known")
+        for index in current.take(call.layer, forms):
+            self._add(index)
 
     def _add(self, index: int) -> None:
         part = self._sums.part(index)
