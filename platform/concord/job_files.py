@@ -3,9 +3,8 @@
 import ast
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-
-import concord
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,24 @@ def _names(line: ast.Assign, name: str) -> bool:
 
 
 def jobs_folder() -> Path:
-    """Where the built-in jobs are: inside an installed package, or beside ``platform/`` in a source tree."""
-    package = Path(concord.__file__).parent
-    inside = package / "jobs"
-    return inside if inside.is_dir() else package.parent.parent / "jobs"
+    """The package of the built-in jobs, which is found and not imported."""
+    found = find_spec("concord_jobs")
+    assert found is not None, "concord_jobs is not installed; put jobs/ on PYTHONPATH beside platform/"
+    assert found.origin is not None
+    return Path(found.origin).parent
 
 
 def built_in_jobs() -> dict[str, Path]:
     """The files of the built-in jobs by the jobs' names."""
-    files = sorted(jobs_folder().glob("*.py"))
-    return {path.stem.replace("_", "-"): path for path in files if not path.stem.startswith("_")}
+    folder = jobs_folder()
+    files = [path for path in folder.glob("*.py") if path.stem != "__init__"] + [*folder.glob("*/job.py")]
+    return dict(sorted((job_name(path), path) for path in files))
+
+
+def job_name(path: Path) -> str:
+    """The name of the job in this file: a recipe's folder's for its ``job.py``, otherwise the file's."""
+    of_folder = path.name == "job.py" and path.parent.parent.name == "concord_jobs"
+    return (path.parent.name if of_folder else path.stem).replace("_", "-")
 
 
 def job_texts() -> list[JobText]:

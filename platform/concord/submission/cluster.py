@@ -162,7 +162,7 @@ class Cluster:
             InputError: there is a submission of this id.
         """
         runtime: dict[str, Any] = {
-            "py_modules": [str(package.concord)],
+            "py_modules": list(map(str, package.modules)),
             "env_vars": {
                 "RAY_JOB_STOP_WAIT_TIME_S": str(_ENDING_SECONDS),
                 **environment,

@@ -27,12 +27,12 @@ class Package:
     """Folders that are ready to be sent.
 
     Attributes:
-        concord: the package ``concord``, with the built-in jobs inside, as in its wheel.
+        modules: the packages ``concord`` and ``concord_jobs``, as in the wheel.
         working_dir: the user's files; None where the job is a built-in one.
         size: bytes of both.
     """
 
-    concord: Path
+    modules: Sequence[Path]
     working_dir: Path | None
     size: int
 
@@ -68,9 +68,8 @@ def packed(
                     "or not there"
                 )
     sizes = {path: source.stat().st_size for path, source in files.items()}
-    package = Path(concord.__file__).parent
-    own = {path: package / path for path in _files(package)}
-    own |= {Path("jobs") / path: jobs_folder() / path for path in _files(jobs_folder())}
+    packages = (Path(concord.__file__).parent, jobs_folder())
+    own = {Path(package.name) / path: package / path for package in packages for path in _files(package)}
     size = sum(sizes.values()) + sum(source.stat().st_size for source in own.values())
     if size > limit * _MIB:
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
@@ -80,7 +79,7 @@ def packed(
             f"{named}; what .gitignore names stays here"
         )
     with tempfile.TemporaryDirectory(prefix="concord-package-") as name:
-        for folder, chosen in (("module/concord", own), ("work", files)):
+        for folder, chosen in (("modules", own), ("work", files)):
             for path, source in chosen.items():
                 target = Path(name, folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +87,16 @@ def packed(
                     shutil.copyfile(source, target)
                 except OSError as error:
                     raise InputError(f"{source}: cannot be read ({error.strerror})") from error
-        Path(name, "module/concord/VERSION").write_text(concord.__version__, encoding="utf-8")
+        Path(name, "modules/concord/VERSION").write_text(concord.__version__, encoding="utf-8")
         work = Path(name, "work")
         if working_dir is not None:
             work.mkdir(exist_ok=True)
         for path, text in (texts or {}).items():
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             (work / path).write_text(text, encoding="utf-8")
-        yield Package(Path(name, "module/concord"), work if work.exists() else None, size)
+        yield Package(
+            [Path(name, "modules", package.name) for package in packages], work if work.exists() else None, size
+        )
 
 
 def inside(file: Path, working_dir: Path) -> Path:

@@ -1,0 +1,1 @@
+"""The jobs that come with Concord: each reproduces a paper's part, or shows what the platform does."""
