@@ -67,7 +67,7 @@ class ExampleHooks(Capture[_Pass]):
 
     Attributes:
         examples: that backward has reached since :meth:`reset`.
-        expected: how many the next passes have, if that is known; None goes by their inputs.
+        expected: the number of examples of the next passes, if it is known; None takes it from their inputs.
 
     Raises:
         InputError: a layer of the model is collected from already, or has no parameters yet (a lazy one).
@@ -431,7 +431,7 @@ class ExampleHooks(Capture[_Pass]):
             if float((total - whole).norm()) > allowed:
                 raise InputError(
                     f"module {name}: its gradient is not the sum of its examples' gradients, taken one by one: it "
-                    "draws at random (dropout), mixes examples, or its parameters are used elsewhere, too. Change "
+                    "draws at random (dropout), mixes examples, or its parameters are also used elsewhere. Change "
                     "that, freeze it (requires_grad_(False)), or build it of PyTorch's own layers"
                 )
 

@@ -228,7 +228,7 @@ class SliceExchange:
             step: for rules that draw at random.
             presence: everybody's ``present``, ``(processes, most environments)``, where environments that are not
                 finite are left out; None: all are in. Reading it makes the host wait for the device.
-            scale: what the gradients that were sent are multiplied by; the update is, too. None: by nothing.
+            scale: the gradients that were sent are multiplied by it, and so is the update. None: by nothing.
         """
         clock = self.aggregation.clock
         before = clock.switch("exchange")

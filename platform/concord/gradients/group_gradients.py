@@ -26,6 +26,8 @@ from concord.aggregation.rule import accumulation_dtype, add_statistics
 Wanted = Sequence[tuple[Statistic, Tensor]]
 """Statistics, and the sum of each, to which is added: contiguous, shaped as the parameter."""
 
+MEMORY_LIMIT = 1 << 28
+"""Bytes of gradients by group that may exist at once."""
 # Bytes of gradients that are formed at once on a CPU: they and what a rule maps them to stay in the cache.
 _CACHED_BYTES = 1 << 20
 # Of convolutions of single examples on a CPU: examples that one convolution takes as its groups, positions from which

@@ -320,7 +320,7 @@ def _of_each(
     try:
         results: dict[str, Tensor] = vmap(of_one, in_dims=(None, places, mapped))(values, cotangents, inputs)
         return results
-    except Exception:  # whatever the module does that vmap cannot; a mistake of its own is raised again
+    except Exception:  # vmap cannot take the module; a mistake of the module's own is raised again
         each = [
             of_one(
                 values,

@@ -23,6 +23,7 @@ from concord.aggregation import GRADIENT, Aggregator
 from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import Processes, SliceExchange
+from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 
@@ -56,7 +57,7 @@ class PerExample:
 
     Attributes:
         sums: of this process's examples; their ``gradient`` comes from ``parameter.grad`` in the end.
-        examples: how many examples backward has reached since the last :meth:`aggregate`.
+        examples: the number of examples that backward has reached since the last :meth:`aggregate`.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, or is collected from already. Later: what a
@@ -70,7 +71,7 @@ class PerExample:
         *,
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | None = None,
-        memory_limit: int = 1 << 28,
+        memory_limit: int = MEMORY_LIMIT,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if reduction not in ("mean", "sum"):
@@ -87,7 +88,7 @@ class PerExample:
 
     @property
     def examples(self) -> int:
-        """How many examples backward has reached since the last :meth:`aggregate`."""
+        """The number of examples that backward has reached since the last :meth:`aggregate`."""
         return self.hooks.examples
 
     def remove(self) -> None:

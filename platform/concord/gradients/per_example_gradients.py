@@ -10,15 +10,15 @@ from torch.utils import _pytree as pytree
 from concord.aggregation import Aggregator
 from concord.errors import ArgumentError
 from concord.gradients.finite_groups import collect_finite
+from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.per_example import PerExample
 from concord.gradients.risk import (
     Batch,
-    BatchForm,
+    Calls,
     Loss,
     MeanRisk,
     Risk,
     Supervised,
-    as_called,
     as_risk,
     check_weights,
     pair,
@@ -74,12 +74,11 @@ class PerExampleGradients:
         *,
         definition: ExampleGradient = "contribution",
         group: dist.ProcessGroup | None = None,
-        memory_limit: int = 1 << 28,
+        memory_limit: int = MEMORY_LIMIT,
         **options: Unpack[AggregationOptions],
     ) -> None:
         self.model = model
         self.definition = definition
-        self.steps = 0
         self._group = group
         self._collected = PerExample(model, rule, group=group, memory_limit=memory_limit, **options)
         self.aggregation = self._collected.aggregation
@@ -93,7 +92,7 @@ class PerExampleGradients:
         self._per_weight: Tensor | None = None
         risk = risk if self._loss is None else Supervised(self._noted)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
-        self._form = BatchForm()
+        self._calls = Calls()
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -116,10 +115,7 @@ class PerExampleGradients:
             InputError: the batch's leaves do not fit, there is one example in all processes together, or a layer
                 has no per-example gradients.
         """
-        batch, at = as_called(batch, more, step)
-        batch, (environments, each) = self._form.check(batch)
-        at = self.steps if at is None else at
-        self.steps = at + 1
+        batch, (environments, each), at = self._calls.take(batch, more, step)
         examples = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
         count = environments * each
         policy, buffers = self.aggregation.policy, list(self.model.buffers())
@@ -180,7 +176,7 @@ class PerExampleGradients:
 
     def _share(self, examples: int, weight: Tensor) -> Tensor:
         """What the mean risk of this process is multiplied by, so that it has its weight among all processes."""
-        if self._per_weight is None:  # once a step: examples that are then left out change it for nobody
+        if self._per_weight is None:  # once a step: leaving examples out does not change it
             sums = torch.stack([torch.full_like(weight, examples), weight])
             dist.all_reduce(sums, group=self._group)
             self._per_weight = sums[0] / sums[1]

@@ -17,11 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
+from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.layer_gradients import Call, formula_of, is_unit
 from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
 from concord.gradients.sums import Sums
-
-_MEMORY_LIMIT = 1 << 28  # bytes of gradients that may exist at once
 
 
 class PooledPass(Capture[Pass]):
@@ -111,4 +110,4 @@ class PooledPass(Capture[Pass]):
     def _add(self, index: int) -> None:
         part = self._sums.part(index)
         wanted = [(statistic, part[statistic.name]) for statistic in self._sums.rule.statistics]
-        self._pass.pop(index).add_to(wanted, _MEMORY_LIMIT)
+        self._pass.pop(index).add_to(wanted, MEMORY_LIMIT)

@@ -18,13 +18,13 @@ from concord.gradients.finite_groups import collect_finite, random_state, set_ra
 from concord.gradients.group_gradients import chunks
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.pooled import PooledPass
-from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
+from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
-_FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
+_FEWEST_TOGETHER = 8  # fewer are slower also where the cache holds no more: their matrix products are too small
 
 Vectorize = bool | Literal["pooled"]
 """How environments are computed, see :class:`StackedGradients`."""
@@ -55,13 +55,13 @@ class StackedGradients:
     environments are done one after the other, with the same result, and a warning says so.
 
     Args:
-        model: its parameters that require gradients get ``grad``; whatever was there is replaced, not added to.
+        model: its parameters that require gradients get ``grad``, which is replaced, not added to.
         loss: the loss or the risk.
         rule: the aggregator.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
-            their number says how many environments each process has. None: this process holds all of them.
+            their number is that of this process's environments. None: this process holds all environments.
         memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
             CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
             many go together decides how sums are rounded and what dropout draws, so give a number if runs on
@@ -99,14 +99,13 @@ class StackedGradients:
                 "vectorize", vectorize, "forms no gradient of an environment, of which momentum is kept"
             )
         if group is not None and names is None:
-            raise InputError("names: needed with a process group, to know how many environments each process has")
+            raise InputError("names: needed with a process group; their number is that of this process's environments")
         self.model = model
         self.names = names
         self.vectorize = vectorize
-        self.steps = 0
         self._device = self._sums.device
         self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
-        self._form = BatchForm()
+        self._calls = Calls()
         self._chunk = _environments_together(
             self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
         )
@@ -132,12 +131,9 @@ class StackedGradients:
                 or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
                 hook that cannot run.
         """
-        batch, at = as_called(batch, more, step)
-        batch, (environments, _) = self._form.check(batch, self.names)
+        batch, (environments, _), at = self._calls.take(batch, more, step, self.names)
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
-        at = self.steps if at is None else at
-        self.steps = at + 1
         if not self._chosen:
             self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
@@ -192,7 +188,7 @@ class StackedGradients:
             batch: as at a step; nothing of it enters ``parameter.grad``.
             step: the step's number.
         """
-        batch, (environments, _) = self._form.check(batch, self.names)
+        batch, (environments, _) = self._calls.check(batch, self.names)
         if environments == 1:
             return
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
@@ -210,7 +206,7 @@ class StackedGradients:
         """How environments are computed best, and why they are done one by one, if they are."""
         if (reason := self._hooked()) is not None:
             return False, reason
-        if self.vectorize == "pooled":  # as the caller wants, whatever it gives
+        if self.vectorize == "pooled":  # as the caller wants, and unchecked
             with contextlib.suppress(InputError):
                 self._sum_pooled(batch, environments, step)
                 return "pooled", None
@@ -255,12 +251,12 @@ class StackedGradients:
             return reason
         try:
             return self._sum_vectorized(batch, environments, step)
-        except Exception as error:  # whatever the model does that vmap cannot
-            said = str(error).strip().split("\n")[0]
+        except Exception as error:  # vmap cannot take the model
+            problem = str(error).strip().split("\n")[0]
             if _is_out_of_memory(error):
                 together = min(self._chunk, environments)
-                return f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
-            return f"vmap cannot take this model or risk: {said}"
+                return f"memory does not suffice for {together} at once (give a smaller memory_limit): {problem}"
+            return f"vmap cannot take this model or risk: {problem}"
 
     def _hooked(self) -> str | None:
         """Why environments cannot be computed together, if a parameter has a hook."""

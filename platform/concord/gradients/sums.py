@@ -27,7 +27,7 @@ class Sums:
         layout: where each lies in ``flat``.
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
-        seen: where the rule has none, a number that is finite if the gradients are; kept by whoever adds them.
+        seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
