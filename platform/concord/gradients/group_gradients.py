@@ -278,23 +278,24 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Gradients that a function makes for some groups at a time: ``(part, *shape)``.
+    """Gradients that a function computes for some groups at a time, of all parameters of a layer by name.
 
-    ``size`` is the bytes that one group's gradients need while they are made.
+    ``size`` is the bytes that one group's gradients need while they are computed.
     """
 
     groups: int
-    make: Callable[[slice], Tensor]
+    compute: Callable[[slice], dict[str, Tensor]]
+    name: str
     size: int
 
     def of_groups(self, part: slice) -> Tensor:
-        """What the function makes."""
-        return self.make(part)
+        """The function's result for this parameter."""
+        return self.compute(part)[self.name]
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Make, map and sum some groups at a time."""
+        """Compute, map and sum some groups at a time."""
         for part in chunks(self.groups, memory_limit // max(self.size, 1)):
-            add_statistics(wanted, self.make(part))
+            add_statistics(wanted, self.of_groups(part))
 
 
 @dataclass(frozen=True)

@@ -284,28 +284,22 @@ class Call:
                     leaf if at is None else leaf.narrow(at, part.start, count)
                     for leaf, at in zip(inputs, mapped, strict=True)
                 ]
-                # vmap warns where it is slow, which nobody can change here. oneDNN's LSTM cannot be differentiated so.
+                # vmap warns where it is slow, which cannot be changed here. oneDNN's LSTM cannot be differentiated so.
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    with torch.backends.mkldnn.flags(enabled=False):
-                        last = (part, _of_each(of_one, values, given, places, taken, mapped))
+                    try:
+                        with torch.backends.mkldnn.flags(enabled=False):
+                            last = (part, _of_each(of_one, values, given, places, taken, mapped))
+                    except Exception as error:
+                        raise InputError(
+                            f"module {self.layer.name} ({type(module).__name__}): it cannot be differentiated for one "
+                            f"example alone ({str(error).strip().splitlines()[0]}). Freeze it (requires_grad_(False)), "
+                            "or add its kind to concord.gradients.layer_gradients.LAYERS"
+                        ) from error
             return last[1]
 
-        def make(name: str) -> Callable[[slice], Tensor]:
-            def of_parameter(part: slice) -> Tensor:
-                try:
-                    return of_some(part)[name]
-                except Exception as error:
-                    raise InputError(
-                        f"module {self.layer.name} ({type(module).__name__}): it cannot be differentiated for one "
-                        f"example alone ({str(error).strip().splitlines()[0]}). Freeze it (requires_grad_(False)), "
-                        "or add its kind to concord.gradients.layer_gradients.LAYERS"
-                    ) from error
-
-            return of_parameter
-
         size = sum(parameter.nbytes for parameter in values.values())
-        return {name: Recomputed(groups, make(name), size) for name in values}
+        return {name: Recomputed(groups, of_some, name, size) for name in values}
 
 
 def _of_each(
