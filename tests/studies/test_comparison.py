@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from forked import Command
 from planned_comparison import planned
 from test_run import wait_for
 from test_study import comparable
@@ -212,12 +211,12 @@ def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
     witness = tmp_path / "witness"
     address = ray.get_runtime_context().gcs_address  # of a cluster that outlives the driver
     words = [
-        *(sys.executable, "-c", "from concord.cli import entry; entry()", "compare", JOB_FILE, "rates"),
+        *("compare", JOB_FILE, "rates"),
         *("--output", str(output), "--address", address, "--concurrent", "1", "--witness", str(witness)),
         *("--pause", "0.05"),
     ]
     folder = output / "comparisons" / NAME
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Command(*words) as process:
         wait_for(lambda: process.poll() is not None or len(ended(folder)) >= 1, 120)
         assert process.poll() is None, process.communicate()
         process.kill()
