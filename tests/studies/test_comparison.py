@@ -134,9 +134,7 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
 
 
-def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
-    whole: ComparisonResult, output: Path
-) -> None:
+def test_a_run_is_found_where_a_newer_option_has_its_default(whole: ComparisonResult, output: Path) -> None:
     folder = output / "comparisons" / NAME
     folder.mkdir(parents=True)
     (folder / "record.json").write_bytes((whole.folder / "record.json").read_bytes())
@@ -174,7 +172,7 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     assert recorded.command() == plan.command()
 
 
-def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it(
+def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     before = (whole.folder / EVENTS).read_bytes()
@@ -205,7 +203,7 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
     assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
 
 
-def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
+def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     whole: ComparisonResult, output: Path, tmp_path: Path
 ) -> None:
     witness = tmp_path / "witness"
