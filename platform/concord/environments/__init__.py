@@ -16,6 +16,7 @@ from concord.environments.punctuated_sst2 import SST2, PunctuatedSST2
 from concord.environments.source import ExampleSource, InMemory, Switching
 from concord.environments.spirals import Spirals
 from concord.environments.spurious_column import SpuriousColumn
+from concord.environments.table import from_table
 
 __all__ = [
     "SST2",
@@ -34,6 +35,7 @@ __all__ = [
     "SpuriousColumn",
     "Switching",
     "from_folder",
+    "from_table",
     "image_dataset",
     "linear_example",
     "shuffle_labels",
