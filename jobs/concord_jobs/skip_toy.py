@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from concord.dynamics import SkipOptions, Skips, as_float, rollout, sequences, skip_objective, unroll
+from concord.dynamics import SkipConfig, SkipOptions, as_float, rollout, sequences, skip_objective, unroll
 from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.models import MLP
@@ -93,7 +93,7 @@ def model(config: ToyConfig) -> nn.Module:
     return nn.Sequential(nn.Flatten(), MLP(pixels, pixels, 128, 1), nn.Unflatten(1, (1, config.side, config.side)))
 
 
-def measured(skips: Skips, exits: Tensor, network: nn.Module, environment: Environment) -> dict[str, float]:
+def measured(skips: SkipConfig, exits: Tensor, network: nn.Module, environment: Environment) -> dict[str, float]:
     """The fraction of predictions that skip from an exit to the next, and of those right in rollouts from each exit."""
     device = next(network.parameters()).device
     batch = {name: leaf.to(device) for name, leaf in environment.take(slice(None)).items()}

@@ -254,7 +254,7 @@ def test_domains_share_no_example_and_together_with_the_test_have_all(domains: i
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_domain_has_one_code_a_class_of_its_own_and_the_test_one_an_example() -> None:
+def test_a_domain_has_one_code_a_class_and_the_test_one_an_example() -> None:
     environments = coded(domains=3).as_environments()
     codes = {}
     for name in environments.train + environments.validation:

@@ -241,7 +241,7 @@ def small_trajectory_teacher(**options: Any) -> TrajectoryTeacher:
     return TrajectoryTeacher(4, 3, [5, 6], channels=(8, 7), wide=9, **options).double()
 
 
-def test_a_teacher_that_normalizes_is_asked_once_and_says_what_it_says_of_each_batch() -> None:
+def test_a_normalizing_teacher_is_asked_once_and_agrees_with_each_batch() -> None:
     """The same meta-gradient as of a teacher that is asked batch by batch, which running statistics make it be."""
     torch.manual_seed(0)
     teacher = small_trajectory_teacher()
@@ -310,7 +310,7 @@ def test_files_hold_the_examples_in_their_order(data: Path) -> None:
             assert np.array_equal(vars(there)[name][first : first + 4], array)
 
 
-def test_any_number_of_workers_makes_the_same_files_and_only_what_is_missing(copied: Path) -> None:
+def test_any_number_of_workers_makes_the_same_missing_files(copied: Path) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*.safetensors")}
     lost, torn = copied / "train" / "part-0000.safetensors", copied / "validation" / "part-0001.safetensors"
     lost.unlink()

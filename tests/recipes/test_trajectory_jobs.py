@@ -35,7 +35,7 @@ def made(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_examples_are_the_trajectories_padded_to_the_longest_that_is_asked_for(made: Path) -> None:
+def test_examples_are_trajectories_padded_to_the_longest_requested(made: Path) -> None:
     trajectories = TrajectoryFolder(made / "data" / RoomRunner(size=32).folder, "room-runner").split("train")
     examples = TrajectoryExamples("standard", trajectories, 4)
     assert len(examples) == 4

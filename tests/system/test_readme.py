@@ -76,7 +76,7 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
     assert float(found[1]) < 0.4  # a guess has 0.69
 
 
-def test_the_job_on_privileged_information_registers_a_student_that_predicts_from_inputs_alone(
+def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
     without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
@@ -100,7 +100,7 @@ def test_the_job_on_privileged_information_registers_a_student_that_predicts_fro
     assert np.isfinite(predictions).all()
 
 
-def test_the_job_on_sequences_trains_alone_and_masked_and_its_model_predicts_frames(
+def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
     without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow

@@ -18,7 +18,7 @@ class FrameAttention(nn.Module):
         scale: standard deviation of φ at first; 0: all frames alike.
 
     Raises:
-        InputError: there is no frame, layer or map, or the scale is negative.
+        InputError: a frame, layer or map is missing, or the scale is negative.
     """
 
     def __init__(self, frames: int, layers: int, maps: int, scale: float = 1.0) -> None:
@@ -32,7 +32,7 @@ class FrameAttention(nn.Module):
 
     @classmethod
     def pointing(cls, frames: Sequence[int], of: int, maps: int) -> "FrameAttention":
-        """One that says frame ``frames[k]``, of so many, to all maps of layer k."""
+        """A teacher that attends to frame ``frames[k]`` in all maps of layer k."""
         made = cls(of, len(frames), maps, 0.0)
         wanted = torch.full_like(made.phi, -torch.inf)
         for layer, frame in enumerate(frames):
@@ -46,5 +46,5 @@ class FrameAttention(nn.Module):
             found = tuple(privileged.shape)
             raise InputError(f"teacher: gets frames {found}; expected (examples, {len(self.phi)}, ...)")
         attention = self.phi.softmax(0)
-        said = tuple(torch.einsum("bt...,tf->bf...", privileged, layer) for layer in attention.unbind(1))
-        return said if len(said) > 1 else said[0]
+        targets = tuple(torch.einsum("bt...,tf->bf...", privileged, layer) for layer in attention.unbind(1))
+        return targets if len(targets) > 1 else targets[0]

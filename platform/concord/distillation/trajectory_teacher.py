@@ -13,14 +13,14 @@ from concord.gradients.risk import autocast_to
 class TrajectoryTeacher(nn.Module):
     """From frames x* to (h*, m) of several layers, for a :class:`~concord.distillation.GatedError`.
 
-    Convolutions over time of width 3, one wide layer, and two numbers for each unit that is taught (thesis, C.2.2).
+    Convolutions over time of width 3, one wide layer, and two numbers for each taught unit (thesis, C.2.2).
     Batches are normalized by their own statistics and none are kept, so what a batch is told depends on that batch
     alone, and a meta-gradient asks for all batches at once.
 
     Args:
         frames: of x*.
         numbers: of each frame; x* is ``(examples, frames · numbers)``, or ``(examples, frames, numbers)``.
-        units: of each layer that is taught.
+        units: the number in each taught layer.
         channels: of each convolution.
         wide: units of the wide layer.
         autocast: what its layers compute in; None: as their parameters are.
@@ -56,8 +56,8 @@ class TrajectoryTeacher(nn.Module):
             raise InputError(f"teacher: gets {found}; expected (examples, {self.frames} · {self.numbers})")
         frames = privileged.reshape(-1, self.frames, self.numbers)
         with autocast_to(privileged.device, self.autocast):
-            said = self.head(self.layers(frames.mT))
-        wanted, gates = (each.split(self.units, 1) for each in said.to(privileged.dtype).chunk(2, 1))
+            outputs = self.head(self.layers(frames.mT))
+        wanted, gates = (each.split(self.units, 1) for each in outputs.to(privileged.dtype).chunk(2, 1))
         return tuple(zip(wanted, gates, strict=True))
 
 

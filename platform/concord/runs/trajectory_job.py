@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from concord.analysis.skip_figures import aligned_sequences, timelines
 from concord.analysis.trajectory_figures import as_bytes
-from concord.dynamics import SkipOptions, Skips, rollout, skip_objective, staircase, unroll
+from concord.dynamics import SkipConfig, SkipOptions, rollout, skip_objective, staircase, unroll
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
 from concord.environments.funnel_board import FunnelBoard
@@ -114,7 +114,7 @@ def evaluation(config: TrajectoryConfig, task: SeenTask) -> EnvironmentEvaluatio
     return EnvironmentEvaluation(partial(_measured, config.skips.skips, task), MODES)
 
 
-def _measured(skips: Skips, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
+def _measured(skips: SkipConfig, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
     device = next(model.parameters()).device
 
     def batches() -> Iterator[Mapping[str, Tensor]]:

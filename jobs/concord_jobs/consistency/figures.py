@@ -1,19 +1,22 @@
 """The figures of the AND-mask paper's §2 and appendix A: Fig. 1 to 4 and 10 to 12.
 
 The paper says how Fig. 3, 4, 10 and 12 are made. Of Fig. 1, 2 and 11 it shows surfaces without a formula: those here
-are ours (:mod:`~concord.analysis.consistency.loss_surfaces`), which their titles say.
+are ours (``surfaces.py``), which their titles say.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from concord.analysis.consistency.loss_surfaces import (
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED
+from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency
+from concord_jobs.consistency.random_gradients import Simulated, masked_squared_norm
+from concord_jobs.consistency.surfaces import (
     PATCHWORK_SOLUTION,
+    Array,
     crossed_ellipses,
     descent_path,
     diverging_curvatures,
@@ -23,13 +26,6 @@ from concord.analysis.consistency.loss_surfaces import (
     two_minima,
     two_minima_gradients,
 )
-from concord.analysis.consistency.quadratic import quadratic_inconsistency
-from concord.analysis.consistency.random_gradients import masked_squared_norm, squared_norm
-from concord.analysis.consistency.simulations import Simulated
-from concord.analysis.consistency.spd_means import arithmetic_mean, karcher_mean
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED
-
-Array = NDArray[np.float64]
 
 STARTS = ((0.5, 0.5), (-1.0, -1.2))
 """Where descent begins in Fig. 1."""
@@ -37,34 +33,20 @@ _REACH = 1.5
 _OURS = "surfaces: ours, the paper gives no formula"
 
 
-def average_gradient(place: Array) -> Array:
-    """The gradient of the average of A's and B's losses of Fig. 1."""
-    found: Array = np.mean(two_minima_gradients(place), axis=0)
-    return found
-
-
-DESCENTS: Mapping[str, Callable[[Array], Array]] = {
-    "average": average_gradient,
-    "A": lambda place: two_minima_gradients(place)[0],
-    "B": lambda place: two_minima_gradients(place)[1],
-}
-"""What descent follows in the panels of Fig. 1."""
-
-
 def landscapes_figure() -> Figure:
     """Fig. 1: the average's loss surface and those of A and B, with gradient descent from the same two places."""
-    x, y, losses = _surfaces()
-    surfaces = {"average": np.mean(losses, axis=0), "A": losses[0], "B": losses[1]}
-    titles = {"average": "average loss surface", "A": "loss surface for data A", "B": "loss surface for data B"}
+    x, y, (a, b) = _surfaces()
+    panels = {"average": "average loss surface", "A": "loss surface for data A", "B": "loss surface for data B"}
     figure = Figure(figsize=(9.2, 3.5), layout="constrained")
-    for axes, (name, surface) in zip(figure.subplots(1, 3, sharey=True), surfaces.items(), strict=True):
+    grid = figure.subplots(1, 3, sharey=True)
+    for axes, (name, title), surface in zip(grid, panels.items(), (np.mean([a, b], axis=0), a, b), strict=True):
         drawn = axes.contourf(x, y, surface, levels=np.linspace(0, 3, 25), cmap="viridis", extend="max")
         for start in STARTS:
-            path = descent_path(DESCENTS[name], start, learning_rate=0.02, steps=400)
+            path = descent_path(name, start, learning_rate=0.02, steps=400)
             axes.plot(*path.T, color="white", linewidth=1.6)
             axes.plot(*start, "o", color="white", markersize=7, markeredgecolor="black")
             axes.plot(*path[-1], "X", color=ORANGE, markersize=8, markeredgecolor="black")
-        axes.set_title(titles[name], fontsize=10)
+        axes.set_title(title, fontsize=10)
         _square(axes)
         axes.label_outer()
     figure.colorbar(drawn, ax=figure.axes, label="loss", ticks=range(4), shrink=0.85)
@@ -100,7 +82,8 @@ def directions_figure() -> Figure:
 def ellipses_figure(narrow: float, name: str) -> Figure:
     """Fig. 3 (0.05) and 12 (0.01): the ellipses θᵀ H⁻¹ θ = 1 of A, B, and of their arithmetic and geometric means."""
     pair = crossed_ellipses(narrow)
-    means = {"arithmetic mean (logical OR)": arithmetic_mean(pair), "geometric mean (logical AND)": karcher_mean(pair)}
+    arithmetic, geometric = arithmetic_mean(pair), geometric_mean(pair)
+    means = {"arithmetic mean (logical OR)": arithmetic, "geometric mean (logical AND)": geometric}
     figure = Figure(figsize=(6.6, 3.7), layout="constrained")
     for axes, (title, mean) in zip(figure.subplots(1, 2, sharey=True), means.items(), strict=True):
         for hessian, colour, label in ((pair[0], BLUE, "A"), (pair[1], ORANGE, "B")):
@@ -112,8 +95,8 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
         axes.set_aspect("equal")
         axes.set(xlabel="θ₁", ylabel="θ₂", xlim=(-1.12, 1.12), ylim=(-1.12, 1.12))
     figure.axes[1].legend(fontsize=8, loc="upper right")
-    ratio = np.linalg.det(means["arithmetic mean (logical OR)"]) / np.linalg.det(means["geometric mean (logical AND)"])
-    times = quadratic_inconsistency(pair, 1.0)
+    ratio = np.linalg.det(arithmetic) / np.linalg.det(geometric)
+    times = inconsistency(pair)
     figure.suptitle(
         f"{name}: diag({narrow:g}, 1) and diag(1, {narrow:g}); determinants 1 : {ratio:.3g}, "
         f"areas 1 : {ratio**0.5:.3g}, I = {times:.3g} ε",
@@ -122,7 +105,7 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
     return figure
 
 
-def norms_figure(simulated: Mapping[int, tuple[Simulated, Simulated]], components: int, agreement: float) -> Figure:
+def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> Figure:
     """Fig. 4: squared norm of the average and of the masked gradient of random data.
 
     Args:
@@ -135,7 +118,7 @@ def norms_figure(simulated: Mapping[int, tuple[Simulated, Simulated]], component
     axes = figure.subplots()
     line = [count for count in range(5, counts[-1] + 1) if (agreement * count).is_integer()]
     masked = [masked_squared_norm(components, count, round(agreement * count)) for count in line]
-    axes.plot(line, [squared_norm(components, count) for count in line], color=ORANGE, label="average, n / d")
+    axes.plot(line, [components / count for count in line], color=ORANGE, label="average, n / d")
     axes.plot(line, masked, color=BLUE, label="masked, exact")
     for which, colour in ((0, ORANGE), (1, BLUE)):
         seen = [(count, simulated[count][which]) for count in counts if simulated[count][which].mean > 0]
@@ -190,7 +173,7 @@ def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
             "A": pair[0],
             "B": pair[1],
             "arithmetic mean": arithmetic_mean(pair),
-            "geometric mean": karcher_mean(pair),
+            "geometric mean": geometric_mean(pair),
         }
         for axes, (name, hessian) in zip(row, hessians.items(), strict=True):
             surface = 0.5 * np.einsum("...i,ij,...j->...", points, hessian, points)
@@ -199,8 +182,8 @@ def curvatures_figure(spreads: Sequence[float] = (0.0, 0.6, 0.95)) -> Figure:
             axes.quiver(*at, *step, color="black", angles="xy", scale_units="xy", scale=1, width=0.018)
             axes.set_aspect("equal")
             axes.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1))
-            said = f"\n‖∇L‖ = {np.linalg.norm(step):.3g}" if "mean" in name else ""
-            axes.set_title(name + said, fontsize=9)
+            norm = f"\n‖∇L‖ = {np.linalg.norm(step):.3g}" if "mean" in name else ""
+            axes.set_title(name + norm, fontsize=9)
         row[0].set_ylabel(f"s = {spread:g}", fontsize=10)
     figure.colorbar(drawn, ax=grid, label="loss", shrink=0.6)
     figure.suptitle(f"Fig. 11: diag(1 ± s, 1 ∓ s) and their means, with -∇L ({_OURS})", fontsize=10)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from concord.analysis.consistency_report import ConsistencyReport, report_consistency
 from concord.environments import Environments
 from concord.training import Job, Report, TrainConfig
+from concord_jobs.consistency.report import ConsistencyReport, report_consistency
 
 ROWS = 4
 
@@ -29,7 +29,7 @@ class ConsistencyConfig(TrainConfig):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse rows that are not there (InputError)."""
+        """Validate options."""
         super().check()
         right = len(self.rows) > 0 and len(set(self.rows)) == len(self.rows) and all(0 <= r < ROWS for r in self.rows)
         self.require("rows", right, f"one or more of 0 to {ROWS - 1}, each once")
@@ -92,5 +92,5 @@ job = Job(
     final_measures=weights,
     report=Report(ConsistencyReport, report_consistency),
     reproduces="AND-mask paper §2 and appendix A: Fig. 1 to 4 and 10 to 12, propositions 1 to 3; its authors' notebook",
-    comparisons="tables/consistency.py",
+    comparisons="tables.py",
 )
