@@ -177,6 +177,9 @@ class Environments:
         version: text that is another when the data are; what was found out about some data is not taken for others
             then. None where the options alone decide the data.
 
+    Attributes:
+        learn: whether :meth:`fitted` learns from what is trained on, so that it is another where one is left out.
+
     Raises:
         InputError: no training environment, a name that stands twice, or an observed environment whose metrics would
             be those of several others.
@@ -192,6 +195,7 @@ class Environments:
         version: str | None = None,
     ) -> None:
         self.version = version
+        self.learn = False
         self._load = load
         self.train = tuple(train)
         self.validation = tuple(validation)
@@ -308,7 +312,9 @@ class Environments:
 
     def only_names(self) -> "Environments":
         """The same names for the same purposes, without what loads the data, which may hold data itself."""
-        return Environments(_not_here, **self.by_purpose(), version=self.version)
+        names = Environments(_not_here, **self.by_purpose(), version=self.version)
+        names.learn = self.learn
+        return names
 
 
 def require_names(names: Iterable[str], known: Iterable[str]) -> None:

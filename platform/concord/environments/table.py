@@ -92,7 +92,7 @@ class TableEnvironments(Environments):
         super().__init__(
             self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=table.version
         )
-        self.table, self.encoder = table, encoder
+        self.table, self.encoder, self.learn = table, encoder, True
 
     def leaving_out(self, name: str) -> "TableEnvironments":
         """See :meth:`Environments.leaving_out`."""
