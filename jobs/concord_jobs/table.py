@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from torch import Tensor, nn
 
-from concord.environments import from_table
-from concord.environments.table import Kind, TableEnvironments
+from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError, InputError
 from concord.models.mlp_options import MLPOptions

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.environments import from_table
-from concord.environments.table import TableEnvironments, inferred_kinds
+from concord.environments.table import TableEnvironments, from_table, inferred_kinds
 from concord.environments.table_encoder import RARE, TableEncoder
 from concord.errors import ArgumentError, InputError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part, Switching
-from concord.environments.table_encoder import TableEncoder
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+
+if TYPE_CHECKING:  # it imports pandas
+    from concord.environments.table_encoder import TableEncoder
 
 SPLITS = {
     "train": "the training environments",
@@ -157,7 +159,7 @@ class RawRows:
         outputs: the names of the classes, or of the one number.
     """
 
-    encoder: TableEncoder
+    encoder: "TableEncoder"
     example: Any
     outputs: tuple[str, ...]
 

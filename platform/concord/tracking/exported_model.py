@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concord.environments import table_encoder
 from concord.environments.collection import RawRows
 from concord.errors import RunFailedError
 from concord.process_environment import environment_variables
@@ -143,6 +142,8 @@ def _save_table(raw: RawRows, network: Path, path: Path, description: Any) -> An
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
+
+    from concord.environments import table_encoder
 
     about = network.parent / "table.json"
     about.write_text(json.dumps({"encoder": raw.encoder.as_json(), "outputs": raw.outputs}))
