@@ -36,7 +36,7 @@ def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
     config = job.config.with_options(data_dir=made, test_hospital="switzerland", epochs=1, evaluations=1).resolved()
     found = job.environments(config)
     assert (found.train, found.test) == (("cleveland", "hungarian", "va"), ("switzerland",))
-    assert found.table.kinds["thal"] == "category"
+    assert found.table.kinds["cp"] == "category"
     assert found.table.frame.chol.min() > 0
     metrics = train(job, config, ProcessContext(), Silent()).metrics
     assert 0 <= metrics["ood_auc"] <= 1
