@@ -81,7 +81,8 @@ class ReturnConfig(TrainConfig):
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
     data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
-    made = trajectories.standardized(data.split("train"), data.split(purpose), BINS)
+    train, wanted = (made_returns.examples_of(data, split) for split in ("train", purpose))
+    made = trajectories.standardized(train, wanted, BINS)
     options = config.teaching
     seen = trajectories.disturbed(made.frames, config.run.seed, options.permute_time, options.noise_frames)
     privileged = torch.from_numpy(seen * (purpose == "train"))

@@ -17,7 +17,8 @@ from concord.environments import funnel_board, room_runner
 from concord.environments.box2d_extra import require_box2d
 from concord.environments.funnel_board import FunnelBoard
 from concord.environments.room_runner import RoomRunner
-from concord.environments.trajectories import TrajectoryTask, changes
+from concord.environments.sharded import Rows, shard_of
+from concord.environments.trajectories import TrajectoryTask
 
 TRAJECTORIES, TRIED = 5, 400
 
@@ -33,8 +34,7 @@ def rows() -> Iterator[Row]:
         keys = [(0, 0, number) for number in range(TRAJECTORIES)]
 
         def whole(task: TrajectoryTask = task, keys: Sequence[Sequence[int]] = keys) -> None:
-            for key in keys:
-                changes(task.trajectory(key))
+            shard_of([Rows({"frames": task.trajectory(key).frames}) for key in keys])
 
         def alone(physics: Callable[..., object] = physics, keys: Sequence[Sequence[int]] = keys) -> None:
             for key in keys:
