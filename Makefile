@@ -26,7 +26,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 resolve: $(VENV)/installed-dev
-	$(BIN)/python tests/resolution_checks.py
+	$(BIN)/python tests/system/resolution_checks.py
 
 rooms: $(VENV)/installed-dev
 	$(BIN)/python docs/rooms.py

@@ -144,7 +144,7 @@ job = Job(
     measures={"accuracy": Measure(accuracy, "max")},
     config=LifeConfig().with_options(aggregator="mean", **teacher_defaults, **run_defaults),
     criterion="validation_accuracy",
-    reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6)",
+    reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6), one training size",
     studies=LIFE,
     comparisons="tables/distill_life.py",
 )

@@ -143,7 +143,7 @@ job = Job(
     measures={"squared_error": Measure(squared_error, "min")},
     config=ReturnConfig().with_options(aggregator="mean", validation_fraction=0.3, **teacher_defaults, **run_defaults),
     criterion="validation_squared_error",
-    reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7)",
+    reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7), Hopper by shorter runs",
     studies=RETURNS,
     comparisons="tables/distill_mujoco.py",
     data=Data(made_returns.ReturnOptions, made_returns.make_returns),

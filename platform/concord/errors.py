@@ -59,15 +59,15 @@ class RunFailedError(RuntimeError):
     """Work that was rightly asked for did not succeed (exit status 1)."""
 
 
-class JobFailedError(RunFailedError):
-    """The job's own code raised. One line, and the traceback of that code, to be shown once."""
+class TrainingFailedError(RunFailedError):
+    """A training did not reach its end: the reason in one line; of the job's own code also the traceback."""
 
-    def __init__(self, line: str, traceback: str) -> None:
-        super().__init__(line, traceback)  # what the error is made of again in another process
-        self.traceback = traceback
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason, traceback)  # what the error is made of again in another process
+        self.reason, self.traceback = reason, traceback
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return f"training failed: {self.reason}"
 
 
 class StoppedError(RunFailedError):

@@ -42,6 +42,7 @@ comparisons = {
         seeds=2,
         columns=columns,
         paper={f"{rule}, {name}": fixed_point(rule, rows) for rule in RULES for name, rows in ROWS.items()},
+        source="fixed point",
         digits=5,
         title="weights and losses of the authors' notebook, which is not in the paper; beside them its fixed points",
     )

@@ -41,6 +41,7 @@ comparisons = {
         first_seed=1,
         columns={"epoch 16": "ood_kl", "min. over training (oracle)": least, "selected": selected},
         paper={row: {"epoch 16": value} for row, value in PUBLISHED.items()},
+        source="paper (read off the plot)",
         figures={"distill-logits": curves_figure},
         title="figure 4.4: KL(p ‖ ŷ) on the test, by teacher and entropy weight",
     )

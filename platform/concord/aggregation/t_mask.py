@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from scipy.special import stdtrit
 
 from concord.aggregation.rule import Update
 from concord.aggregation.statistic import GRADIENT, SQUARE, Statistic, Statistics
@@ -43,6 +42,8 @@ class TMask:
 
     def quantile(self, environments: int) -> float:
         """q, which |t| has to reach, of 2 environments or more."""
+        from scipy.special import stdtrit  # here, since every worker imports this module and few need SciPy
+
         return -float(stdtrit(environments - 1, self.significance / 2))
 
     def chance(self, environments: int) -> float:

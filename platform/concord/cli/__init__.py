@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 import concord
 from concord import logs as structured_logs
 from concord.cli.last_words import last_words
-from concord.cli.output import info
+from concord.cli.output import info, output_closed
 from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
 from concord.redaction import redact
 
@@ -98,6 +99,8 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
     except KeyboardInterrupt:
         status, problem = 1, "stopped"
     except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
+        if isinstance(error, BrokenPipeError) and output_closed():
+            raise
         status, problem = 1, f"{type(error).__name__}: {error}"
         info(redact(traceback.format_exc()), logging.ERROR)
     problem = redact(problem)
@@ -120,4 +123,13 @@ def entry() -> None:
     for category in (FutureWarning, DeprecationWarning):
         warnings.simplefilter("ignore", category)
     with last_words() if runs_jobs else contextlib.nullcontext():
-        raise SystemExit(main())
+        try:
+            try:
+                raise SystemExit(main())
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            if not output_closed():
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
+            raise SystemExit(1) from None

@@ -66,18 +66,17 @@ class AnalyzeOptions:
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Analyze what runs have learned."""
     job, rest = job_and_words(words, "analyze")
-
-    if job.job.loop is not None:
-        raise InputError(f"analyze {words[0]}: this job trains in a way of its own; it has no losses to analyze")
+    job.require_platform_loop("analyze")
     options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}")
     _check(options)
     from concord.runs.analyzing import ModelToAnalyze
     from concord.runs.analyzing import analyze as analyze_models
     from concord.runs.consistency_report import by_method, draw_runs
     from concord.runs.run import resolved_paths
-    from concord.training.options import RunConfig
+    from concord.training.options import TrainConfig
 
-    where = RunConfig().with_options(output=options.output, tracking_uri=options.tracking_uri, address=options.address)
+    computing = ("output", "tracking_uri", "address", "use_gpu", "data_dir")
+    where = TrainConfig().with_options(**{option: getattr(options, option) for option in computing})
     where = where.with_options(**resolved_paths(where))
     settings = Settings(
         epsilon=options.epsilon, radius=options.radius, pairs=options.pairs, parts=options.parts, seed=options.seed
@@ -95,8 +94,6 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
             asked=asked,
             settings=settings,
             where=where,
-            data_dir=options.data_dir,
-            use_gpu=options.use_gpu,
             again=options.again,
         )
         for name in options.name or (None,)

@@ -141,7 +141,7 @@ def with_own_rule(
         InputError: the rule cannot be used.
     """
     from concord.aggregation.rule_file import RuleFile
-    from concord.training.job import with_rule
+    from concord.training.job import with_recorded_rule, with_rule
 
     early, others = _early_values(words, "aggregator")
     named = early.aggregator
@@ -155,10 +155,7 @@ def with_own_rule(
     recorded, sources = (None, {}) if file is None else (file.rule, file.sources)
     if record is not None:
         recorded, sources = record["config"].get("aggregator"), record.get("sources", {})
-    if not RuleFile.is_reference(str(recorded)):
-        return job, list(words)
-    path, rule = RuleFile.parts(str(recorded))
-    return with_rule(job, RuleFile(path, sources[path], rule)), list(words)
+    return with_recorded_rule(job, recorded, sources), list(words)
 
 
 def _early_values(words: Sequence[str], *options: str) -> tuple[argparse.Namespace, list[str]]:

@@ -1,6 +1,7 @@
 """What commands print: lines of progress, and tables."""
 
 import logging
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,14 @@ def info(line: str, level: int = logging.INFO) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def output_closed() -> bool:
+    """Whether what read standard output or error has ended, as ``head`` does after its lines."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output."""
     from rich.box import SIMPLE_HEAD
@@ -29,6 +38,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_row(*map(escape, row))
     # Where output is no terminal, a narrow default width would break every row.
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def show(parts: Sequence[str | tuple[Sequence[str], Sequence[Sequence[str]]] | Mapping[str, Any]]) -> None:
+    """Lines, tables, and mappings as tables by their titles, on standard output."""
+    for part in parts:
+        if isinstance(part, str):
+            print(part)
+        elif isinstance(part, Mapping):
+            for title, value in part.items():
+                nested_table(title, value)
+        else:
+            table(*part)
 
 
 _Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and what is there

@@ -1,7 +1,6 @@
 """Commands that run jobs on this machine, or on the cluster it belongs to: jobs, train, tune, demo, data, report."""
 
 import contextlib
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.cli.job_options import read_command, tables_and_options
-from concord.cli.output import info, nested_table, table
+from concord.cli.output import info, nested_table, show, table
 from concord.cli.parsing import asks_for_help, job_and_words, parse
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
@@ -92,7 +91,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
     result = run_study(plan, info)
     if not as_json:
-        _print_study(result)
+        show(result.shown())
     return result.as_json()
 
 
@@ -109,26 +108,6 @@ def _earlier_study(job: Any, output: Path, name: str, words: Sequence[str]) -> M
     if record["job"] != job.name:
         raise InputError(f"--name {name}: is a study of job {record['job']}, not of {job.name}")
     return {**record, "config": {**record["config"], **record["options"], "name": name}}
-
-
-def _print_study(result: Any) -> None:
-    header, rows = result.best_table()
-    table([name.replace("_", " ") for name in header], rows)
-    table(*result.selections_table())
-    if result.reruns:
-        table(*result.reruns_table())
-    metric, direction = result.criterion.metric, result.criterion.direction
-    print(f"study     {result.record['name']}: {len(result.finished)} trials finished, {len(result.failed)} failed")
-    value = result.best.metrics.get(metric, math.nan)
-    chosen_by = f"selected by {result.criterion.label}: {metric} {value:.4g}, {direction}"
-    print(f"best      trial {result.best.run.trial}, {chosen_by}")
-    if result.record["oracle"]:
-        print(f"oracle    the o.o.d. test decided over {result.record['oracle']}")
-    if result.registration:
-        print(f"model     {result.registration}")
-    print(f"figures   {(result.kept / 'figures').display_path}")
-    if result.seconds:
-        print(f"seconds   {result.seconds:.1f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,33 +204,12 @@ def _require_disk(option: str, path: Path | None, why: str) -> None:
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
     job, rest = job_and_words(words, "report")
-    from concord.cli.comparing import report_comparisons
-    from concord.studies.options import combined
-    from concord.studies.report import StudyReport, report_studies
+    from concord.studies.report import report_groups, report_options
 
     tables, rest = tables_and_options(rest)
-    making = job.job.report
-    kind: type[Any] = StudyReport if making is None else combined(making.options, StudyReport)
-    options = parse(kind, rest, f"concord report {words[0]}")
+    options = parse(report_options(job), rest, f"concord report {words[0]}")
     _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
-    result: dict[str, Any] = {"job": job.name}
-    compared: Mapping[str, Any] = {}
-    if not options.only_studies:
-        compared = report_comparisons(job, tables, options.output, options.name, options.results, as_json)
-    own = making is not None and not options.only_studies and not tables
-    if own:
-        result |= making.make(options, info)
-    studies, of_studies = ([], {}) if tables else report_studies(job.name, options, info)
-    if not studies and not own and not compared:
-        raise InputError(f"report: job {job.name} has no study in {options.output}; concord tune {words[0]} makes one")
-    figures = {name: path for each in (result, compared, of_studies) for name, path in each.get("figures", {}).items()}
-    shown = dict(result)
-    result |= {**compared, **of_studies, "figures": figures}
+    result, shown = report_groups(job, tables, options, info)
     if not as_json:
-        for study in studies:
-            if study.finished:
-                _print_study(study)
-        for name, value in (shown | of_studies | {"figures": figures}).items():
-            if isinstance(value, Mapping) and value:
-                nested_table(name, value)
+        show(shown)
     return result

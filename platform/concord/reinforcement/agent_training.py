@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
-from concord.errors import CheckpointError, RunFailedError, first_line
+from concord.errors import CheckpointError, TrainingFailedError, first_line
 from concord.machine import machine
 from concord.redaction import redact_words
 from concord.reinforcement.actor_critic import ActorCritic, Policy
@@ -102,7 +102,7 @@ def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
     """Sample a batch and learn from it; gives its metrics.
 
     Raises:
-        RunFailedError: a learner or runner of its own raised. One that died is an outage, which Ray reports.
+        TrainingFailedError: a learner or runner of its own raised. One that died is an outage, which Ray reports.
     """
     from ray.exceptions import RayTaskError
 
@@ -111,7 +111,7 @@ def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
         learned = algorithm.step_batch(progress.steps)
     except RayTaskError as error:
         cause = error.cause or error
-        raise RunFailedError(f"training failed: {type(cause).__name__}: {first_line(cause)}") from error
+        raise TrainingFailedError(f"{type(cause).__name__}: {first_line(cause)}") from error
     progress.steps += algorithm.batch_steps
     progress.late = (progress.late + algorithm.returns.tolist())[-_LATE_EPISODES:]
     metrics: dict[str, float] = {

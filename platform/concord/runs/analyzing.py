@@ -5,10 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from concord.analysis.consistency.network import Settings
 from concord.errors import ArgumentError, InputError, RunFailedError, to_be_sent
@@ -18,15 +15,17 @@ from concord.options import option_values
 from concord.redaction import redact
 from concord.runs.consistency import DataAsked, analyzed
 from concord.runs.consistency_report import as_json, draw, metrics_of
+from concord.runs.execute import only_process
 from concord.runs.folder import run_folder
 from concord.runs.progress import Display, on_terminal
+from concord.runs.resources import check_gpus, check_local_gpus, require_resources
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
 from concord.tracking import Store
 from concord.training.job import job_from_source
-from concord.training.options import RUNTIME_OPTIONS, RunConfig
+from concord.training.options import RUNTIME_OPTIONS, RunConfig, TrainConfig
 from concord.training.process import tune_process
 
 FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
@@ -46,9 +45,7 @@ class ModelToAnalyze:
         through: another run, through whose solution slices go.
         asked: on which examples.
         settings: what is measured.
-        where: where runs and data are, as options of a run.
-        data_dir: where the data are, if not where the run had them.
-        use_gpu: compute on a GPU.
+        where: where runs are, and the data if not where the run had them, and where to compute, as a run's options.
         again: also if the same was found before.
     """
 
@@ -59,9 +56,7 @@ class ModelToAnalyze:
     through: str | None = None
     asked: DataAsked
     settings: Settings
-    where: RunConfig
-    data_dir: Path | None = None
-    use_gpu: bool = False
+    where: TrainConfig
     again: bool = False
 
     @property
@@ -78,9 +73,10 @@ def analyze(models: Sequence[ModelToAnalyze], info: Info) -> list[dict[str, Any]
     What is found of a model is kept in its run's folder and in MLflow at once, and is not measured again.
 
     Raises:
-        InputError: a model is not there, or cannot be analyzed; or several are not comparable.
+        InputError: a model is not there, or cannot be analyzed; or several are not comparable; or there is no GPU.
         RunFailedError: one could not be analyzed.
     """
+    (check_local_gpus if len(models) == 1 else check_gpus)(models[0].where)
     trained = [_load(model) for model in models]
     require_comparable(trained)
     found = [None if model.again else _kept(model, each) for model, each in zip(models, trained, strict=True)]
@@ -150,8 +146,8 @@ def _load(model: ModelToAnalyze) -> TrainedModel:
     job = job_from_source(model.path, model.source)
     if model.version is not None:
         store = Store.open(model.where.run.output, model.where.run.tracking_uri)
-        return model_of_version(job, store, model.version, model.data_dir)
-    return model_of_run(job, model.where.run.output, str(model.name), model.data_dir)
+        return model_of_version(job, store, model.version, model.where.data.data_dir)
+    return model_of_run(job, model.where.run.output, str(model.name), model.where.data.data_dir)
 
 
 def _folder(model: ModelToAnalyze, trained: TrainedModel) -> Folder:
@@ -177,13 +173,11 @@ def _analyze(
 ) -> dict[str, Any]:
     """Analyze one model, and keep what is found."""
     tune_process()
-    if model.use_gpu and not torch.cuda.is_available():
-        raise InputError("--use-gpu: PyTorch finds no GPU here")
-    device = torch.device("cuda" if model.use_gpu else "cpu")
+    check_local_gpus(model.where)
     through = None
     if model.through is not None:
-        through = model_of_run(trained.job, model.where.run.output, model.through, model.data_dir)
-    analysis = analyzed(trained, model.asked, model.settings, device, through, advance)
+        through = model_of_run(trained.job, model.where.run.output, model.through, model.where.data.data_dir)
+    analysis = analyzed(trained, model.asked, model.settings, only_process(model.where).device, through, advance)
     folder = _folder(model, trained)
     here = folder.path / FOLDER
     here.mkdir(parents=True, exist_ok=True)
@@ -227,9 +221,8 @@ def _by_ray(models: Sequence[tuple[int, ModelToAnalyze]], info: Info) -> Iterato
         import ray
 
         _require_shared_store(where)
-
-        gpus = 1 if models[0][1].use_gpu else 0
-        task: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(_task)
+        require_resources(where, info)
+        task: Any = ray.remote(num_cpus=1, num_gpus=where.gpu_request()[0], max_retries=2)(_task)
         running = {task.remote(model, context()): (place, model) for place, model in models}
         done, failure = 0, None
         with _bar(f"{len(models)} models") as advance:

@@ -4,6 +4,7 @@ One worker trains in the process that asks. Several workers, or an address, mean
 evaluations (metrics of steps, checkpoints, artifacts) goes to a *sink*, in order, as events of the run's record.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from concord import logs
 from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
-from concord.errors import InputError, JobFailedError, RunFailedError, first_line
+from concord.errors import InputError, RunFailedError, TrainingFailedError, first_line
 from concord.gradients import NonFiniteGradientError
 from concord.runs.checkpoints import CHECKPOINTS
 from concord.runs.failures import is_outage
@@ -49,6 +50,7 @@ class RunSpec:
         rule: the user's own that is trained with, if it is.
         options: the configuration's values; its class is the job's, which a worker makes from the source.
         folder: for checkpoints and files; None keeps none.
+        on_ray_train: whether workers of Ray Train train it; otherwise the process that executes it does.
         scratch: for Ray Train's own files, which every node reaches; one in ``folder`` if not given.
         left_out: a training environment that is not to be trained on.
         log_context: how it logs.
@@ -61,6 +63,7 @@ class RunSpec:
     rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
     folder: Folder | None = None
+    on_ray_train: bool = False
     scratch: Folder | None = None
     left_out: str | None = None
     log_context: logs.Context = field(default_factory=logs.context)
@@ -76,7 +79,7 @@ def ignore(name: str, /, **fields: Any) -> None:
 
 
 def needs_ray_train(config: RunConfig) -> bool:
-    """Whether a run trains on Ray Train, and not in this process."""
+    """Whether a run of these options trains on Ray Train, and not in the process of its command."""
     if not isinstance(config, TrainConfig):
         return False  # a loop of the job's own starts what it needs
     parallel = config.parallel
@@ -91,9 +94,17 @@ def only_process(config: RunConfig) -> ProcessContext:
 
 
 def execute(
-    spec: RunSpec, job: JobFile, config: RunConfig, sink: Sink, start: str | None
+    spec: RunSpec,
+    job: JobFile,
+    config: RunConfig,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None = None,
 ) -> Generator[Evaluation, None, None]:
     """Train a run, and give every evaluation as it comes. Closing the iterator ends the training.
+
+    After an outage, training goes on from the last checkpoint; without checkpoints it begins again, and only new
+    evaluations are given.
 
     Args:
         spec: the run.
@@ -101,16 +112,34 @@ def execute(
         config: the options of the spec.
         sink: takes what else happens.
         start: the name of the checkpoint to go on from; None begins anew.
+        load: gives the data in this process, where they are there already; the job's own if None.
 
     Raises:
         InputError: the data, or the checkpoint, do not fit.
-        RunFailedError: training failed; a JobFailedError where the job's own code raised.
+        TrainingFailedError: training failed.
     """
-    if needs_ray_train(config):
+    if spec.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray
 
-        yield from evaluations_on_ray(spec, config, sink, start)
-        return
+        evaluations = evaluations_on_ray(spec, config, sink, start)
+    else:
+        evaluations = _evaluations_in_this_process(spec, job, config, sink, start, load)
+    latest = (-1, -1)
+    with contextlib.closing(evaluations):
+        for evaluation in evaluations:
+            if spec.folder is not None or (evaluation.epoch, evaluation.step) > latest:
+                latest = (evaluation.epoch, evaluation.step)
+                yield evaluation
+
+
+def _evaluations_in_this_process(
+    spec: RunSpec,
+    job: JobFile,
+    config: RunConfig,
+    sink: Sink,
+    start: str | None,
+    load: Callable[[], WorkerData] | None,
+) -> Generator[Evaluation, None, None]:
     process, max_failures = only_process(config), parallel_of(config).max_failures
 
     def keep_place(name: str, /, **fields: Any) -> None:
@@ -120,7 +149,7 @@ def execute(
 
     for failures in itertools.count():
         try:
-            yield from evaluations_here(spec, job.job, config, process, keep_place, start)
+            yield from evaluations_here(spec, job.job, config, process, keep_place, start, load)
             return
         except (Exception, SystemExit) as error:
             mended = isinstance(error, Exception) and is_outage(error)
@@ -131,14 +160,15 @@ def execute(
             raise failure(error, spec.path) from error
 
 
-def failure(error: BaseException, path: str) -> RunFailedError:
+def failure(error: BaseException, path: str) -> TrainingFailedError:
     """What ended a training, as one line; where the job in this file raised it, with its traceback beside the line."""
-    if isinstance(error, NonFiniteGradientError):
-        return RunFailedError(str(error))
+    if isinstance(error, TrainingFailedError):
+        return error
+    if isinstance(error, NonFiniteGradientError | RunFailedError):
+        return TrainingFailedError(first_line(error))
     if isinstance(error, Exception) and is_outage(error):
-        told = first_line(error) if isinstance(error, RunFailedError) else reason(error, path)
-        return RunFailedError(f"training failed: {told}")
-    return JobFailedError(f"training failed: {reason(error, path)}", own_traceback(error, path))
+        return TrainingFailedError(reason(error, path))
+    return TrainingFailedError(reason(error, path), own_traceback(error, path))
 
 
 def evaluations_here(

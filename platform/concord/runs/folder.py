@@ -28,7 +28,7 @@ def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
     return f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
 
 
-def recorded_config(config: RunConfig) -> dict[str, Any]:
+def recorded_config(config: OptionGroup) -> dict[str, Any]:
     """A configuration as JSON, without what is secret or of this machine."""
     # A tracking URI may hold a password; a run's record needs none.
     values = {key: value for key, value in option_values(config).items() if key not in {"tracking_uri", "address"}}

@@ -213,6 +213,7 @@ def _reserved(
     check: Callable[[Folder], dict[str, Any] | None],
 ) -> Iterator[Reserved]:
     """Lock the chosen folder and check it: another process may have changed it until now."""
+    new_output = not config.run.output.exists()
     store = Store.open(config.run.output, config.run.tracking_uri)
     with sigterm_as_interrupt() as termination:
         folder = choose()
@@ -230,6 +231,10 @@ def _reserved(
             finally:
                 if record is None and not reserved.begun:
                     shutil.rmtree(folder.path, ignore_errors=True)
+                if record is None:  # nothing of a refused one is left: the folders above it, where they are empty
+                    for above in list(folder.path.parents)[: 1 + new_output]:
+                        with contextlib.suppress(OSError):
+                            above.rmdir()
 
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:

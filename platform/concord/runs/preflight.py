@@ -1,7 +1,6 @@
 """What is tried before anything of a run is written or started: wrong input is found here, within a second or so."""
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from concord.gradients import Batch
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
 from concord.runs.champion import required
-from concord.runs.resources import check_resources, waiting_minutes
+from concord.runs.resources import check_gpus
 from concord.source_file import reason
 from concord.training.evaluation import (
     Measure,
@@ -69,7 +68,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
             example = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
         return Checked(Environments.none(), example, dict(loop.metrics), dict(loop.metrics))
-    _check_gpus(config)
+    check_gpus(config)
     with _blamed(job, "its environments cannot be made"):
         environments = job.job.environments(config)
     if not isinstance(environments, Environments):
@@ -231,23 +230,6 @@ def _reported(
     ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
     worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
     return {**reported, **worst, **spread, "kept_fraction": None}
-
-
-def _check_gpus(config: TrainConfig) -> None:
-    """Refuse GPUs that this machine does not have, if Ray is to start here, before it takes its seconds to start."""
-    if not config.parallel.use_gpu:
-        return
-    import ray
-
-    if ray.is_initialized():
-        if waiting_minutes(config) == 0:
-            check_resources(config)
-    elif (
-        not (config.run.address or os.environ.get("RAY_ADDRESS"))
-        and config.parallel.workers > torch.cuda.device_count()
-    ):
-        found = torch.cuda.device_count()
-        raise InputError(f"--use-gpu: {config.parallel.workers} workers want a GPU each; this machine has {found}")
 
 
 @contextlib.contextmanager

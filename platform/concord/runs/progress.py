@@ -14,7 +14,6 @@ from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_
 
 _SAY_EVERY_SECONDS = 10.0
 _SHOWN = ("train_accuracy", "ood_accuracy", "train_return", "unseen_return", "train_loss", "ood_loss", "kept_fraction")
-_STARTING = "starting workers"
 _NO_BREAK_SPACE = "\u00a0"
 
 
@@ -92,10 +91,10 @@ class RunProgress:
         if self._display is not None:
             self._display.waiting(what)
 
-    def training(self, epochs: int) -> None:
-        """Training begins; it ends with this epoch."""
+    def training(self, epochs: int, first: str) -> None:
+        """Training begins with what ``first`` says; it ends with this epoch."""
         self._epochs, self._shown_at = epochs, time.monotonic()
-        self.waiting(_STARTING)
+        self.waiting(first)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Show these metrics with those that came before."""

@@ -8,12 +8,12 @@ the result is the undisturbed run's, but for the order in which numbers are adde
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from concord import logs
-from concord.errors import InputError, RunFailedError, to_be_sent
+from concord.errors import InputError, TrainingFailedError, to_be_sent
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
@@ -36,19 +36,21 @@ _TAKE_SECONDS = 0.5
 _SCRATCH = "ray-train"
 
 
-def evaluations_on_ray(spec: RunSpec, config: RunConfig, sink: Sink, start: str | None) -> Iterator[Evaluation]:
+def evaluations_on_ray(
+    spec: RunSpec, config: RunConfig, sink: Sink, start: str | None
+) -> Generator[Evaluation, None, None]:
     """Train in ``--workers`` Ray Train workers, in the Ray that this process is connected to.
 
     Raises:
         InputError: the data, or the checkpoint, do not fit; found by a worker.
-        RunFailedError: training failed, also after ``--max-failures`` replacements.
+        TrainingFailedError: also after ``--max-failures`` replacements.
     """
     import ray
 
     scratch = spec.scratch or (spec.folder or Folder(config.run.output)) / _SCRATCH
     actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Channel)
     channel = actor.remote(start)
-    training, latest = _Training(spec, config, channel, scratch), 0
+    training = _Training(spec, config, channel, scratch)
     training.start()
     try:
         while True:
@@ -58,14 +60,12 @@ def evaluations_on_ray(spec: RunSpec, config: RunConfig, sink: Sink, start: str 
                     raise message.fields["error"]
                 if message.name != "evaluated":
                     sink(message.name, **message.fields)
-                elif spec.folder is not None or message.fields["epoch"] > latest:
-                    # Without checkpoints, workers that take the place of others begin from nothing.
-                    latest = message.fields["epoch"]
+                else:
                     yield Evaluation(**message.fields)
             if over:
                 break
         if training.error is not None:
-            raise RunFailedError(f"training failed: {_reason(training.error, spec)}") from training.error
+            raise TrainingFailedError(_reason(training.error, spec)) from training.error
     finally:
         if training.is_alive():
             channel.stop.remote()

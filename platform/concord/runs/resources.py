@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
+
 from concord.errors import InputError
 from concord.runs.cluster_address import LOCAL, cluster_address
 from concord.training.options import RunConfig
@@ -33,6 +35,26 @@ def check_resources(config: RunConfig) -> None:
     for kind, (needed, words) in _requests(config).items():
         if needed > there.get(kind, 0.0):
             raise InputError(f"{words}; the Ray cluster has {there.get(kind, 0.0):g}")
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Refuse GPUs (InputError) that the Ray session lacks, or this machine where Ray would start here."""
+    if config.gpu_request()[0] == 0:
+        return
+    import ray
+
+    if not ray.is_initialized():
+        if cluster_address(config)[0] == LOCAL:
+            check_local_gpus(config)
+    elif waiting_minutes(config) == 0:
+        check_resources(config)
+
+
+def check_local_gpus(config: RunConfig) -> None:
+    """Refuse GPUs that this machine does not have (InputError)."""
+    needed, words = config.gpu_request()
+    if needed > (found := torch.cuda.device_count()):
+        raise InputError(f"{words}; this machine has {found}")
 
 
 def _requests(config: RunConfig) -> dict[str, tuple[float, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from concord.environments.summary import DataSummary
-from concord.errors import InputError, JobFailedError, RunFailedError
+from concord.errors import InputError, RunFailedError, TrainingFailedError
 from concord.options import option_values
 from concord.record import Events
 from concord.runs.champion import criterion_of, required, shortfall
@@ -146,7 +146,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
                 info(f"Ray dashboard {described(dashboard)}")
             if not begun.resumed and environments.train:
                 begun.store.log_json(begun.run_id, environments.by_purpose(), "environments.json")
-            progress.training(job.epochs(config))
+            progress.training(job.epochs(config), "starting workers" if needs_ray_train(config) else "loading data")
             outcome, data = _trained(job, config, begun, progress, info)
             session.close()  # Ray's processes are not needed for the rest
             progress.waiting("drawing figures, registering the model")
@@ -194,20 +194,22 @@ def _trained(
             events.sync()
             remove_older(kept, events.own.checkpoints)
 
-    if not needs_ray_train(config):
+    on_ray_train = needs_ray_train(config)
+    if not on_ray_train:
         tune_process()
-    spec = RunSpec(job.path, job.source, job.rule, option_values(config), kept)
+    spec = RunSpec(job.path, job.source, job.rule, option_values(config), kept, on_ray_train=on_ray_train)
     with contextlib.closing(execute(spec, job, config, take, start)) as evaluations:
         try:
             for evaluation in evaluations:
                 events.append("evaluated", **evaluation._asdict())
                 progress.show({**evaluation.metrics, "epoch": float(evaluation.epoch)})
-        except JobFailedError as error:
-            info(error.traceback)
+        except TrainingFailedError as error:
+            if error.traceback:
+                info(error.traceback)
             raise
     history = tuple(Evaluation(*moment, metrics) for moment, metrics in sorted(events.own.evaluations.items()))
     if not history:
-        raise RunFailedError(f"training failed: the loop of job {job.name} gave no evaluation")
+        raise TrainingFailedError(f"the loop of job {job.name} gave no evaluation")
     return Outcome(history, time.perf_counter() - started, history[-1].step), data
 
 

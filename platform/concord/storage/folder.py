@@ -74,11 +74,7 @@ class Folder:
             InputError: it cannot be written to.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._not_writable(error) from error
-        try:
-            self.path.mkdir()
+            self.path.mkdir(parents=True)
         except FileExistsError:
             return False
         except OSError as error:

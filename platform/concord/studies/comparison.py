@@ -2,33 +2,31 @@
 
 import dataclasses
 import itertools
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from concord import logs
-from concord.analysis.figures import save
 from concord.errors import RunFailedError, StoppedError
 from concord.machine import machine
 from concord.record import read_history
-from concord.redaction import redact
 from concord.runs.tags import run_tags
 from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
-from concord.studies.plan import place_words
 from concord.studies.progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
+from concord.studies.results import FIGURES, GroupResult, write_results
 from concord.studies.selection import Judge
-from concord.studies.tables import KeptLine, Table, cell, markdown, results_file, write_lines
+from concord.studies.tables import KeptLine, Shown, Table, as_lines, cell, markdown, results_file
 from concord.training import FinishedRun
 
-TABLES, FIGURES = "tables", "figures"
+TABLES = "tables"
 
 
-@dataclass(frozen=True)
-class ComparisonResult:
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult(GroupResult):
     """Tables as far as there are runs for them.
 
     Attributes:
@@ -38,8 +36,6 @@ class ComparisonResult:
         finished: how many different runs those are.
         failed: the failures of the others, by the runs' names.
         missing: the runs that nobody has trained yet, by table.
-        figures: by name, where those that were drawn are.
-        seconds: that this call took; 0 if it was only read.
     """
 
     plan: ComparisonPlan
@@ -48,13 +44,39 @@ class ComparisonResult:
     finished: int
     failed: Mapping[str, str]
     missing: Mapping[str, Sequence[PlannedRun]]
-    figures: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
 
-    @property
-    def folder(self) -> Path:
-        """Where it is on this machine."""
-        return self.plan.folder
+    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+        """Those of the tables that have a run of every configuration."""
+        found: dict[str, Figure] = {}
+        for table in self.tables:
+            runs, draws = self.runs[table.name], table.comparison.figures
+            if draws and (lacking := [name for name in table.comparison.configurations if name not in runs]):
+                info(f"{table.name}: no figures yet, since there is no run of {', '.join(lacking)}")
+                continue
+            found |= {name: draw(runs) for name, draw in draws.items()}
+        return found
+
+    def files(self) -> Mapping[str, bytes]:
+        """The tables, and what they are made of."""
+        made_of = {
+            f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.lines) for table in self.tables
+        }
+        return made_of | {f"{TABLES}/{table.name}.md": markdown(table.cells()).encode() for table in self.tables}
+
+    def summary(self) -> Mapping[str, float]:
+        """How many runs ended how."""
+        return {"finished": float(self.finished), "failed": float(len(self.failed))}
+
+    def shown(self) -> list[Shown]:
+        """The tables, and where they and the figures are kept."""
+        parts: list[Shown] = [table.cells() for table in self.tables]
+        parts += [
+            f"runs      {self.finished} finished, {len(self.failed)} failed",
+            f"tables    {(self.kept / TABLES).display_path}",
+        ]
+        if self.drawn:
+            parts.append(f"figures   {(self.kept / FIGURES).display_path}")
+        return [*parts, f"seconds   {self.seconds:.1f}"]
 
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord compare --json``."""
@@ -69,17 +91,12 @@ class ComparisonResult:
             "seconds": round(self.seconds, 3),
             "rows": [row for table in self.tables for row in table.rows()],
             "artifacts": str(self.folder),
-            "figures": dict(self.figures),
+            "figures": dict(self.drawn),
         }
 
 
-def run_comparison(plan: ComparisonPlan, words: Sequence[str], info: Callable[[str], None]) -> ComparisonResult:
+def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> ComparisonResult:
     """Train what is missing, and keep runs, tables and figures.
-
-    Args:
-        plan: what is wanted.
-        words: the command's options, for the record.
-        info: takes a line of progress.
 
     Raises:
         InputError: something cannot be used; nothing of a new comparison is left.
@@ -91,32 +108,15 @@ def run_comparison(plan: ComparisonPlan, words: Sequence[str], info: Callable[[s
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
         with open_group(plan, plan.description(), info) as pool:
-            group = pool.group
-            group.describe(tables={**group.record["tables"], **{table: list(words) for table in plan.tables}})
-            _train(plan, pool, command(plan, words), info)
-            result = write_results(read_results(plan, pool.runs), info)
-            for part in (TABLES, FIGURES):
-                for file in sorted((plan.folder / part).glob("*")):
-                    group.keep_artifact(f"{part}/{file.name}")
-            counts = {"finished": float(result.finished), "failed": float(len(result.failed))}
-            group.events.append("metrics", step=0, metrics=counts)
+            pool.group.describe(**plan.asked_of(pool.group.record))
+            _train(plan, pool, info)
+            result = write_results(read_comparison(plan, pool.runs), info, pool.group)
     except StoppedError:
-        again = command(plan, [*words, *where(plan)])
-        raise StoppedError(f"stopped; what was finished is kept; continue with {again}") from None
+        raise StoppedError(f"stopped; what was finished is kept; continue with {plan.command(plan.place)}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
-def command(plan: ComparisonPlan, words: Sequence[str]) -> str:
-    """The command that makes the tables, or goes on with them."""
-    return shlex.join(["concord", "compare", plan.job.reference, *plan.tables, *map(redact, words)])
-
-
-def where(plan: ComparisonPlan) -> list[str]:
-    """The options that say where a comparison is kept, unless it is at its usual place."""
-    return [*(["--name", plan.name] if plan.name != plan.job.name else []), *place_words(plan.base.run.output)]
-
-
-def _train(plan: ComparisonPlan, pool: Any, origin: str, info: Callable[[str], None]) -> None:
+def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
     kept, by_identity = KeptRuns(pool.runs), dict[str, PlannedRun]()
     for run in itertools.chain.from_iterable(plan.runs.values()):
         by_identity.setdefault(run.identity, run)  # of a run that several tables have, the first one gives it its name
@@ -124,7 +124,7 @@ def _train(plan: ComparisonPlan, pool: Any, origin: str, info: Callable[[str], N
     progress = GroupProgress("runs", len(wanted), info)
     tags = run_tags(plan.job.name, plan.job.path)
     commit = tags.get("concord.commit", f"version {tags['concord.version']}")
-    from_here = {"command": origin, "machine": machine(), "commit": commit}
+    from_here = {"command": plan.command(), "machine": machine(), "commit": commit}
     proposals = []
     number = len(pool.runs.begun("run"))
     for run in wanted:
@@ -157,7 +157,7 @@ def _train(plan: ComparisonPlan, pool: Any, origin: str, info: Callable[[str], N
         raise RunFailedError(f"every run failed ({len(failures)}): {failures[0]}")
 
 
-def read_results(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
+def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
     """What there is of the plan's runs; as its folder has them where no runs are given."""
     kept = KeptRuns(GroupRuns(read_history(plan.kept)) if runs is None else runs)
     tables: list[Table] = []
@@ -183,24 +183,12 @@ def read_results(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Compari
                 lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, ended.run.origin))
         tables.append(Table(name, comparison, lines))
         found[name] = rows
-    return ComparisonResult(plan, tables, found, len(distinct), failed, missing)
-
-
-def write_results(result: ComparisonResult, info: Callable[[str], None]) -> ComparisonResult:
-    """Draw the figures and write the tables with what they are made of; gives the result with its figures."""
-    folder, figures = result.folder, dict[str, str]()
-    write_runs(result, folder / TABLES)
-    for table in result.tables:
-        (folder / TABLES / f"{table.name}.md").write_text(markdown(table.cells()), encoding="utf-8")
-        runs, draws = result.runs[table.name], table.comparison.figures
-        if draws and (lacking := [name for name in table.comparison.configurations if name not in runs]):
-            info(f"{table.name}: no figures yet, since there is no run of {', '.join(lacking)}")
-            continue
-        figures |= {name: str(save(draw(runs), folder / FIGURES / f"{name}.png")) for name, draw in draws.items()}
-    return dataclasses.replace(result, figures=figures)
-
-
-def write_runs(result: ComparisonResult, folder: Path) -> None:
-    """Keep what the tables are made of, a JSON line a run."""
-    for table in result.tables:
-        write_lines(table.lines, results_file(folder, result.plan.job.name, table.name))
+    return ComparisonResult(
+        kept=plan.kept,
+        plan=plan,
+        tables=tables,
+        runs=found,
+        finished=len(distinct),
+        failed=failed,
+        missing=missing,
+    )

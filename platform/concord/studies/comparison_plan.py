@@ -3,26 +3,39 @@
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, as_option
-from concord.options import did_you_mean, fits, kind_of, option_values, options_of, require_one_way, with_alternatives
-from concord.runs.folder import recorded_config
+from concord.options import (
+    as_words,
+    did_you_mean,
+    fits,
+    kind_of,
+    option_values,
+    options_of,
+    require_one_way,
+    with_alternatives,
+)
+from concord.runs.folder import recorded_config, restored_config
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
 from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.studies.options import CompareCommand, CompareOptions
-from concord.studies.plan import GroupPlan, check_group
+from concord.studies.options import CompareCommand, CompareOptions, compare_options_for
+from concord.studies.plan import GroupPlan, check_group, place_words
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
+from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
 
+# The options that say where a comparison is and runs; a later report of it is not told them again.
+_WHERE = ("output", "name", "tracking_uri", "address", "concurrent", "gpus_per_trial")
 METHODS = "methods"  # in place of a table's name: a study of each method
 DATA = "data version"  # among a run's options in the record; no option has a space in its name
 
@@ -94,11 +107,28 @@ class ComparisonPlan(GroupPlan):
     Attributes:
         tables: what is compared, by the tables' names.
         runs: what each table needs, by its name.
+        given: the options that the command line named, as JSON, without those that say where it is and runs.
     """
 
     kind = "comparison"
     tables: Mapping[str, Comparison]
     runs: Mapping[str, Sequence[PlannedRun]]
+    given: Mapping[str, Any]
+
+    @property
+    def place(self) -> list[str]:
+        """The options that say where it is kept, unless it is at its usual place."""
+        return [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
+
+    def command(self, place: Sequence[str] = ()) -> str:
+        """The command that makes the tables, or goes on with them."""
+        return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
+
+    def asked_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What is recorded of what this and earlier commands asked for, by table, with the files that it names."""
+        asked = {**record.get("asked", {}), **dict.fromkeys(self.tables, self.given)}
+        sources = {**record.get("sources", {}), **self.base.sources()}
+        return {"asked": asked, **({"sources": sources} if sources else {})}
 
     @property
     def detail(self) -> tuple[str, ...]:
@@ -108,7 +138,7 @@ class ComparisonPlan(GroupPlan):
     def description(self) -> Description:
         """How a new one is recorded and shown."""
         tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
-        return Description(self.experiment, {}, tags, {"tables": {}})
+        return Description(self.experiment, {}, tags)
 
     def proposal(self, run: PlannedRun, number: int, origin: Mapping[str, str]) -> RunProposal:
         """A run as the pool takes it. Its parameters are the options that the table or the command line has chosen."""
@@ -200,7 +230,29 @@ def plan_comparison(
     for (table, row), config in configs.items():
         for seed in _seeds(chosen[table], asked):
             runs[table].append(_planned(job, table, row, config.with_options(seed=seed), versions))
-    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs)
+    recorded = {name: value for name, value in recorded_config(command).items() if name in given and name not in _WHERE}
+    return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded)
+
+
+def plan_as_recorded(
+    job: JobFile, table: str, record: Mapping[str, Any], output: Path, name: str | None
+) -> ComparisonPlan:
+    """The plan of a table as the command asked for it that trained it last, to find its runs.
+
+    Args:
+        job: what was trained.
+        table: its name.
+        record: of the comparison; empty if there is none.
+        output: the output folder.
+        name: of the comparison; the job's if None.
+
+    Raises:
+        InputError: the job has no such table, or the recorded options do not fit it any more.
+    """
+    given = record.get("asked", {}).get(table, {})
+    job = with_recorded_rule(job, given.get("aggregator"), record.get("sources", {}))
+    command = restored_config(compare_options_for(job.job.config), given).with_options(output=output, name=name)
+    return plan_comparison(job, [table], command, given, check=False)
 
 
 def _seeds(comparison: Comparison, options: CompareOptions) -> range:

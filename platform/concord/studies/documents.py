@@ -45,7 +45,7 @@ def documented(job: str, name: str, results: Path) -> str:
         InputError: it or its file is not there.
     """
     file = load_job(job)
-    path = results_file(results, file.name, name)
+    path = results / results_file(file.name, name)
     tables = {} if name == ANALYZED else comparisons_of(file)
     if name != ANALYZED and name not in tables:
         raise InputError(f"results of {job} {name}: no such table")
@@ -56,15 +56,20 @@ def documented(job: str, name: str, results: Path) -> str:
     if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is no row of {job} {name}")
     made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
-    commits = " and ".join(commit[:_LETTERS] for commit in made_by["commit"])
+    commits = " and ".join(dict.fromkeys(map(_short, made_by["commit"])))
     made = (
         f"`{'` and `'.join(made_by['command'])}` at commit {commits}; {' and '.join(made_by['machine'])}; {path.name}"
     )
     return f"\n{markdown(table.cells())}\n{made}\n"
 
 
-_LETTERS = 12  # of a commit
 _ORIGIN = ("command", "commit", "machine")
+
+
+def _short(commit: str) -> str:
+    """A commit by its first letters, and whether files were changed since."""
+    letters, dirty, _ = commit.partition("-dirty")
+    return letters[:12] + dirty
 
 
 def main(words: Sequence[str]) -> int:

@@ -98,10 +98,9 @@ def methods_options_for(job: JobFile) -> MethodsCommand:
     """The comparison's options and a job's, at their defaults.
 
     Raises:
-        InputError: the job trains in a way of its own, or has an option that means something else here.
+        InputError: the job has a loop of its own, or has an option that means something else here.
     """
-    if job.job.loop is not None:
-        raise InputError(f"compare {job.name} {METHODS}: this job trains in a way of its own; no method can be changed")
+    job.require_platform_loop(f"compare {METHODS}")
     return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
 
 
@@ -273,11 +272,11 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
     if len(found) < 2:
         said = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {said}")
-    return MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
+    result = MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
+    return dataclasses.replace(result, train=_train_command(plan, result))
 
 
-def train_command(plan: MethodsPlan, result: MethodsResult) -> str:
-    """The command that trains a model with the recommended method and its settings."""
+def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
     config, usual = config_at(of_method.base, of_method.space, study.best.run.point), option_values(plan.job.job.config)

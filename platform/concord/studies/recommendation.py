@@ -17,7 +17,7 @@ from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
 from concord.studies.results import StudyResult
 from concord.studies.selection import metric_on
-from concord.studies.tables import Cells, Column, table
+from concord.studies.tables import Cells, Column, Shown, table
 
 _DIGITS = 3
 # A difference of less than so many standard errors is one that other seeds may turn around.
@@ -34,6 +34,7 @@ class MethodsResult:
         failed: methods of which nothing is known, and why.
         environments: that each trial trained on.
         seconds: that it took.
+        train: the command that trains a model with the recommended method and its settings.
     """
 
     job: str
@@ -41,6 +42,7 @@ class MethodsResult:
     failed: Mapping[str, str]
     environments: int
     seconds: float = 0.0
+    train: str = ""
 
     @property
     def metric(self) -> str:
@@ -86,6 +88,16 @@ class MethodsResult:
         lines += [f"{method}: {failure.splitlines()[0]}" for method, failure in self.failed.items()]
         return lines
 
+    def shown(self) -> list[Shown]:
+        """The table, the recommendation, and how to follow it."""
+        return [
+            self.cells(),
+            *self.lines(),
+            f"train it  {self.train}",
+            f"studies   {', '.join(study.record['name'] for study in self.studies.values())}",
+            f"seconds   {self.seconds:.1f}",
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord compare JOB methods --json``."""
         rows = []
@@ -111,6 +123,7 @@ class MethodsResult:
             "recommended": self.recommended,
             "reasons": self.lines(),
             "seconds": round(self.seconds, 3),
+            "train": self.train,
         }
 
     @property

@@ -1,4 +1,4 @@
-"""The studies of a job side by side: figures drawn anew, methods over seeds, searches against each other."""
+"""What a job's groups of runs have in their records: its tables, its studies, and the studies against each other."""
 
 import json
 import math
@@ -13,17 +13,25 @@ from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
-from concord.record import RECORD
+from concord.record import RECORD, read_record
 from concord.storage import Folder
+from concord.studies.comparison import ComparisonResult, read_comparison
+from concord.studies.comparison_plan import comparison_name, comparisons_of, plan_as_recorded
+from concord.studies.options import combined
 from concord.studies.plan import group_folder
 from concord.studies.proposals import EndedRun
-from concord.studies.results import StudyResult, draw, read_result
+from concord.studies.results import StudyResult, read_study, write_results
 from concord.studies.selection import metric_on
+from concord.studies.tables import Shown, write_lines
+from concord.training import JobFile
+
+Info = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyReport:
-    """The studies of a job: best trials, what each selection chooses, methods over seeds, searches compared."""
+class ReportOptions:
+    """What of a job there is: its tables, as far as they have runs; its studies, what each selection chooses, methods
+    over seeds, searches compared."""
 
     # fmt: off
     studies: tuple[str, ...] = ()
@@ -41,39 +49,106 @@ class StudyReport:
     # fmt: on
 
 
-def report_studies(
-    job: str, options: StudyReport, info: Callable[[str], None]
-) -> tuple[list[StudyResult], dict[str, Any]]:
-    """Read the studies and draw their figures.
+def report_options(job: JobFile) -> type[Any]:
+    """The options of a job's report, with those of what the job itself reports."""
+    own = job.job.report
+    return ReportOptions if own is None else combined(own.options, ReportOptions)
+
+
+def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> tuple[dict[str, Any], list[Shown]]:
+    """Read what the records of a job's groups have, and draw it anew; nothing is trained.
+
+    Args:
+        job: with its file.
+        tables: names of tables, which are all that is shown then; none shows everything.
+        options: an instance of :func:`report_options`.
+        info: takes a line of progress.
 
     Returns:
-        The studies, oldest first, and what ``--json`` shows of them; nothing of either if there are none.
+        What ``--json`` shows, and what a reader is shown.
 
     Raises:
-        InputError: a study that is asked for is not there, or is another job's.
+        InputError: the job has no such table or study, or nothing to report.
     """
-    results = _results(job, options)
-    if not results:
-        return [], {}
-    figures: dict[str, str] = {}
-    folder, measure = options.output / "reports" / job, results[-1].measure
+    own = None if options.only_studies or tables else job.job.report
+    compared = {} if options.only_studies else _comparisons(job, tables, options, info)
+    reported: dict[str, Any] = {} if own is None else dict(own.make(options, info))
+    studies = [] if tables else _studies(job.name, options)
+    if own is None and not compared and not studies:
+        again = f"concord tune {job.reference} makes one"
+        raise InputError(f"report: job {job.name} has no study in {options.output}; {again}")
+    figures = dict(reported.pop("figures", {}))
+    for comparison in compared.values():
+        figures |= comparison.drawn
+    finished = [write_results(each, info) for each in studies if each.finished]
+    for study in finished:
+        figures |= {f"{study.record['name']} {name}": path for name, path in study.drawn.items()}
+    if studies:
+        folder = options.output / "reports" / job.name
 
-    def keep(name: str, figure: Any) -> None:
-        figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
+        def keep(name: str, figure: Any) -> None:
+            figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
-    for result in results:
+        reported |= _side_by_side(studies, options.best, keep)
+    shown: list[Shown] = [table.cells() for each in compared.values() if each.finished for table in each.tables]
+    for study in finished:
+        shown += study.shown()
+    mappings = {name: value for name, value in reported.items() if isinstance(value, Mapping)} | {"figures": figures}
+    shown.append({name: value for name, value in mappings.items() if value})
+    result = {"job": job.name, **reported, "figures": figures}
+    if compared:
+        result["tables"] = {name: each.as_json() for name, each in compared.items()}
+    if studies:
+        result["studies"] = [each.as_json() for each in finished]
+    return result, shown
+
+
+def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> dict[str, ComparisonResult]:
+    """The job's tables as far as their runs are there; ``info`` takes the commands that make the missing ones."""
+    if not job.job.comparisons and not tables:
+        return {}
+    folder = group_folder("comparison", options.output, comparison_name(job.name, options.name))
+    record = read_record(folder, "comparison") or {}
+    found = {}
+    for name in tables or comparisons_of(job):
+        plan = plan_as_recorded(job, name, record, options.output, options.name)
+        result = read_comparison(plan)
         if result.finished:
-            criterion, name = result.criterion, result.record["name"]
-            judged = f"judged by {criterion.metric}, {criterion.direction}"
-            info(f"study {name}: {len(result.finished)} trials, {judged}")
-            figures |= {f"{name} {path.stem}": str(path) for path in draw(result, info)}
-    shown: dict[str, Any] = {"studies": [result.as_json() for result in results if result.finished]}
+            result = write_results(result, info)
+            for table in result.tables if options.results is not None else ():
+                write_lines(table.lines, options.results, job.name, table.name)
+        found[name] = result
+        if lost := sum(map(len, result.missing.values())):
+            info(f"{name}: {lost} of {len(plan.runs[name])} runs are missing; {plan.command(plan.place)} makes them")
+        for run, failure in result.failed.items():
+            info(f"{run} failed: {failure.splitlines()[0]}")
+    return found
+
+
+def _studies(job: str, options: Any) -> list[StudyResult]:
+    """The studies that are named, or all of the job's, the oldest first."""
+    if options.studies:
+        results = [read_study(group_folder("study", options.output, name)) for name in options.studies]
+        for result in results:
+            name, of = result.record["name"], result.record["job"]
+            if of != job:
+                raise InputError(f"--studies {name}: is a study of job {of}, not of {job}")
+        return results
+    folder = group_folder("study", options.output, "any").place.parent
+    there = [read_study(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
+    return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])
+
+
+def _side_by_side(results: Sequence[StudyResult], most: int, keep: Callable[[str, Any], None]) -> dict[str, Any]:
+    """Methods over seeds, the best trials of each, and searches; ``keep`` takes the figures by name."""
+    shown: dict[str, Any] = {}
+    measure = results[-1].measure
     if methods := method_runs(results):
         shown["methods"] = {
             name: {split: median_and_range(runs[split]) for split in runs} for name, runs in methods.items()
         }
         keep("methods", methods_figure(methods, measure))
-    best = best_trials(results, options.best)
+    best = best_trials(results, most)
     if len(best) > 1:
         values = {method: each.values for method, each in best.items()}
         shown["best trials"] = {
@@ -87,12 +162,11 @@ def report_studies(
         keep("curves", mean_curves_figure(panels, measure))
     for name, searches in compared_searches(results).items():
         of, mode = max if searches.mode == "max" else min, searches.mode
-        reached = {
+        shown.setdefault("searches", {})[name] = {
             search: median_and_range([of(values) for values in found]) for search, found in searches.values.items()
         }
-        shown.setdefault("searches", {})[name] = reached
         keep(f"searches {name}", searches_figure(searches.values, searches.metric, mode))
-    return results, {**shown, "figures": figures}
+    return shown
 
 
 def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[float]]]:
@@ -174,17 +248,3 @@ def compared_searches(results: Sequence[StudyResult]) -> dict[str, ComparedSearc
             name = name if name not in found else f"{name}-{len(found) + 1}"
             found[name] = ComparedSearches(criterion.metric, criterion.mode, values)
     return found
-
-
-def _results(job: str, options: StudyReport) -> list[StudyResult]:
-    folder = group_folder("study", options.output, "any").place.parent
-    if options.studies:
-        results = [read_result(group_folder("study", options.output, name)) for name in options.studies]
-        for result in results:
-            if result.record["job"] != job:
-                raise InputError(
-                    f"--studies {result.record['name']}: is a study of job {result.record['job']}, not of {job}"
-                )
-        return results
-    there = [read_result(Folder(path.parent)) for path in folder.glob(f"*/{RECORD}")]
-    return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])

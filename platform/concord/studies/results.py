@@ -1,5 +1,6 @@
-"""What a study found: the best trials, what each selection would have chosen, its figures."""
+"""What a group of runs found, and how it is kept; of a study the best trials and what each selection would choose."""
 
+import abc
 import dataclasses
 import json
 import math
@@ -7,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from matplotlib.figure import Figure
 
 from concord.analysis.figures import save
 from concord.analysis.spread import median_and_range
@@ -19,9 +22,72 @@ from concord.storage import Folder
 from concord.studies.options import SELECTIONS
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.selection import Criterion, metric_on
-from concord.studies.tables import Cells, Column, Row, table
+from concord.studies.tables import Cells, Column, Row, Shown, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult(abc.ABC):
+    """A group of runs as its record has it.
+
+    Attributes:
+        kept: where the group is kept.
+        drawn: the figures' files, by name, once they are drawn.
+        seconds: that this call took; 0 if it was only read.
+    """
+
+    kept: Folder
+    drawn: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """Where it is on this machine."""
+        return self.kept.path
+
+    @abc.abstractmethod
+    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+        """Its figures, by name; ``info`` takes why one cannot be drawn."""
+
+    @abc.abstractmethod
+    def files(self) -> Mapping[str, bytes]:
+        """Its tables, by their paths in the folder."""
+
+    @abc.abstractmethod
+    def summary(self) -> Mapping[str, float]:
+        """The metrics of the group's own run in MLflow."""
+
+    @abc.abstractmethod
+    def shown(self) -> list[Shown]:
+        """What its command shows."""
+
+    @abc.abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """What its command shows with ``--json``."""
+
+
+Result = TypeVar("Result", bound=GroupResult)
+
+
+def write_results(result: Result, info: Callable[[str], None], group: Opened | None = None) -> Result:
+    """Draw a group's figures and write its tables into its folder; gives the result with the figures' files.
+
+    Args:
+        result: of the group.
+        info: takes why a figure cannot be drawn.
+        group: at work, which keeps them with its run; None if the group is only read.
+    """
+    figures, files = result.figures(info), result.files()
+    drawn = {name: str(save(figure, result.folder / FIGURES / f"{name}.png")) for name, figure in figures.items()}
+    for path, content in files.items():
+        (result.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (result.folder / path).write_bytes(content)
+    if group is not None:
+        for path in (*(f"{FIGURES}/{name}.png" for name in figures), *files):
+            group.keep_artifact(path)
+        group.events.append("metrics", step=0, metrics=dict(result.summary()))
+    return dataclasses.replace(result, drawn=drawn)
 
 
 @dataclass(frozen=True)
@@ -41,40 +107,31 @@ class Selected:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class StudyResult:
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(GroupResult):
     """A study as its record has it.
 
     Attributes:
-        kept: where the study is kept.
         record: what the study is, see :meth:`concord.studies.plan.StudyPlan.record`.
         finished: the trials that did, best first.
         failed: those that failed.
         ended: the finished trials in the order of their ends.
         left_out: metrics of environments left out afterwards, by trial.
         reruns: the best trial with other seeds: seed to metrics.
-        seconds: that this call took; 0 if it was only read.
     """
 
-    kept: Folder
     record: Mapping[str, Any]
     finished: Sequence[EndedRun]
     failed: Sequence[EndedRun]
     ended: Sequence[EndedRun]
     left_out: Mapping[int, Mapping[str, float]]
     reruns: Mapping[int, Mapping[str, float]]
-    seconds: float = 0.0
     criterion: Criterion = field(init=False)
     space: Space = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "criterion", Criterion(**self.record["criterion"]))
         object.__setattr__(self, "space", Space.from_json(self.record["identity"]["space"]))
-
-    @property
-    def folder(self) -> Path:
-        """Where it is on this machine."""
-        return self.kept.path
 
     @property
     def best(self) -> EndedRun:
@@ -165,6 +222,46 @@ class StudyResult:
         became = "the champion now" if self.record["champion"] else "not the champion"
         return f"{self.record['model']}: {became} ({self.record['registration']})"
 
+    def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
+        """How it went, and what mattered."""
+        criterion = self.criterion
+        trials = [
+            TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
+            for each in self.ended
+            if math.isfinite(each.metrics.get(criterion.metric, math.nan))
+        ]
+        return study_figures(trials, self.space, criterion.shown, criterion.mode, info)
+
+    def files(self) -> Mapping[str, bytes]:
+        """The best trials, and what ``--json`` shows."""
+        header, rows = self.best_table()
+        best = "".join(f"{','.join(line)}\n" for line in [header, *rows])
+        return {TABLE: best.encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
+
+    def summary(self) -> Mapping[str, float]:
+        """The metrics of the best trial, and how many trials ended how."""
+        best = {f"best_{name}": value for name, value in self.metrics(self.best).items()}
+        return best | {"finished": float(len(self.finished)), "failed": float(len(self.failed))}
+
+    def shown(self) -> list[Shown]:
+        """The best trials, what each selection would have chosen, the new seeds; and what became of the best one."""
+        header, rows = self.best_table()
+        parts: list[Shown] = [([name.replace("_", " ") for name in header], rows), self.selections_table()]
+        if self.reruns:
+            parts.append(self.reruns_table())
+        criterion, value = self.criterion, self.best.metrics.get(self.criterion.metric, math.nan)
+        chosen_by = f"selected by {criterion.label}: {criterion.metric} {value:.4g}, {criterion.direction}"
+        parts += [
+            f"study     {self.record['name']}: {len(self.finished)} trials finished, {len(self.failed)} failed",
+            f"best      trial {self.best.run.trial}, {chosen_by}",
+        ]
+        if self.record["oracle"]:
+            parts.append(f"oracle    the o.o.d. test decided over {self.record['oracle']}")
+        if self.registration:
+            parts.append(f"model     {self.registration}")
+        parts.append(f"figures   {(self.kept / FIGURES).display_path}")
+        return [*parts, f"seconds   {self.seconds:.1f}"] if self.seconds else parts
+
     def as_json(self) -> dict[str, Any]:
         """The contract of ``concord tune --json``."""
         best = None
@@ -192,7 +289,7 @@ class StudyResult:
         }
 
 
-def read_result(folder: Folder) -> StudyResult:
+def read_study(folder: Folder) -> StudyResult:
     """The study in this folder.
 
     Raises:
@@ -219,28 +316,3 @@ def judged(record: Mapping[str, Any], runs: GroupRuns, kept: Folder) -> StudyRes
             if each.run.trial == best and each.run.seed is not None
         },
     )
-
-
-def write_results(result: StudyResult, group: Opened, info: Callable[[str], None]) -> None:
-    """Draw the figures, write table and summary, and keep them with the study's run."""
-    figures = draw(result, info)
-    header, rows = result.best_table()
-    (result.folder / TABLE).write_text("".join(f"{','.join(line)}\n" for line in [header, *rows]))
-    (result.folder / SUMMARY).write_text(json.dumps(result.as_json(), indent=1))
-    for path in (*(f"{FIGURES}/{figure.name}" for figure in figures), TABLE, SUMMARY):
-        group.keep_artifact(path)
-    best = {f"best_{name}": value for name, value in result.metrics(result.best).items()}
-    counts = {"finished": float(len(result.finished)), "failed": float(len(result.failed))}
-    group.events.append("metrics", step=0, metrics=best | counts)
-
-
-def draw(result: StudyResult, info: Callable[[str], None]) -> list[Path]:
-    """The figures of a study, in its folder; for one that cannot be drawn, what it needs is said."""
-    criterion = result.criterion
-    trials = [
-        TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
-        for each in result.ended
-        if math.isfinite(each.metrics.get(criterion.metric, math.nan))
-    ]
-    figures = study_figures(trials, result.space, criterion.shown, criterion.mode, info)
-    return [save(figure, result.folder / FIGURES / f"{name}.png") for name, figure in figures.items()]

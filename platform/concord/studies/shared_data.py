@@ -1,9 +1,10 @@
 """The data of a study's trials, loaded once and kept in Ray's object store: one copy a node for all trials.
 
-Trials share data where no option is varied on which data may depend, see :func:`data_options`. A job's ``environments``
-must not depend on options of the objective, the aggregation, the optimizer or the schedule.
+Trials share data where no option is varied on which the data may depend: those of :func:`data_options`, and whatever
+else the job's ``environments`` reads.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,15 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     depends = data_options(type(config))
     if not depends.isdisjoint(varied):
         return None
-    prepared = prepare(job, config, ProcessContext())
+    read: set[str] = set()
+    noting: Any = {group: _ReadOptions(config, group, read) for (group,) in _NOT_OF_DATA}
+    noted = dataclasses.replace(config, **noting)
+    prepared = prepare(
+        dataclasses.replace(job, environments=lambda _: job.environments(noted)), config, ProcessContext()
+    )
+    depends |= read
+    if not depends.isdisjoint(varied):
+        return None
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
     everything = [*(pair.training for pair in prepared.training), *held_out, *(part for _, part in prepared.eval_only)]
     if not all(isinstance(each.source, InMemory) for each in everything):
@@ -98,8 +107,21 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     )
 
 
+class _ReadOptions:
+    """A group of options that notes which of them are read; one that is not an option, a method, reads them all."""
+
+    def __init__(self, config: TrainConfig, group: str, read: set[str]) -> None:
+        options = options_of(type(config)).values()
+        self._values, self._read = getattr(config, group), read
+        self._names = {each.name for each in options if each.groups[:1] == (group,)}
+
+    def __getattr__(self, name: str) -> Any:
+        self._read |= {name} if name in self._names else self._names
+        return getattr(self._values, name)
+
+
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:
-    """The options on which data may depend: the job's own, and of the platform's those that say what data there are."""
+    """The options on which data are taken to depend: the job's own, and those that say what data there are."""
     options = options_of(kind).values()
     return frozenset(each.name for each in options if each.groups[:1] not in _NOT_OF_DATA) - _OF_BATCHES
 

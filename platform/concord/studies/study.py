@@ -115,9 +115,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     _train(pool, wanted, judge, info)
     if plan.base.run.register:
         pool.group.describe(**_register(plan, best, pool.group.run_id, info))
-    result = judged(pool.group.record, runs, pool.group.kept)
-    write_results(result, pool.group, info)
-    return result
+    return write_results(judged(pool.group.record, runs, pool.group.kept), info, pool.group)
 
 
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:

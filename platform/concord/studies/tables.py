@@ -16,6 +16,8 @@ from concord.training import Comparison
 ANALYZED = "analyzed"  # in place of a table's name: what ``concord analyze`` found of several runs
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as a reader sees them."""
+Shown = str | Cells | Mapping[str, Any]
+"""What a command shows: a line, a table, or mappings by their titles."""
 Column = str | Callable[[Any], Any]
 """A metric of a row, or what else is to be taken of it: text, a number, or the numbers of several runs."""
 
@@ -122,7 +124,7 @@ class Table:
             values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
             rows.append(Row(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
-                rows.append(Row(f"{method_name(name)}, paper", self._published(name)))
+                rows.append(Row(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
         rows += [Row(name, self._published(name)) for name in paper if name not in ours]
         shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
         return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)
@@ -155,15 +157,21 @@ class Table:
         return 100.0 if self.comparison.percent else 1.0
 
 
-def results_file(results: Path, job: str, table: str) -> Path:
-    """Where the lines of a table are kept."""
-    return results / f"{job}-{table}.jsonl"
+def results_file(job: str, table: str) -> str:
+    """The name of the file in which the lines of a table are kept."""
+    return f"{job}-{table}.jsonl"
 
 
-def write_lines(lines: Iterable[KeptLine], file: Path) -> Path:
-    """Keep what a table is made of, a JSON line a run; gives the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(b"".join(json_line(line.as_json()) for line in lines))
+def as_lines(lines: Iterable[KeptLine]) -> bytes:
+    """What a table is made of, a JSON line a run."""
+    return b"".join(json_line(line.as_json()) for line in lines)
+
+
+def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) -> Path:
+    """Keep what a table is made of in this folder; gives the file."""
+    results.mkdir(parents=True, exist_ok=True)
+    file = results / results_file(job, table)
+    file.write_bytes(as_lines(lines))
     return file
 
 
@@ -179,7 +187,7 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
         KeptLine(each["method"], each["seed"], values_of(each), each["seconds"], {"command": command, **each["origin"]})
         for each in analyses
     ]
-    return write_lines(lines, results_file(results, analyses[0]["job"], ANALYZED))
+    return write_lines(lines, results, analyses[0]["job"], ANALYZED)
 
 
 def analyses_table(lines: Sequence[KeptLine]) -> Table:

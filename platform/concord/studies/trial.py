@@ -16,21 +16,19 @@ import ray
 from ray.tune import Trainable
 
 from concord import logs
-from concord.errors import InputError, RunFailedError, as_option
-from concord.gradients import NonFiniteGradientError
+from concord.errors import InputError, RunFailedError, TrainingFailedError, as_option
 from concord.redaction import redact
-from concord.runs.execute import RunSpec, evaluations_here, ignore, only_process
-from concord.runs.ray_train import evaluations_on_ray
+from concord.runs.execute import RunSpec, execute, ignore
 from concord.source_file import reason
 from concord.storage import apply_credentials
 from concord.studies.selection import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
-from concord.training import Evaluation, TrainConfig
-from concord.training.context import ProcessContext
+from concord.training import Evaluation
 from concord.training.job import JobFile
-from concord.training.loop import WorkerData, prepare
+from concord.training.loop import WorkerData
 from concord.training.metric_names import split_metric
+from concord.training.options import parallel_of
 from concord.training.process import tune_process
 
 _LEFT_OUT = split_metric("validation", "")  # an environment that is left out is the only one to validate on
@@ -116,9 +114,11 @@ class TrialProcess(Trainable):
     def _next(self) -> Report:
         try:
             return next(self._reports)
-        except (InputError, NonFiniteGradientError, RunFailedError) as error:
+        except TrainingFailedError as error:
+            return _failed(error.reason)
+        except (InputError, RunFailedError) as error:
             return _failed(as_option(error))
-        except (Exception, SystemExit) as error:  # the job's own, or of the values that were tried: this run's alone
+        except (Exception, SystemExit) as error:  # the job's own, where its options are read
             return _failed(reason(error, self._pool.run.path))
 
     def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
@@ -151,7 +151,7 @@ class TrialProcess(Trainable):
                 if last:
                     return
             if evaluation is None:
-                raise RunFailedError(f"the loop of job {self._job.name} gave no evaluation")
+                raise TrainingFailedError(f"the loop of job {self._job.name} gave no evaluation")
             if left_out is not None:
                 latest = evaluation.metrics
                 folds.append({name: value for name, value in latest.items() if name.startswith(_LEFT_OUT)})
@@ -162,18 +162,19 @@ class TrialProcess(Trainable):
                 yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
     def _evaluations(self, spec: RunSpec, config: Any) -> Iterator[Evaluation]:
-        if isinstance(config, TrainConfig) and config.parallel.workers > 1:
+        # The process of a trial is a worker of Ray's, so an address of Ray says nothing about where a trial trains.
+        if parallel_of(config).workers > 1:
             assert spec.scratch is not None
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
-            return evaluations_on_ray(dataclasses.replace(spec, scratch=scratch), config, ignore, None)
-        process = only_process(config)
-        load = functools.partial(self._data, config, process, spec.left_out)
-        return evaluations_here(spec, self._job.job, config, process, ignore, None, load)
-
-    def _data(self, config: TrainConfig, process: ProcessContext, left_out: str | None) -> WorkerData:
+            spec = dataclasses.replace(spec, on_ray_train=True, scratch=scratch)
         shared = self._pool.shared
-        if shared is None or not shared.fits(config):
-            return prepare(self._job.job, config, process, left_out)
+        shares = shared is not None and shared.fits(config)
+        load = functools.partial(self._shared, spec.left_out) if shares else None
+        return execute(spec, self._job, config, ignore, None, load)
+
+    def _shared(self, left_out: str | None) -> WorkerData:
+        shared = self._pool.shared
+        assert shared is not None
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)

@@ -233,45 +233,38 @@ class Mirror:
         parameters: Mapping[str, str],
         tags: Mapping[str, str],
     ) -> None:
-        first = _LARGEST_BATCH - len(parameters) - len(tags)
-        if points or parameters or tags:
-            self._log_batch(run_id, points[:first], parameters, tags)
-        for start in range(first, len(points), _LARGEST_BATCH):
-            self._log_batch(run_id, points[start : start + _LARGEST_BATCH], {}, {})
-
-    def _log_batch(
-        self,
-        run_id: str,
-        points: list[tuple[str, float, int, int]],
-        parameters: Mapping[str, str],
-        tags: Mapping[str, str],
-    ) -> None:
-        if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of trying again
-            metrics = [
-                # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
-                {
-                    "key": key,
-                    "value": value if math.isfinite(value) else json.dumps(value),
-                    "timestamp": at,
-                    "step": step,
-                }
-                for key, value, at, step in points
-            ]
-            body: dict[str, object] = {"run_id": run_id, "metrics": metrics}
-            body |= {part: [{"key": key, "value": value} for key, value in values.items()]
-                     for part, values in (("params", parameters), ("tags", tags)) if values}  # fmt: skip
-            post(self._store.uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
-            return
+        """Send these in calls of at most MLflow's size, parameters and tags with the first."""
         import_mlflow()
         from mlflow.entities import Metric, Param, RunTag
 
-        self._store.client.log_batch(
-            run_id,
-            [Metric(*point) for point in points],
-            [Param(key, value) for key, value in parameters.items()],
-            [RunTag(key, value) for key, value in tags.items()],
-            synchronous=True,
-        )
+        while points or parameters or tags:
+            size = _LARGEST_BATCH - len(parameters) - len(tags)
+            if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of new tries
+                body: dict[str, object] = {
+                    "run_id": run_id,
+                    # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
+                    "metrics": [
+                        {
+                            "key": key,
+                            "value": each if math.isfinite(each) else json.dumps(each),
+                            "timestamp": at,
+                            "step": step,
+                        }
+                        for key, each, at, step in points[:size]
+                    ],
+                    "params": [{"key": key, "value": value} for key, value in parameters.items()],
+                    "tags": [{"key": key, "value": value} for key, value in tags.items()],
+                }
+                post(self._store.uri, "/api/2.0/mlflow/runs/log-batch", body, _HTTP_SECONDS)
+            else:
+                self._store.client.log_batch(
+                    run_id,
+                    [Metric(*point) for point in points[:size]],
+                    [Param(key, value) for key, value in parameters.items()],
+                    [RunTag(key, value) for key, value in tags.items()],
+                    synchronous=True,
+                )
+            points, parameters, tags = points[size:], {}, {}
 
     def _move_cursor(self, end: int) -> None:
         self._sent = end

@@ -45,6 +45,7 @@ class Comparison:
         columns: by heading, what is shown of each run.
         paper: by row, what is published, by heading: text such as ``70.4 ± 0.9``, or a number. A row that is no
             configuration stands below them.
+        source: what the rows of ``paper`` are called, where the paper prints no such numbers.
         percent: whether values are shown times 100.
         digits: decimal places of what is shown.
         figures: by file name (without ending), what draws a figure of all finished runs.
@@ -58,6 +59,7 @@ class Comparison:
     first_seed: int = 0
     columns: Mapping[str, Column] = field(default_factory=dict)
     paper: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    source: str = "paper"
     percent: bool = False
     digits: int = 3
     figures: Mapping[str, Callable[[Runs], Any]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from concord.aggregation.rule_file import RuleFile
 from concord.environments import Environments
-from concord.errors import ArgumentError, InputError
+from concord.errors import InputError
 from concord.gradients.risk import Risk, Supervised, as_risk
 from concord.job_files import built_in_jobs, job_name
 from concord.objectives import Objective
@@ -283,6 +283,11 @@ class JobFile:
         epochs: int = config.schedule.epochs if self.job.loop is None else self.job.loop.epochs(config)
         return epochs
 
+    def require_platform_loop(self, asked: str) -> None:
+        """Refuse what is asked for (InputError) where it needs the platform's loop and the job has its own."""
+        if self.job.loop is not None:
+            raise InputError(f"{asked}: job {self.name} has a loop of its own; this needs the platform's")
+
     def model_name(self, config: Any) -> str:
         """The name of the registered model."""
         named = self.job.loop.model_name if self.job.loop is not None else None
@@ -331,10 +336,17 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
     Raises:
         InputError: there is no such rule in the file, its fields cannot be options, or the job takes none.
     """
-    if file.job.loop is not None:
-        raise ArgumentError("aggregator", rule.reference, f"job {file.name} has a loop of its own, without it")
+    file.require_platform_loop(f"--aggregator {rule.reference}")
     config = config_with_rule(file.job.config, rule.load())
     return replace(file, job=replace(file.job, config=config), rule=rule)
+
+
+def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) -> JobFile:
+    """The job with the rule of the user's own that a record names, from the sources in it; as it is without one."""
+    if not RuleFile.is_reference(str(named)):
+        return file
+    path, rule = RuleFile.parts(named)
+    return with_rule(file, RuleFile(path, sources[path], rule))
 
 
 def _parts_of(job: Job[Any]) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
 from concord.objectives import Objective, ObjectiveGradients
 from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
-from concord.training.consistency import consistency_metrics
 from concord.training.context import ProcessContext, RunContext
 from concord.training.early_stopping import SpreadStopping
 from concord.training.evaluation import (
@@ -445,6 +444,8 @@ class _Run:
 
     def consistency(self) -> dict[str, float]:
         """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
+        from concord.training.consistency import consistency_metrics  # imports SciPy, which few runs need
+
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         count = len(self.environments.train)

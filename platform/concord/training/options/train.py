@@ -125,7 +125,8 @@ class TrainConfig(RunConfig):
     def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
         least = self.parallel.min_workers or self.parallel.workers
-        return float(least) * self.parallel.use_gpu, f"--use-gpu: {least} workers want a GPU each"
+        want = f"{least} workers want a GPU each" if least > 1 else "one worker wants a GPU"
+        return float(least) * self.parallel.use_gpu, f"--use-gpu: {want}"
 
     def cpu_request(self) -> tuple[float, str]:
         """One for each worker with --min-workers or --wait-for-resources; otherwise workers share the CPUs."""

@@ -2,8 +2,8 @@
 
 The calls are those of :mod:`concord.gradients.exchange`, with its slices and its dtypes; what becomes of a call on the
 wire is gloo's: a message to each other worker in an all-to-all and where slices of the update are shared, a ring in an
-all-reduce (each worker's chunk in segments of at most 1 MiB, at least two). ``tests/wire_checks.py`` compares all of
-it with what real processes send.
+all-reduce (each worker's chunk in segments of at most 1 MiB, at least two). ``tests/gradients/wire_checks.py`` compares
+all of it with what real processes send.
 
 Everything here is per step; a worker is a process of the group.
 """

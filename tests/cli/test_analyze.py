@@ -1,0 +1,312 @@
+"""concord analyze: finished runs and registered models, here and by Ray, what is kept of them, what it refuses."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import Concord, Said
+
+from concord.analysis.consistency.network import Settings, measure
+from concord.cli import main
+from concord.errors import ArgumentError
+from concord.runs.analyzing import require_comparable
+from concord.runs.consistency import DataAsked, environment_losses
+from concord.runs.consistency_report import by_method
+from concord.runs.trained_model import model_of_run, model_of_version
+from concord.studies.documents import with_tables
+from concord.tracking import Store, models
+from concord.training import load_job
+
+JOBS = Path(__file__).parents[1] / "jobs"
+TINY = ["--environments", "3", "--examples", "64", "--hidden-units", "8", "--hidden-layers", "1", "--epochs", "2"]
+TINY += ["--evaluations", "1", "--checkpoints", "1", "--workers", "1"]
+QUICK = ["--examples", "32", "--pairs", "2", "--epsilon", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output folder with three runs of `synthetic`, one of which is the champion, and one of another job."""
+    folder = tmp_path_factory.mktemp("analyzed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        for name, more in {
+            "mask-1": ["--seed", "1"],
+            "mask-2": ["--seed", "2", "--no-register"],
+            "mean-1": ["--seed", "1", "--aggregator", "mean", "--no-register"],
+            "mean-slow": ["--seed", "2", "--aggregator", "mean", "--lr", "1e-4", "--no-register"],
+            "wide": ["--seed", "3", "--hidden-units", "16", "--no-register"],
+            "alone": ["--environments", "1", "--no-register"],
+        }.items():
+            words = ["train", "synthetic", *TINY, *more, "--name", name, "--output", str(folder)]
+            assert main(words) == 0
+        assert main(["train", str(JOBS / "sensors.py"), "--epochs", "1", "--name", "own", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def analyze(concord_: Concord, output: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return lambda job, *words: concord_("analyze", job, *words, "--output", str(output))
+
+
+def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Said], output: Path) -> None:
+    said = analyze("synthetic", "--name", "mask-1", *QUICK, "--json").json
+    assert said["job"] == "synthetic"
+    assert said["epsilon"] == [0.1]
+    assert said["environments"] == 3
+    assert (len(said["pairs"]), said["possible_pairs"]) == (2, 6)
+    ((low, high),) = said["inconsistency"]["quadratic"]
+    assert 0 <= low <= high
+    assert high >= 0.1
+    assert said["inconsistency"]["bound"][0] >= 0
+    assert said["inconsistency"]["null"].keys() == {"quadratic", "bound"}
+    assert [layer["name"] for layer in said["layers"]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert {"agreement", "kept", "chance", "log_ratio", "null_agreement"} < said["layers"][0].keys()
+    assert said["figures"].keys() == {"layers", "line", "plane"}
+    assert all(Path(path).stat().st_size > 1000 for path in said["figures"].values())
+
+    kept = json.loads((output / "runs" / "mask-1" / "consistency" / "consistency.json").read_text())
+    assert kept["inconsistency"] == said["inconsistency"]
+    store = Store.open(output)
+    metrics = store.metrics(said["run_id"])
+    assert metrics["analyzed/bound/epsilon_0.1"] == pytest.approx(said["inconsistency"]["bound"][0])
+    assert metrics["analyzed/null_log_ratio"] == pytest.approx(said["log_ratio"]["null"])
+    assert "ood_accuracy" in metrics
+    assert store.read_json(said["run_id"], "consistency/consistency.json")["run"] == "mask-1"
+
+    again = analyze("synthetic", "--name", "mask-1", *QUICK)
+    assert "mask-1: was analyzed so before" in again.err
+    assert "I^ε, quadratic" in again.out
+    other = analyze("synthetic", "--name", "mask-1", *QUICK, "--seed", "5", "--parts", "signs")
+    assert "before" not in other.err
+    assert "agreement: here" in other.out
+
+
+def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(
+    analyze: Callable[..., Said], output: Path
+) -> None:
+    words = ["--examples", "20", "--pairs", "6", "--epsilon", "0.3", "--parts", "curvature", "bound", "--seed", "4"]
+    said = analyze("synthetic", "--name", "mask-2", *words, "--split", "held-out", "--json").json
+    trained = model_of_run(load_job("synthetic"), output, "mask-2")
+    losses = environment_losses(trained, DataAsked(examples=20, split="held-out", seed=4), torch.device("cpu"))
+    assert all(losses.examples(name) == 7 for name in losses.names)  # held out beside 64
+    asked = Settings(epsilon=(0.3,), pairs=6, parts=("curvature", "bound"), seed=4)
+    found = measure(losses, asked)
+    assert said["inconsistency"]["quadratic"][0] == pytest.approx(found.quadratic[0], rel=1e-4)
+    assert said["inconsistency"]["bound"] == pytest.approx(found.bound, rel=1e-4)
+    assert said["losses"] == pytest.approx(losses.at_solution)
+
+
+def test_a_champion_is_analyzed_without_its_runs_folder(
+    analyze: Callable[..., Said], output: Path, tmp_path: Path
+) -> None:
+    (version,) = [each for each in models(Store.open(output)) if each.name == "synthetic"]
+    by_run = analyze("synthetic", "--name", "mask-1", *QUICK, "--parts", "curvature", "--json").json
+    hidden = (output / "runs" / "mask-1").rename(tmp_path / "mask-1")
+    try:
+        by_alias = analyze("synthetic", "--model", "synthetic@champion", *QUICK, "--parts", "curvature", "--json").json
+    finally:
+        hidden.rename(output / "runs" / "mask-1")
+    assert by_alias["run_id"] == by_run["run_id"] == version.run_id
+    ends = by_run["inconsistency"]["quadratic"][0], by_alias["inconsistency"]["quadratic"][0]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+    losses = [
+        environment_losses(trained, DataAsked(examples=8), torch.device("cpu"))
+        for trained in (
+            model_of_run(load_job("synthetic"), output, "mask-1"),
+            model_of_version(load_job("synthetic"), Store.open(output), f"synthetic/{version.version}"),
+        )
+    ]
+    assert losses[0].at_solution == pytest.approx(losses[1].at_solution, rel=1e-5)
+    assert losses[0].size == losses[1].size
+
+
+def test_runs_stand_side_by_side_by_ray(
+    ray_cluster: None, analyze: Callable[..., Said], output: Path, tmp_path: Path
+) -> None:
+    words = ["--name", "mask-1", "mask-2", "mean-1", *QUICK, "--parts", "signs", "curvature", "bound"]
+    said = analyze("synthetic", *words, "--json").json
+    assert [run["run"] for run in said["runs"]] == ["mask-1", "mask-2", "mean-1"]
+    mask, mean = said["methods"]
+    assert (mask["method"], mask["seeds"], mean["method"], mean["seeds"]) == ("t-mask", 2, "mean", 1)
+    bounds = [run["inconsistency"]["bound"][0] for run in said["runs"]]
+    assert mask["ilc"][0]["bound"]["mean"] == pytest.approx(-(bounds[0] + bounds[1]) / 2)
+    assert mask["ilc"][0]["bound"]["std"] == pytest.approx(abs(bounds[0] - bounds[1]) / 2**0.5)
+    assert mean["ilc"][0]["bound"] == {"mean": pytest.approx(-bounds[2]), "std": None}
+    assert Path(said["figures"]["runs"]).stat().st_size > 1000
+    # Each is what it is alone, and all are known now.
+    alone = analyze("synthetic", "--name", "mean-1", *words[4:])
+    assert "mean-1: was analyzed so before" in alone.err
+    shown = analyze("synthetic", *words, "--results", str(tmp_path))
+    assert shown.err.count("was analyzed so before") == 3
+    assert "ILC       t-mask, ε 0.1" in shown.out
+    # The same numbers as a document's table, with what they were made by.
+    text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
+    assert "| t-mask | 2 |" in text
+    assert f"{(bounds[0] + bounds[1]) / 2:.3f} ± " in text
+    assert "`concord analyze synthetic --name mask-1 mask-2 mean-1 --epsilon 0.1" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_users_own_job_is_analyzed(analyze: Callable[..., Said], output: Path) -> None:
+    said = analyze(str(JOBS / "sensors.py"), "--name", "own", *QUICK, "--json").json
+    assert said["job"] == "sensors"
+    assert said["inconsistency"]["bound"][0] >= 0
+
+
+def test_slices_lead_through_another_run(analyze: Callable[..., Said], output: Path) -> None:
+    words = ["--parts", "slices", *QUICK]
+    said = analyze("synthetic", "--name", "mask-1", "--through", "mean-1", *words, "--json").json
+    assert said["figures"].keys() == {"line", "plane"}
+    assert "null" not in said["inconsistency"]
+    trained = [model_of_run(load_job("synthetic"), output, name) for name in ("mask-1", "mean-1")]
+    losses = environment_losses(trained[0], DataAsked(examples=16), torch.device("cpu"))
+    other = torch.cat([value.detach().flatten() for value in trained[1].model.parameters()])
+    found = measure(losses, Settings(parts=("slices",)), through=other - losses.solution)
+    assert found.line is not None
+    at = abs(found.line.first - float((other - losses.solution).norm())).argmin()
+    there = environment_losses(trained[1], DataAsked(examples=16), torch.device("cpu"))
+    assert found.line.losses[:, at].mean() == pytest.approx(sum(there.at_solution.values()) / 3, rel=0.05)
+
+
+def test_examples_without_environments_are_dealt_out_to_groups(analyze: Callable[..., Said]) -> None:
+    said = analyze("synthetic", "--name", "alone", "--environments", "4", *QUICK, "--parts", "signs", "--json").json
+    assert said["environments"] == 4
+    assert list(said["losses"]) == ["group 0", "group 1", "group 2", "group 3"]
+
+
+REFUSED: list[tuple[str, str, str]] = [
+    ("synthetic", "", "analyze: of what? give --name RUN, or several, or --model NAME@champion"),
+    ("synthetic", "--name mask-1 --model synthetic@champion", "analyze: of what?"),
+    ("synthetic", "--name mask", "--name mask: there is no such run"),
+    ("synthetic", "--name own", "--name own: is a run of job sensors, not of synthetic"),
+    ("synthetic", "--name alone", "job synthetic: has one training environment; consistency compares two at least"),
+    ("synthetic", "--name mask-1 mask-1", "--name mask-1: given twice; a run counts once"),
+    ("synthetic", "--name mean-1 mean-slow", "--name mean-slow: --lr is 0.0001, in mean-1 0.01"),
+    ("synthetic", "--name mean-1 wide", "--name wide: --hidden-units is 16, in mean-1 8"),
+    ("synthetic", "--name mask-1 --epsilon 0", "--epsilon 0.0: must be a number above 0"),
+    ("synthetic", "--name mask-1 --epsilon 0.1 nan", "--epsilon nan: must be a number above 0"),
+    ("synthetic", "--name mask-1 --radius 0", "--radius 0.0: must be a number above 0"),
+    ("synthetic", "--name mask-1 --radius -1", "--radius -1.0: must be a number above 0"),
+    ("synthetic", "--name mask-1 --pairs 0", "--pairs 0: must be at least 1"),
+    ("synthetic", "--name mask-1 --examples 0", "--examples 0: must be at least 1"),
+    ("synthetic", "--name mask-1 --environments 1", "--environments 1: must be 2 at least, or 0"),
+    ("synthetic", "--name mask-1 --environments 9999", "--environments 9999: there are 192 examples"),
+    ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
+    ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),
+    ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, and the model 298"),
+    ("synthetic", "--name mask-1 mask-2 --through wide", "--through wide: leads from one run to another"),
+    ("synthetic", "--name mask-1 --through wide --parts signs", "--through wide: is for slices"),
+    ("synthetic", "--model synthetic", "--model synthetic: give NAME@champion, or NAME/VERSION"),
+    ("synthetic", "--model synthetic@best", "model 'synthetic' has no version or alias 'best'"),
+    ("synthetic", "--model nothing@champion", "no model 'nothing' in the registry"),
+    ("synthetic", "--model sensors@champion", "--model sensors@champion: is of job sensors, not of job synthetic"),
+    ("coinrun-expert", "--name mask-1", "analyze: job coinrun-expert has a loop of its own; this needs"),
+    ("synthetic", "--name nobody --use-gpu", "--use-gpu: one worker wants a GPU; this machine has 0"),
+    ("synthetic", "--name nobody mask-1 --use-gpu", "--use-gpu: one worker wants a GPU; the"),
+]
+
+
+@pytest.mark.parametrize(("job", "words", "line"), REFUSED, ids=[words or "nothing" for _, words, _ in REFUSED])
+def test_what_cannot_be_analyzed_is_refused_in_a_line(
+    analyze: Callable[..., Said], job: str, words: str, line: str
+) -> None:
+    if "--use-gpu" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    said = analyze(job, *words.split())
+    assert said.status == 2
+    assert said.err.splitlines()[-1].startswith(f"concord: {line}")
+
+
+def test_an_unfinished_run_and_split_without_held_out_are_refused(
+    analyze: Callable[..., Said], output: Path, without_ray: None
+) -> None:
+    events = output / "runs" / "mask-2" / "events.jsonl"
+    whole = events.read_text()
+    events.write_text("".join(line for line in whole.splitlines(True) if '"event":"ended"' not in line))
+    try:
+        said = analyze("synthetic", "--name", "mask-2")
+        assert said.status == 2
+        assert "--name mask-2: is not finished; concord train synthetic --name mask-2 --resume" in said.err
+    finally:
+        events.write_text(whole)
+    words = ["train", "synthetic", *TINY, "--held-out", "0", "--name", "whole", "--output", str(output)]
+    assert main([*words, "--no-register"]) == 0
+    said = analyze("synthetic", "--name", "whole", "--split", "held-out")
+    assert said.status == 2
+    assert "--split held-out: run whole held nothing out; give train" in said.err
+
+
+def test_a_job_whose_examples_are_environments_is_asked_for_groups(output: Path) -> None:
+    trained = model_of_run(load_job("synthetic"), output, "mask-1")
+    trained = replace(trained, config=trained.config.with_options(per_example=True))
+    with pytest.raises(ArgumentError, match="environments=0: in run mask-1 every example is an environment; give a"):
+        environment_losses(trained, DataAsked(), torch.device("cpu"))
+    assert len(environment_losses(trained, DataAsked(environments=5), torch.device("cpu")).names) == 5
+
+
+def test_methods_may_differ_but_not_data_or_networks(output: Path) -> None:
+    trained = {name: model_of_run(load_job("synthetic"), output, name) for name in ("mask-1", "mask-2", "mean-slow")}
+    require_comparable(list(trained.values()))  # another rule, with another learning rate
+    same = replace(trained["mask-1"], name="again")
+    with pytest.raises(ArgumentError, match="name=again: has seed 1, as mask-1 has; give runs that differ"):
+        require_comparable([trained["mask-1"], same])
+
+
+def test_spread_is_over_the_runs_of_a_method() -> None:
+    def result(method: str, bound: float) -> dict[str, Any]:
+        inconsistency = {"bound": [bound], "null": {"bound": [1.0]}}
+        return {"method": method, "epsilon": [0.1], "inconsistency": inconsistency, "metrics": {"ood_accuracy": bound}}
+
+    rows = by_method([result("a", 1.0), result("b", 5.0), result("a", 3.0)])
+    assert [(row["method"], row["seeds"]) for row in rows] == [("a", 2), ("b", 1)]
+    assert rows[0]["bound/epsilon_0.1"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+    assert rows[0]["ilc"][0]["bound"]["mean"] == -2.0
+    assert rows[1]["ood_accuracy"] == {"mean": 5.0, "std": None}
+
+
+def test_a_run_compares_its_environments_when_it_is_asked_to(
+    concord_: Concord, tmp_path: Path, without_ray: None
+) -> None:
+    """The same with one worker and two, at as many evaluations as asked; training itself is not changed by it."""
+    words = ["train", "synthetic", *TINY, "--epochs", "4", "--evaluations", "4", "--no-register"]
+    words += ["--output", str(tmp_path)]
+    histories = {}
+    for name, more in {
+        "one": ["--consistency", "2"],
+        "two": ["--consistency", "2", "--workers", "2"],
+        "plain": [],
+    }.items():
+        said = concord_(*words, *more, "--name", name, "--json").json
+        store = Store.open(tmp_path)
+        names = [f"consistency/{what}" for what in ("agreement", "log_ratio", "agreement/0.weight", "seconds")]
+        histories[name] = [store.history(said["run_id"], metric) for metric in names], said["metrics"]["train_loss"]
+    one, two, plain = (histories[name] for name in ("one", "two", "plain"))
+    assert [len(history) for history in one[0]] == [2, 2, 2, 2]
+    assert [step for step, _ in one[0][0]] == [step for step, _ in two[0][0]]
+    for first, second in zip(one[0][:3], two[0][:3], strict=True):
+        assert [value for _, value in first] == pytest.approx([value for _, value in second], rel=0.02)
+    assert plain[0] == [[], [], [], []]
+    assert plain[1] == one[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--consistency 30", "--consistency 30: at none (0), or at some of the 20 evaluations"),
+        ("--consistency -1", "--consistency -1: at none (0)"),
+        ("--consistency 1 --environments 1", "--consistency 1: compares training environments, and there is only"),
+        ("--consistency 1 --per-example", "--consistency 1: with --per-example examples are environments; give 0"),
+    ],
+)
+def test_a_comparison_in_training_that_cannot_be_is_refused(
+    concord_: Concord, tmp_path: Path, words: str, line: str
+) -> None:
+    said = concord_("train", "synthetic", *words.split(), "--output", str(tmp_path))
+    assert said.status == 2
+    assert said.err.splitlines()[-1].startswith(f"concord: {line}")

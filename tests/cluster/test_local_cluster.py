@@ -1,0 +1,430 @@
+"""The cluster of cluster/local: hosts with addresses of their own, which are killed and cut off while they train."""
+
+import base64
+import contextlib
+import json
+import os
+import pwd
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord.record import EVENTS, Event, read_events
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "cluster" / "local" / "cluster.py"
+JOBS = Path(__file__).parents[1] / "jobs"
+# Some 25 s of training: 24 epochs of five batches that each take 0.2 s longer.
+RUN = ["train", "shared_rule.py", "--batch-size", "16", "--epochs", "24", "--pause", "0.2", "--checkpoints", "24"]
+RUN += ["--evaluations", "24", "--workers", "3"]
+# Of numbers that were added in another order.
+ROUNDING = 1e-4
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or not Path("/usr/lib/postgresql").exists(),
+    reason="network namespaces need root and iproute2, the store needs PostgreSQL",
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running one of three Ray nodes, with a CPU each."""
+
+    options: tuple[str, ...]
+    folder: Path
+    environment: dict[str, str]
+
+    def do(self, *words: str) -> str:
+        done = subprocess.run([sys.executable, str(SCRIPT), *words, *self.options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def concord(self, *words: str, timeout: float = 300) -> tuple[int, dict[str, Any], str]:
+        """Exit status, JSON and standard error of a command."""
+        done = subprocess.run(
+            [sys.executable, "-m", "concord", *words, "--json"],
+            cwd=JOBS,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return done.returncode, json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
+
+    def submit(self, name: str, *words: str) -> str:
+        """Submit a run; gives its id."""
+        status, said, shown = self.concord("submit", *RUN, "--name", name, *words)
+        assert status == 0, shown
+        submission: str = said["submission"]
+        return submission
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "runs" / "runs" / name
+
+    def events(self, name: str) -> list[Event]:
+        """The events with metrics that are recorded so far."""
+        path = self.run_folder(name) / EVENTS
+        return [event for event in read_events(path) if "metrics" in event.fields] if path.exists() else []
+
+    def epoch(self, name: str) -> int:
+        """How far a run has come."""
+        return int(max((event.fields["metrics"].get("epoch", 0) for event in self.events(name)), default=0))
+
+    def wait(self, what: Callable[[], bool], seconds: float = 240) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end
+            time.sleep(0.2)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        found: dict[str, float] = json.loads((self.run_folder(name) / "metrics.json").read_text())
+        return {key: value for key, value in found.items() if key not in {"workers", "steps_per_second"}}
+
+    def ended(self, submission: str, seconds: float = 400) -> tuple[int, str]:
+        """Follow a submission to its end; gives the exit status and what it showed."""
+        status, _, shown = self.concord("logs", submission, "--follow", timeout=seconds)
+        return status, shown
+
+
+@contextlib.contextmanager
+def started(name: str, *sizes: str) -> Iterator[Cluster]:
+    """A cluster of its own, ended and forgotten afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
+    options = ("--name", name, "--folder", str(folder / "c"), *sizes)
+    folder.chmod(0o711)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_", "CONCORD_"))}
+    running = Cluster(options, folder / "c", clean | {"HOME": str(folder), "MLFLOW_DISABLE_TELEMETRY": "true"})
+    try:
+        running.do("up")
+        said = running.do("env")
+        for line in said.splitlines():
+            name, value = line.removeprefix("export ").split("=", 1)
+            running.environment[name] = value.strip("'")
+        yield running
+    finally:
+        running.do("down")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with started("ctest", "--subnet", "10.79.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> dict[str, float]:
+    """The metrics of the run, left alone."""
+    status, shown = cluster.ended(cluster.submit("undisturbed"))
+    assert status == 0, shown
+    return cluster.metrics("undisturbed")
+
+
+def same(ours: dict[str, float], theirs: dict[str, float]) -> bool:
+    return ours == pytest.approx(theirs, abs=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kill", "7"], "kill 7: give one of head, 1, 2, store"),
+        (["up", "--name", "a b"], "--name a b: up to nine small letters and digits"),
+        (["up", "--subnet", "10.0"], "--subnet 10.0: three numbers"),
+        (["up", "--nodes", "0"], "--nodes 0: must lie between 1 and 200"),
+        (["up", "--cpus", "0"], "--cpus 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_environment_of_a_cluster_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "env", "--folder", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"cluster.py: --folder {tmp_path}: no cluster was started there; start one with up\n"
+
+
+@pytest.mark.parametrize(("caller", "sudo", "whose"), [(0, None, 0), (0, "65534", 65534), (65534, None, 65534)])
+def test_a_cluster_is_of_whoever_calls_sudo_and_of_whoever_calls(
+    monkeypatch: pytest.MonkeyPatch, caller: int, sudo: str | None, whose: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: caller)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    if sudo is not None:
+        monkeypatch.setenv("SUDO_UID", sudo)
+    assert runpy.run_path(str(SCRIPT))["_user"]().pw_uid == whose
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root does is tried as root")
+def test_links_in_the_users_folder_lead_root_to_nobody_elses_files() -> None:
+    defined = runpy.run_path(str(SCRIPT))
+    user = pwd.getpwnam("nobody")
+    # Where the user gets through, unlike in pytest's own folders.
+    outer = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
+    try:
+        outer.chmod(0o711)
+        theirs, folder = outer / "theirs", outer / "users"
+        theirs.mkdir()
+        (theirs / "config").write_text("theirs")
+        (theirs / "secret").write_text("theirs")
+        (theirs / "secret").chmod(0o600)
+        folder.mkdir()
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        name = f"c{os.getpid()}"
+        cluster = defined["LocalCluster"](name, "10.0.0", folder, user)
+        (folder / "runs").symlink_to(theirs)
+        with pytest.raises(defined["UsageError"], match="runs: belongs to another user"):
+            cluster._make_folders()
+        (folder / "runs").unlink()
+        for link, target in {
+            "mlflow-auth.ini": "config",
+            "mlflow-password": "secret",
+            "logs/ray.log": "config",
+        }.items():
+            (folder / "logs").mkdir(exist_ok=True)
+            os.chown(folder / "logs", user.pw_uid, user.pw_gid)
+            (folder / link).symlink_to(theirs / target)
+        cluster._make_folders()
+        with pytest.raises(PermissionError):
+            cluster._read("mlflow-password")
+        cluster._write("mlflow-auth.ini", "mine")
+        with cluster._as_user(), cluster._log(folder / "logs" / "ray.log") as log:
+            log.write(b"mine")
+        assert {path.name: path.read_text() for path in theirs.iterdir()} == {"config": "theirs", "secret": "theirs"}
+        assert {path.lstat().st_uid for path in (theirs, *theirs.iterdir())} == {0}
+        mine = ["runs", "token", "mlflow-key", "mlflow-auth.ini", "logs/ray.log"]
+        assert {(folder / path).lstat().st_uid for path in mine} == {user.pw_uid}
+        assert [(folder / path).read_text() for path in mine[3:]] == ["mine", "mine"]
+        assert os.geteuid() == 0
+    finally:
+        shutil.rmtree(outer)
+        shutil.rmtree(f"/tmp/{name}-{user.pw_uid}", ignore_errors=True)
+
+
+def test_a_python_without_ray_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    done = subprocess.run([python, str(SCRIPT), "up"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"cluster.py: {python}: has no Ray; call it with the environment's, such as .venv/bin/python\n"
+    )
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
+    cluster: Cluster, undisturbed: dict[str, float]
+) -> None:
+    submission = cluster.submit("killed", "--min-workers", "1", "--epochs", "96")  # long enough to take the node back
+    cluster.wait(lambda: cluster.epoch("killed") >= 6)  # there is a checkpoint of epoch 4
+    cluster.do("kill", "2")
+    cluster.wait(lambda: 2 in workers(cluster, "killed"))
+    cluster.do("start", "2")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    print(*re.findall(r"training goes on from .*", shown), sep="\n")  # what it cost
+    assert workers(cluster, "killed") == [3, 2, 3]
+    assert re.search(r"training goes on from epoch \d+ with 2 workers, \d+ s after it was there", shown)
+    assert re.search(r"training goes on from epoch \d+ with 3 workers, \d+ s after it was there", shown)
+    whole = cluster.submit("whole", "--epochs", "96", "--pause", "0")
+    assert cluster.ended(whole)[0] == 0
+    assert same(cluster.metrics("killed"), cluster.metrics("whole"))
+
+
+def workers(cluster: Cluster, name: str) -> list[int]:
+    """The numbers of workers that trained, one after the other."""
+    seen: list[int] = []
+    for event in cluster.events(name):
+        count = int(event.fields["metrics"].get("workers", 0))
+        if count and seen[-1:] != [count]:
+            seen.append(count)
+    return seen
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_run_of_fixed_size_waits_for_its_node(cluster: Cluster, undisturbed: dict[str, float]) -> None:
+    submission = cluster.submit("fixed")
+    cluster.wait(lambda: cluster.epoch("fixed") >= 4)
+    cluster.do("kill", "1")
+    cluster.do("start", "1")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    assert same(cluster.metrics("fixed"), undisturbed)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_cut_of_20_seconds_is_survived(cluster: Cluster, undisturbed: dict[str, float]) -> None:
+    submission = cluster.submit("cut", "--min-workers", "1")
+    cluster.wait(lambda: cluster.epoch("cut") >= 4)
+    cluster.do("cut", "1")
+    time.sleep(20)
+    cluster.do("join", "1")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    assert same(cluster.metrics("cut"), undisturbed)
+    if not cluster_answers(cluster, "1"):  # Ray had given it up, and it itself
+        cluster.do("kill", "1")
+        cluster.do("start", "1")
+
+
+def cluster_answers(cluster: Cluster, host: str) -> bool:
+    answers: bool = json.loads(cluster.do("status"))["hosts"][host]["answers"]
+    return answers
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_store_that_is_gone_for_30_seconds_loses_no_metric_and_no_artifact(cluster: Cluster) -> None:
+    submission = cluster.submit("outage", "--epochs", "48")
+    cluster.wait(lambda: cluster.epoch("outage") >= 4)
+    cluster.do("kill", "store")
+    before = cluster.epoch("outage")
+    time.sleep(30)
+    assert cluster.epoch("outage") > before + 4  # training does not wait for it
+    cluster.do("start", "store")
+    status, shown = cluster.ended(submission)
+    assert status == 0, shown
+    kept = {
+        (key, event.fields["step"]): value
+        for event in cluster.events("outage")
+        for key, value in event.fields["metrics"].items()
+    }
+    run_id = json.loads((cluster.run_folder("outage") / "record.json").read_text())["run_id"]
+    script = (
+        "import json, sys; from mlflow import MlflowClient; client = MlflowClient(); run = sys.argv[1]\n"
+        "names = client.get_run(run).data.metrics\n"
+        "print(json.dumps([[[name, point.step, point.value] for name in names for point in "
+        "client.get_metric_history(run, name)], [file.path for file in client.list_artifacts(run)], "
+        "client.get_run(run).info.status]))"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", script, run_id], env=cluster.environment, capture_output=True, text=True, check=True
+    )
+    points, artifacts, state = json.loads(asked.stdout.splitlines()[-1])
+    assert {(name, step): value for name, step, value in points} == pytest.approx(kept)
+    assert len(points) == len(kept)
+    assert {"config.json", "environments.json", "figures"} <= set(artifacts)
+    assert state == "FINISHED"
+
+
+# What a browser or a load balancer has to get without asking for anything: pages without content, and "I am alive".
+WITHOUT_CREDENTIALS = {"/", "/api/authentication_mode", "/api/gcs_healthz", "/health", "/static-files/index.html"}
+PATHS = ["/", "/api/jobs/", "/api/version", "/nodes?view=summary", "/api/cluster_status", "/logs", "/metrics"]
+PATHS += ["/api/authentication_mode", "/api/gcs_healthz", "/health", "/version", "/graphql", "/get-artifact"]
+PATHS += ["/static-files/index.html", "/api/2.0/mlflow/experiments/search?max_results=1"]
+PATHS += ["/ajax-api/2.0/mlflow/experiments/search?max_results=1", "/api/2.0/mlflow-artifacts/artifacts"]
+
+
+def answered(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_every_port_refuses_who_brings_no_token_and_no_password(cluster: Cluster) -> None:
+    hosts: dict[str, Any] = json.loads(cluster.do("status"))["hosts"]
+    reached = set()
+    for host, about in hosts.items():
+        # What listens is read within the host; whether it answers is tried from outside.
+        listening = subprocess.run(
+            ["ip", "netns", "exec", f"ctest-{host}", "ss", "-Hltn"], capture_output=True, text=True, check=True
+        ).stdout
+        ports = {int(line.split()[3].rsplit(":", 1)[1]) for line in listening.splitlines()}
+        assert ports
+        for port in ports:
+            try:
+                socket.create_connection((about["address"], port), timeout=2).close()
+            except OSError:
+                continue
+            reached.add((host, port))
+            for path in PATHS:
+                status = answered(f"http://{about['address']}:{port}{path}")
+                assert status in {401, 403, 404, 405} or path in WITHOUT_CREDENTIALS, (host, port, path, status)
+    assert reached == {("head", 8265), ("store", 5000)}
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_browser_that_has_the_password_sees_the_runs(cluster: Cluster) -> None:
+    address, user = cluster.environment["MLFLOW_TRACKING_URI"], cluster.environment["MLFLOW_TRACKING_USERNAME"]
+    password = cluster.environment["MLFLOW_TRACKING_PASSWORD"]
+    # A page of the server's own asks as a browser does: with its origin, which the server has to know for its own.
+    asked = urllib.request.Request(
+        f"{address}/ajax-api/2.0/mlflow/runs/search",
+        data=json.dumps({"experiment_ids": ["0"]}).encode(),
+        headers={
+            "Origin": address,
+            "Content-Type": "application/json",
+            "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode(),
+        },
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+    asked.add_header("Origin", "http://elsewhere.example")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(asked, timeout=30)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_down_leaves_no_process_and_no_network_behind(cluster: Cluster) -> None:
+    cluster.do("down")
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert "ctest-" not in spaces
+    assert not Path("/sys/class/net/ctest").exists()
+    left = subprocess.run(["pgrep", "-f", str(cluster.folder)], capture_output=True, text=True).stdout
+    assert not left
+    cluster.do("up")
+    assert all(host["answers"] for host in json.loads(cluster.do("status"))["hosts"].values())
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_fifty_runs_submitted_at_once_all_end() -> None:
+    with started("cmany", "--subnet", "10.80.0", "--nodes", "2", "--cpus", "2") as cluster:
+        # One process submits them all, as a script of a user's would, rather than fifty that each import PyTorch.
+        script = (
+            "import sys; from concord.cli import main\n"
+            "words = ['submit', 'train', 'shared_rule.py', '--epochs', '2', '--checkpoints', '1']\n"
+            "sys.exit(any(main([*words, '--name', f'run-{number}', '--json']) for number in range(50)))"
+        )
+        submitted = subprocess.run(
+            [sys.executable, "-c", script], cwd=JOBS, env=cluster.environment, capture_output=True, text=True
+        )
+        assert submitted.returncode == 0, submitted.stderr
+        took = sorted(json.loads(line)["seconds"] for line in submitted.stdout.splitlines() if line.startswith("{"))
+        print(f"a submission took {took[25]:.3f} s, at most {took[-1]:.3f} s")
+
+        def states() -> list[str]:
+            return [each["status"] for each in cluster.concord("submissions")[1]["submissions"]]
+
+        began = time.monotonic()
+        cluster.wait(lambda: not {"pending", "running"} & set(states()), seconds=3600)
+        print(f"all had ended after {time.monotonic() - began:.0f} s")
+        assert states() == ["succeeded"] * 50

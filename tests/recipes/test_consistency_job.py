@@ -1,0 +1,243 @@
+"""The authors' regression against a plain loop and its fixed points; the report on §2 against what is known of it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concord.analysis.consistency_report import ConsistencyReport, Quantity, report_consistency
+from concord.cli import main
+from concord.errors import InputError
+from concord.studies.comparison_plan import comparisons_of
+from concord.studies.tables import KeptLine
+from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training.context import Silent
+
+RULES = ("mean", "and-mask", "geometric-mean")
+ROWS = {"all": (0, 1, 2, 3), "first two": (0, 1), "last two": (2, 3)}
+FIGURES = ("fig-1", "fig-2", "fig-3", "fig-4", "fig-10", "fig-11", "fig-12")
+X = 3 * np.concatenate([np.eye(4), np.full((4, 1), 0.1)], 1)
+
+
+def trained(rule: str, rows: tuple[int, ...], seed: int = 0, **options: Any) -> Mapping[str, float]:
+    job = load_job("consistency").job
+    config = job.config.with_options(aggregator=rule, rows=rows, seed=seed, evaluations=1, **options)
+    config.check()
+    return train(job, config, ProcessContext(), Silent()).metrics
+
+
+def weights_of(metrics: Mapping[str, float]) -> np.ndarray:
+    return np.array([metrics[f"weight_{place}"] for place in range(5)])
+
+
+def notebook(rule: str, rows: tuple[int, ...], start: np.ndarray, steps: int = 1000) -> np.ndarray:
+    """The authors' loop in a few lines."""
+    theta, data = start.copy(), X[list(rows)]
+    for step in range(steps):
+        rate = 0.3 * 0.9995**step
+        gradients = (data @ theta - 1)[:, None] * data
+        agree = np.abs(np.sign(gradients).sum(0)) == len(rows)
+        if rule == "geometric-mean":
+            with np.errstate(divide="ignore"):
+                update = np.sign(gradients[0]) * np.exp(np.log(np.abs(gradients)).mean(0)) * agree
+        else:
+            update = gradients.mean(0) * (agree if rule == "and-mask" else 1)
+        theta = (theta - rate * update) * (1 - rate * 0.01)
+    return theta
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_regression_ends_at_the_known_fixed_points(rule: str, rows: tuple[int, ...]) -> None:
+    metrics = trained(rule, rows)
+    known = comparisons_of(load_job("consistency"))["rows"].paper[
+        f"{rule}, {'all rows' if len(rows) == 4 else 'first two' if 0 in rows else 'last two'}"
+    ]
+    expected = {
+        ("mean", 4): ([0.31915] * 4 + [0.12766], 9.1e-6, None),
+        ("mean", 2): ([0.32609 if row in rows else 0 for row in range(4)] + [0.06522], 2.363e-6, 0.481),
+    }.get((rule, len(rows)), ([0, 0, 0, 0, 3], 0.005, 0.005 if len(rows) == 2 else None))
+    weights, training, left_out = expected
+    assert [known[f"weight {place}"] for place in range(5)] == pytest.approx(weights, abs=5e-6)
+    assert known["training loss"] == pytest.approx(training, rel=0.01)
+    assert weights_of(metrics) == pytest.approx(weights, abs=0.05)
+    assert metrics["train_loss"] == pytest.approx(training, abs=1e-3 if training > 1e-3 else 1e-7)
+    if left_out is None:
+        assert "ood_loss" not in metrics
+    else:
+        assert known["left-out loss"] == pytest.approx(left_out, rel=0.002)
+        assert metrics["ood_loss"] == pytest.approx(left_out, abs=0.05)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rows", [(0, 1, 2, 3), (1, 3)])
+def test_each_step_is_that_of_the_authors_loop(rule: str, rows: tuple[int, ...]) -> None:
+    """A step that vanishes gives the start; after 60 steps float32 has not yet chosen another side of a mask."""
+    start = weights_of(trained(rule, rows, epochs=1, lr=1e-12))
+    assert 0.01 < np.abs(start).mean() < 0.3
+    found = weights_of(trained(rule, rows, epochs=60))
+    assert found == pytest.approx(notebook(rule, rows, start, 60), abs=1e-5)
+    another = weights_of(trained(rule, rows, seed=1, epochs=1, lr=1e-12))
+    assert np.abs(another - start).min() > 1e-4
+
+
+@pytest.mark.parametrize("vectorize", ["vmap", "one-by-one"])
+def test_the_way_that_gradients_are_computed_does_not_matter(vectorize: str) -> None:
+    found, other = (weights_of(trained("and-mask", (0, 1), epochs=50, vectorize=way)) for way in ("pooled", vectorize))
+    assert found == pytest.approx(other, abs=1e-6)
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_the_table_has_each_rule_on_each_choice_of_rows_and_no_left_out_loss_where_nothing_is() -> None:
+    table = comparisons_of(load_job("consistency"))["rows"]
+    assert len(table.configurations) == 9
+    assert table.paper.keys() == table.configurations.keys()
+    assert "not in the paper" in table.title
+    column = table.columns["left-out loss"]
+    assert callable(column)
+    seen, all_seen = (FinishedRun(0, {}, [Evaluation(1, 1, each)]) for each in ({"ood_loss": 0.5}, {}))
+    assert column(seen) == 0.5
+    assert np.isnan(column(all_seen))
+    kept = KeptLine("mean, all rows", 0, {"weight 0": 0.3, "left-out loss": column(all_seen)}, 1.0, {}).as_json()
+    assert kept["values"] == {"weight 0": 0.3}, "NaN is no JSON"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Of ``concord report consistency``, with fewer draws; the exact numbers are the same."""
+    output = tmp_path_factory.mktemp("report")
+    lines: list[str] = []
+    result = report_consistency(ConsistencyReport(draws=40, problems=5, output=output), lines.append)
+    assert lines[-1].endswith("56 of 56 as known")
+    return {**result, "folder": output / "reports" / "consistency"}
+
+
+def test_every_number_of_the_report_is_as_known(report: Mapping[str, Any]) -> None:
+    wrong = {f"{place}: {name}": row for place, rows in report["table"].items() for name, row in rows.items()
+             if not row["agrees"]}  # fmt: skip
+    assert not wrong
+    assert {row["source"] for rows in report["table"].values() for row in rows.values()} == {"paper", "derived"}
+    json.dumps(report["table"])
+
+
+KNOWN: list[tuple[str, str, Any, float]] = [
+    ("Fig. 1, 2", "∇L of A, then B, at (½, ½)", [-1, 0, 0, -1], 1e-9),
+    ("Fig. 1, 2", "descent of average from (½, ½) ends at", [1, 1], 1e-6),
+    ("Fig. 1, 2", "descent of A from (½, ½) ends at", [1, 0.5], 1e-6),
+    ("Fig. 1, 2", "descent of B from (½, ½) ends at", [0.5, 1], 1e-6),
+    ("Fig. 1, 2", "descents of average, A, B from (-1, -1.2) end at", [-0.5] * 6, 1e-6),
+    ("Fig. 1, 2", "I^0.01 at (-½, -½), on a grid of [-1.5, 1.5]²", 0.01, 2e-4),
+    ("Fig. 1, 2", "I^0.01 at (1, 1), on a grid of [-1.5, 1.5]²", 3.56, 0.005),
+    ("Fig. 3", "det H₊ / det H_∧", 5.5125, 1e-6),
+    ("Fig. 3", "ratio of the ellipses' areas", 2.35, 0.005),
+    ("Fig. 3", "I / ε", 20, 1e-6),
+    ("Fig. 12", "det H₊ / det H_∧", 25.5025, 1e-6),
+    ("Fig. 12", "ratio of the ellipses' areas", 5.05, 0.005),
+    ("Fig. 12", "I / ε", 100, 1e-6),
+    ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0", 1, 1e-6),
+    ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0.6", 0.8, 1e-6),
+    ("Fig. 11", "gradient of H_∧ over that of H₊, s = 0.95", 0.312, 5e-4),
+    ("Fig. 10", "losses of A, B at θ*", [0.003192, 0.003193], 5e-7),
+    ("Fig. 10", "loss of B where θ₆ = -0.5", 1.0584, 5e-5),
+    ("Fig. 10", "loss of B where θ₆ = 0", 0.4667, 5e-5),
+    ("Fig. 10", "loss of B where θ₆ = 2", 0.4997, 5e-5),
+    ("Fig. 10", "largest change of A's loss from θ₆ = 1 to -½", 0, 1e-12),
+    ("A.2, Karcher mean", "of [[2, 1], [1, 2]], diag(1, 4)", [1.39317, 0.48610, 2.65609], 5e-6),
+    ("A.2, Karcher mean", "its determinant, √12", 12**0.5, 1e-6),
+    ("A.2, Karcher mean", "I / ε of the two", 2.86852, 5e-6),
+    *[
+        ("Fig. 4", f"‖m ⊙ ∇L‖², d = {count}, exact", norm, 0.006 * norm)
+        for count, norm in zip((10, 20, 30, 40, 50, 100), (99.96, 9.538, 1.1007, 0.1366, 0.0176, 8e-7), strict=True)
+    ],
+    *[
+        ("Fig. 4", f"‖∇L‖², d = {count}, simulated", 3000 / count, 0.02 * 3000 / count)
+        for count in (10, 20, 30, 40, 50, 100)
+    ],
+    ("Fig. 4", "chance that any component is kept, d = 100", 3.3e-6, 1e-7),
+    ("Proposition 2", "c, t = 0.8 d", 1.2126, 5e-5),
+    ("Proposition 3", "λ = (10, 1): I / ε", 10, 1e-9),
+    ("Proposition 3", "its bound / ε with the printed 2", 6.05, 1e-9),
+    ("Proposition 3", "its bound / ε with 4", 12.1, 1e-9),
+]
+
+
+def test_the_report_has_the_numbers_that_are_known_of_section_2(report: Mapping[str, Any]) -> None:
+    found = {(place, name): row["found"] for place, rows in report["table"].items() for name, row in rows.items()}
+    wrong = [row for row in KNOWN if found[row[:2]] != pytest.approx(row[2], abs=row[3])]
+    assert not wrong
+
+
+def test_the_propositions_hold_on_random_problems_and_the_printed_ones_do_not(report: Mapping[str, Any]) -> None:
+    first, second, third = (report["table"][f"Proposition {number}"] for number in (1, 2, 3))
+    assert 0 < first["least ‖m ⊙ ∇L‖² over 2 L(θ⁰) / (ηk), largest"]["found"] <= 1
+    assert second["norm where the printed bound is 0, n = 1, t = d = 3"]["found"] > 0.1
+    assert 0.5 < third["I over the bound with 4, largest of 50 random pairs"]["found"] <= 1, "with 2 it would not hold"
+    assert set(report["errata"]) == {"proposition 2", "proposition 3", "appendix A.1", "Fig. 3 and 12"}
+    assert "A's loss is 0.0461 in place of 0.0032" in report["errata"]["appendix A.1"]
+
+
+def test_all_figures_are_drawn_and_small(report: Mapping[str, Any]) -> None:
+    assert set(report["figures"]) == set(FIGURES)
+    for name, path in report["figures"].items():
+        assert Path(path) == report["folder"] / f"{name}.png"
+        assert 20_000 < Path(path).stat().st_size < 200_000
+
+
+def test_the_document_has_the_reports_table(report: Mapping[str, Any]) -> None:
+    """But for what is drawn at random, of which the document's report has more."""
+    document = (Path(__file__).parents[2] / "docs" / "consistency.md").read_text(encoding="utf-8")
+    exact = [
+        line
+        for line in (report["folder"] / "table.md").read_text(encoding="utf-8").splitlines()
+        if not any(word in line for word in ("simulated", "largest", "θᵢ"))
+    ]
+    assert len(exact) > 30
+    assert [line for line in exact if line not in document] == []
+
+
+def test_what_is_found_elsewhere_is_said_to_differ() -> None:
+    def agrees(relation: Any, known: Any, found: Any) -> bool:
+        return Quantity("", "", "paper", relation, known, found, 0.1).agrees
+
+    assert [agrees("=", 1, found) for found in (0.8, 0.95, 1.2)] == [False, True, False]
+    assert [agrees("≤", 1, found) for found in (-5, 1.05, 1.2)] == [True, True, False]
+    assert [agrees("≥", 1, found) for found in (0.8, 0.95, 7)] == [False, True, True]
+    assert not agrees("=", [1, 1], [1, 2])
+    assert not agrees("≤", 1, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "consistency", "--rows", "0", "4"], "--rows 0 4: one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "1", "1"], "--rows 1 1: one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "-1"], "--rows -1: one or more of 0 to 3, each once"),
+        (["train", "consistency", "--rows", "first"], "--rows first"),
+        (["train", "consistency", "--decay-per-step", "0"], "--decay-per-step 0.0: must lie in (0, 1]"),
+        (["report", "consistency", "--draws", "1"], "--draws 1: must be at least 2"),
+        (["report", "consistency", "--problems", "0"], "--problems 0: must be at least 1"),
+        (["report", "consistency", "--seed", "-1"], "--seed -1: must be at least 0"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "runs"
+    status, result = outcome(capsys, *words, "--output", str(output))
+    assert status == 2
+    assert said in result["error"]
+    assert "\n" not in result["error"]
+    assert not output.exists()
+
+
+def test_no_rows_at_all_are_refused_too() -> None:
+    config = load_job("consistency").job.config.with_options(rows=())
+    with pytest.raises(InputError, match="--rows : one or more of 0 to 3"):
+        config.check()

@@ -1,0 +1,115 @@
+"""A cluster that grows: what a run or a study lacks is asked of Ray's autoscaler, and waited for."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow_server import Server
+from ray_head import GrowingHead
+
+from concord.errors import InputError
+from concord.runs.resources import waiting_minutes
+from concord.training import RunConfig, TrainConfig
+
+JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
+RUN = ("--epochs", "2", "--evaluations", "1", "--batch-size", "16", "--lr", "5e-2", "--no-register")
+# A driver of its own: this process may be connected to another Ray.
+GPU = """
+import sys, time
+import ray
+from concord.runs.session import ray_session
+from concord.studies.options import SharingOptions
+from concord.studies.resources import trial_resources
+from concord.training import TrainConfig
+
+config = TrainConfig().with_options(address=sys.argv[1], use_gpu=True)
+with ray_session(config):
+    print(trial_resources(SharingOptions(), config, print))
+    end = time.monotonic() + 120
+    while (gpus := ray.cluster_resources().get("GPU", 0)) and time.monotonic() < end:
+        time.sleep(0.2)
+    print(f"{gpus:g} GPUs are left")
+"""
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrowingHead]:
+    """A cluster without CPUs and GPUs, which gets a node with each when it is asked."""
+    head = GrowingHead(tmp_path_factory.mktemp("growing"), {"cpu": {"CPU": 2}, "gpu": {"CPU": 1, "GPU": 1}})
+    head.start()
+    yield head
+    head.stop()
+
+
+def on(head: GrowingHead, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": head.token_file.read_text()}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+
+
+def said(text: str) -> list[str]:
+    """Lines but for those of Ray's autoscaler, which says what it starts."""
+    return [line for line in text.splitlines() if "(autoscaler +" not in line]
+
+
+def train(head: GrowingHead, output: Path, server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    place = ("--address", head.gcs_address, "--output", str(output), "--tracking-uri", server.uri)
+    return on(head, "-m", "concord", "train", JOB_FILE, *RUN, *place, *words)
+
+
+def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Path, server: Server) -> None:
+    done = train(head, output, server, "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    waits = [line for line in said(done.stderr) if "autoscaler" in line]
+    assert waits == [
+        "--workers 1: at least one CPU is needed; the Ray cluster has 0; its autoscaler is asked for more, "
+        "for up to 30 minutes (--wait-for-resources)"
+    ]
+    assert json.loads(done.stdout)["metrics"]["epoch"] == 2
+
+
+def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: GrowingHead) -> None:
+    done = on(head, "-c", GPU, head.gcs_address)
+    assert said(done.stdout) == [
+        "--use-gpu: the Ray cluster has no GPU; its autoscaler is asked for more, for up to 30 minutes "
+        "(--wait-for-resources)",
+        "TrialResources(concurrent=1, cpus=1.0, gpus=1.0)",
+        "0 GPUs are left",
+    ], done.stderr[-2000:]
+
+
+def test_more_gpus_than_the_cluster_can_get_are_refused_after_the_wait(
+    head: GrowingHead, output: Path, server: Server
+) -> None:
+    done = train(head, output, server, "--use-gpu", "--workers", "2", "--wait-for-resources", "0.05")
+    assert done.returncode == 2
+    waits, refusal = said(done.stderr)
+    lacking = "--use-gpu: 2 workers want a GPU each; the Ray cluster has"
+    assert waits.startswith(f"{lacking} 0; its autoscaler is asked for more, for up to 0.05 minutes")
+    # The one that it can get may have come.
+    assert refusal in [f"concord: {lacking} {gpus}, after 0.05 minutes" for gpus in (0, 1)]
+    assert not output.exists()
+
+
+def test_a_ray_of_this_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert waiting_minutes(RunConfig()) == waiting_minutes(RunConfig().with_options(address="local")) == 0
+    assert waiting_minutes(RunConfig().with_options(address="10.0.0.1:6379")) == 30
+    assert waiting_minutes(RunConfig().with_options(address="10.0.0.1:6379", wait_for_resources=2.5)) == 2.5
+
+
+def test_workers_share_cpus_unless_they_are_to_wait_for_one_each() -> None:
+    config = TrainConfig().with_options(workers=8)
+    assert config.cpu_request()[0] == 1
+    assert config.with_options(min_workers=2).cpu_request()[0] == 2
+    assert config.with_options(wait_for_resources=5).cpu_request()[0] == 8
+
+
+def test_a_negative_wait_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^--wait-for-resources -1\.0: a number of minutes, not negative$"):
+        RunConfig().with_options(wait_for_resources=-1.0).check()

@@ -1,0 +1,433 @@
+"""Whole runs on real Ray workers and a real MLflow store: kept, found again, and the same after a kill."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow_server import Server
+from safetensors.torch import load_file
+
+from concord.errors import InputError, RunFailedError
+from concord.record import EVENTS, RECORD, read_events
+from concord.runs.preflight import preflight
+from concord.runs.run import FinishedRun, run
+from concord.storage import read_lines
+from concord.tracking import Store, models, show
+from concord.training import load_job
+
+JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
+OPTIONS: dict[str, Any] = {
+    "epochs": 8,
+    "batch_size": 16,
+    "lr": 5e-2,
+    "threshold": 0.6,
+    "evaluations": 4,
+    "vectorize": "vmap",
+    "workers": 2,
+}
+
+
+def start(output: Path, **changes: Any) -> FinishedRun:
+    job = load_job(JOB_FILE)
+    return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
+
+
+def comparable(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name != "steps_per_second"}
+
+
+@pytest.fixture(scope="module")
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+    """A run that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
+
+
+def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: FinishedRun) -> None:
+    said = calm.as_json()
+    assert set(said) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
+    assert said["job"] == "shared-rule"
+    assert said["metrics"]["ood_accuracy"] > 0.9
+    assert said["model"] == "models:/shared-rule/1"
+    assert json.loads(json.dumps(said)) == said
+
+
+def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(calm: FinishedRun) -> None:
+    store = Store.open(calm.folder.parent.parent, None)
+    (kept,) = store.runs("shared-rule")
+    assert kept.run_id == calm.run_id
+    assert kept.parameters["threshold"] == "0.6"
+    assert kept.parameters["aggregator"] == "and-mask"
+    assert json.loads((calm.folder / RECORD).read_text())["config"]["aggregator"] == "and-mask"
+    # Of the methods that it does not use it has no parameters, and its record has them, for a resumed run.
+    assert not kept.parameters.keys() & {"momentum", "beta3", "temporal_threshold", "penalty_warmup", "inner_lr"}
+    assert kept.parameters.keys() >= {"beta1", "lr", "rescale", "milestones", "decay"}
+    assert json.loads((calm.folder / RECORD).read_text())["config"]["momentum"] == 0.9
+    assert kept.tags["concord.version"]
+    assert len(kept.tags["concord.commit"].removesuffix("-dirty")) == 40
+    steps = store.history(calm.run_id, "step/loss")
+    assert [step for step, _ in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) == 8 * 5
+    for name in ("accuracy/train/a", "accuracy/held_out/c", "accuracy/ood/d", "kept_fraction/weight"):
+        assert name in kept.metrics
+    assert comparable(kept.metrics) == pytest.approx(
+        comparable(json.loads((calm.folder / "metrics.json").read_text()))
+        | {name: value for name, value in kept.metrics.items() if name.startswith("step/")}
+    )
+    artifacts = {str(path.relative_to(store.artifacts)) for path in store.artifacts.rglob("*") if path.is_file()}
+    for wanted in ("config.json", "environments.json", "figures/curves.png"):
+        assert any(path.endswith(wanted) for path in artifacts), wanted
+
+
+def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
+    client = Store.open(calm.folder.parent.parent, None).client
+    entry = client.get_run(calm.run_id)
+    logged = {
+        each.dataset.name: (each.tags[0].key, each.tags[0].value, json.loads(each.dataset.profile)["num_rows"])
+        for each in entry.inputs.dataset_inputs
+    }
+    job = load_job(JOB_FILE).job
+    environments = job.environments(job.config.with_options(**OPTIONS))
+    sizes = {name: len(environments[name]) for name in "abcd"}
+    held_out = {name: max(round(0.1 * sizes[name]), 1) for name in "abc"}
+    context = "mlflow.data.context"
+    assert logged == {
+        **{name: (context, "train", sizes[name] - held_out[name]) for name in "abc"},
+        **{f"{name}, held out": (context, "held-out", held_out[name]) for name in "abc"},
+        "d": (context, "ood", sizes["d"]),
+    }
+    assert len({each.dataset.digest for each in entry.inputs.dataset_inputs}) == 7
+    assert entry.data.tags["mlflow.source.name"] == "tests/jobs/shared_rule.py"
+    source = json.loads(entry.inputs.dataset_inputs[0].dataset.source)["tags"]
+    assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
+
+
+def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun, without_ray: None) -> None:
+    output = calm.folder.parent.parent
+    before = models(Store.open(output, None))
+    kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
+    assert kept.registered is None
+    assert models(Store.open(output, None)) == before
+    client = Store.open(output, None).client
+    assert kept.model is not None
+    assert client.get_logged_model(kept.model.removeprefix("models:/")).source_run_id == kept.run_id
+    again = start(output, name="unregistered", epochs=1, workers=1, resume=True)  # it is finished, also so
+    assert (again.model, again.registered) == (kept.model, None)
+
+
+def test_the_registered_model_predicts_where_concord_is_not_imported(calm: FinishedRun) -> None:
+    program = (
+        "import sys, json, numpy, mlflow\n"
+        f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
+        f"model = mlflow.pyfunc.load_model({calm.model!r})\n"
+        "rows = numpy.random.default_rng(0).normal(size=(50, 4))\n"  # float64
+        "assert not any(name.split('.')[0] == 'concord' for name in sys.modules)\n"
+        "print(json.dumps(model.predict(rows).argmax(1).tolist()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    predicted = np.array(json.loads(done.stdout.strip().splitlines()[-1]))
+    rows = np.random.default_rng(0).normal(size=(50, 4))
+    assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
+
+
+def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun, without_ray: None) -> None:
+    output = calm.folder.parent.parent
+    worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
+    store = Store.open(output, None)
+    assert worse.registered is not None
+    assert not worse.registered.champion
+    assert show(store, "shared-rule").version == 1
+    assert {version.version for version in models(store)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": 3},  # a process an environment: the hook of DDP
+        pytest.param({"workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"workers": 2, "per_example": True, "threshold": 0.1}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
+    ray_cluster: None, output: Path, changes: dict[str, Any]
+) -> None:
+    job = load_job(str(Path(__file__).parents[1] / "jobs" / "dictionaries.py"))
+    options = OPTIONS | {"name": "words", "output": output, "epochs": 12} | changes
+    said: list[str] = []
+    done = run(job, job.job.config.with_options(**options), said.append)
+    assert done.metrics["ood_accuracy"] > 0.9
+    assert done.metrics["worst_train_accuracy"] > 0.9
+    # Its model takes keywords, so that it is no version in the registry, which is said where one looks.
+    assert (done.model, done.registered) == (None, None)
+    assert any("the model is not registered" in line for line in said)
+    store = Store.open(output, None)
+    assert models(store) == []
+    assert "weights/model.safetensors" in store.client.get_run(done.run_id).data.tags["mlflow.note.content"]
+    weights = store.client.download_artifacts(done.run_id, "weights/model.safetensors")
+    assert load_file(weights).keys() == job.job.model(None).state_dict().keys()
+    logged = {each.dataset.name: each.dataset for each in store.client.get_run(done.run_id).inputs.dataset_inputs}
+    assert [each["name"] for each in json.loads(json.loads(logged["d"].schema)["mlflow_tensorspec"]["features"])] == [
+        "words",
+        "mask",
+        "labels",
+    ]
+    assert (
+        run(job, job.job.config.with_options(**options, resume=True), said.append).metrics == done.metrics
+    )  # it is finished
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('risk = lambda model, batch, step: model(**batch)["logits"]', r"risk: gives \(2, 2\); expected a scalar"),
+        ("risk = lambda model, batch, step: model(**batch).loss", "model and risk cannot take a batch .* words"),
+        ("risk = lambda model, batch, step: torch.ones(())", "the risk has no gradient"),
+        (
+            "correct = lambda outputs, batch: batch['labels'].sum()",
+            r"measure accuracy gave shape \(\), expected \(2,\)",
+        ),
+        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take what the model gives"),
+    ],
+)
+def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: str, problem: str) -> None:
+    text = (Path(__file__).parents[1] / "jobs" / "dictionaries.py").read_text()
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace("\njob = ", f"\n{line}\njob = "))
+    job = load_job(str(path))
+    with pytest.raises(InputError, match=problem) as caught:
+        preflight(job, job.job.config.with_options(output=tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: FinishedRun) -> None:
+    output = calm.folder.parent.parent
+    with pytest.raises(InputError, match="--name calm: there is a run of this name"):
+        start(output, name="calm")
+    again = start(output, name="calm", resume=True)
+    assert (again.run_id, again.model, again.metrics) == (calm.run_id, calm.model, calm.metrics)
+    assert again.registered == calm.registered
+    with pytest.raises(InputError, match=r"--lr 0\.5: the run calm was started with 0\.05"):
+        start(output, name="calm", resume=True, lr=0.5)
+    with pytest.raises(InputError, match="--name never: there is no such run"):
+        start(output, name="never", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        pytest.param(
+            "shape",
+            r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in environment a",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("empty", "environment c: it is empty", marks=pytest.mark.slow),
+        ("target", "environment c: target 2 is out of range"),
+    ],
+)
+def test_wrong_data_found_by_a_worker_leave_nothing_behind(
+    ray_cluster: None,
+    output: Path,
+    trouble: str,
+    line: str,
+) -> None:
+    with pytest.raises(InputError, match=line):
+        start(output, trouble=trouble, name="wrong")
+    assert not (output / "runs" / "wrong").exists()
+    assert Store.open(output, None).runs("shared-rule", finished_only=False) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
+    ray_cluster: None, output: Path, workers: int
+) -> None:
+    with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
+        start(output, trouble="infinite", name="failed", workers=workers)
+    (kept,) = Store.open(output, None).runs("shared-rule", finished_only=False)
+    assert kept.status == "FAILED"
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers_the_model(
+    ray_cluster: None, output: Path, server: Server
+) -> None:
+    def kill_after_first_checkpoint() -> None:
+        wait_for(lambda: list(output.glob("runs/outage/checkpoints/checkpoint_*")), 120)
+        server.kill()
+
+    watcher = threading.Thread(target=kill_after_first_checkpoint)
+    watcher.start()
+    lines: list[str] = []
+    job = load_job(JOB_FILE)
+    config = job.job.config.with_options(**OPTIONS, output=output, name="outage", pause=0.1, tracking_uri=server.uri)
+    report = run(job, config, lines.append)
+    watcher.join()
+    assert report.model is None
+    assert report.metrics["ood_accuracy"] > 0.9
+    assert any("events are kept in" in line for line in lines), lines
+    server.start()
+    again = run(job, config.with_options(resume=True), lines.append)
+    assert again.model == "models:/shared-rule/1"
+    assert comparable(again.metrics) == comparable(report.metrics)
+    store = Store.open(output, server.uri)
+    steps = [step for step, _ in store.history(report.run_id, "step/loss")]
+    assert steps == list(range(1, 41))
+    assert store.run(report.run_id).status == "FINISHED"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_in_the_job_ends_the_run_with_its_traceback_once_and_a_line(
+    ray_cluster: None, output: Path, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    lines: list[str] = []
+    job = load_job(JOB_FILE)
+    options = OPTIONS | {"output": output, "trouble": "bug", "name": "bug", "workers": workers, "max_failures": 2}
+    with pytest.raises(RunFailedError) as failed:
+        run(job, job.job.config.with_options(**options), lines.append)
+    assert re.fullmatch(r"training failed: ZeroDivisionError: [^\n]*, line \d+", str(failed.value))
+    (shown,) = (line for line in lines if "Traceback" in line)
+    assert "targets = targets[: 1 // (len(targets) - 80)]" in shown
+    assert "concord/training" not in shown
+    assert "ZeroDivisionError" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("where", ["in the first batch", "later"])
+def test_a_job_that_calls_exit_fails_with_a_line(ray_cluster: None, output: Path, where: str, workers: int) -> None:
+    kind, line = (InputError, "SystemExit: 0") if where == "in the first batch" else (RunFailedError, "SystemExit: 0")
+    with pytest.raises(kind, match=line):
+        start(output, trouble="exit" if where == "in the first batch" else "late exit", name="exit", workers=workers)
+    assert (output / "runs" / "exit").exists() == (where == "later")
+
+
+def command(output: Path, *options: str) -> list[str]:
+    given = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    program = "from concord.cli import entry; entry()"
+    return [sys.executable, "-c", program, "train", JOB_FILE, *given, "--output", str(output), "--json", *options]
+
+
+def wait_for(found: Any, seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"nothing came within {seconds} s")
+
+
+def children_named(parent: int, name: str) -> list[int]:
+    """The processes with this in their command line that the parent started, or those that it started."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    parents = {int(pid): int(ppid) for pid, ppid, _ in rows}
+
+    def descends(pid: int) -> bool:
+        while pid in parents and pid != parent:
+            pid = parents[pid]
+        return pid == parent
+
+    return [int(pid) for pid, _, args in rows if name in args and descends(int(pid)) and int(pid) != parent]
+
+
+@pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
+def test_a_run_whose_process_is_killed_ends_with_the_metrics_of_an_undisturbed_one(
+    calm: FinishedRun, output: Path, killed: str
+) -> None:
+    """It goes on with another number of workers."""
+    before, after = ("1", 2) if killed == "one worker" else ("2", 1)
+    slow = ["--name", "hit", "--pause", "0.15", "--workers", before]
+    process = subprocess.Popen(
+        command(output, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()
+    )
+    wait_for_checkpoints(output)
+    process.kill()
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL
+    events = output / "runs" / "hit" / EVENTS
+    with events.open("ab") as file:
+        file.write(b'{"event":"evaluated","at":17952')  # as if the machine had died with it
+    (listed,) = listed_runs(output)
+    assert (listed["name"], listed["status"]) == ("hit", "interrupted")
+    report = start(output, name="hit", pause=0.15, resume=True, workers=after).as_json()
+    check_resumed(calm, output, report)
+    assert [event.name for event in read_events(events) if event.name in ("began", "ended")] == ["began"] * 2 + [
+        "ended"
+    ]
+    (listed,) = listed_runs(output)
+    assert listed["status"] == "finished"
+
+
+def listed_runs(output: Path) -> Any:
+    words = [sys.executable, "-m", "concord", "runs", "--output", str(output), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)["runs"]
+
+
+def test_a_run_whose_worker_is_killed_ends_with_the_metrics_of_an_undisturbed_one(
+    calm: FinishedRun, output: Path
+) -> None:
+    def kill() -> None:
+        wait_for_checkpoints(output)
+        os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    report = start(output, name="hit", pause=0.15).as_json()
+    killer.join()
+    check_resumed(calm, output, report)
+
+
+def test_a_worker_that_always_dies_is_replaced_as_often_as_is_said(ray_cluster: None, output: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"^training failed: "):
+        start(output, trouble="killed", max_failures=1)
+    assert [line for line, _ in read_lines(output / "attempts")] == ["c"] * 2
+
+
+def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
+    """Not public: where it moves, ``concord.runs.ray_train`` has to follow."""
+    from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
+
+    assert isinstance(ENV_VARS_TO_PROPAGATE, set)
+
+
+def test_a_run_whose_last_checkpoint_is_spoiled_goes_on_from_the_one_before(calm: FinishedRun, output: Path) -> None:
+    with pytest.raises(RunFailedError):
+        start(output, name="hit", workers=1, trouble="late exit")
+    checkpoints = sorted((output / "runs" / "hit" / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+    model = bytearray((checkpoints[-1] / "model.safetensors").read_bytes())
+    model[-1] ^= 1
+    (checkpoints[-1] / "model.safetensors").write_bytes(model)
+    lines: list[str] = []
+    job = load_job(JOB_FILE)
+    options = OPTIONS | {"output": output, "name": "hit", "workers": 1, "trouble": "late exit", "resume": True}
+    report = run(job, job.job.config.with_options(**options), lines.append)
+    assert comparable(report.metrics) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    (line,) = (line for line in lines if "the one before is taken" in line)
+    assert "model.safetensors" in line
+    assert any("training goes on from epoch" in each for each in lines)
+
+
+def wait_for_checkpoints(output: Path) -> None:
+    checkpoints = output / "runs" / "hit" / "checkpoints"
+    wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 240)
+
+
+def check_resumed(calm: FinishedRun, output: Path, report: dict[str, Any]) -> None:
+    assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
+    store = Store.open(output, None)
+    assert [step for step, _ in store.history(report["run_id"], "step/loss")] == list(range(1, 41))
+    ((_, cost),) = store.history(report["run_id"], "resumed/seconds")
+    assert 0 < cost < 300

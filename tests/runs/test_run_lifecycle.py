@@ -1,0 +1,352 @@
+"""Who has a run, what becomes of it however it ends, and what is refused before anything of it is touched."""
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_run import JOB_FILE, OPTIONS, command, start, wait_for
+
+from concord.errors import InputError, RunFailedError, StoppedError
+from concord.record import EVENTS, RECORD
+from concord.runs import lifecycle
+from concord.runs.cluster_address import check_cluster, require_cluster
+from concord.runs.lifecycle import Opened, opened, reserved_run, run_description
+from concord.runs.termination import sigterm_as_interrupt
+from concord.storage import LOCK
+from concord.tracking import Store
+from concord.tracking.store import Run
+from concord.training import load_job
+from concord.training.options import RunConfig, TrainConfig
+
+JOB = "shared-rule"
+RESERVE = """
+import sys
+from pathlib import Path
+from concord.training.options import TrainConfig
+from concord.runs.lifecycle import reserved_run
+options = {"output": Path(sys.argv[1]), "name": sys.argv[2], "resume": sys.argv[3] == "resume"}
+config = TrainConfig().with_options(**options).resolved()
+with reserved_run("shared-rule", config):
+    print("reserved", flush=True)
+    sys.stdin.read()
+"""
+
+
+def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
+    """A run, new or resumed, whose training is these steps."""
+    config = TrainConfig().with_options(output=output, name=name, **options).resolved()
+    description = run_description(config, JOB, {})
+    with reserved_run(JOB, config) as reserved, opened(reserved, description, lambda _: None) as run:
+        for step in steps:
+            step()
+    return run
+
+
+def fails(error: type[Exception]) -> Callable[[], object]:
+    def fail() -> None:
+        raise error("for a test")
+
+    return fail
+
+
+def tracked(output: Path, uri: str | None = None) -> dict[str, Run]:
+    return {run.name: run for run in Store.open(output, uri).runs(JOB, finished_only=False)}
+
+
+def failed_run(output: Path) -> None:
+    """A run that ended by a failure, before it had a checkpoint."""
+    with pytest.raises(RunFailedError, match="for a test"):
+        train(output, fails(RunFailedError))
+
+
+@contextlib.contextmanager
+def elsewhere(output: Path, name: str, how: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has a run."""
+    program = [sys.executable, "-c", RESERVE, str(output), name, how]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "reserved\n"
+            yield process
+        finally:
+            process.kill()
+
+
+# --- one process has a run
+
+
+def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
+    failed_run(output)
+    with elsewhere(output, "a", "resume") as other:
+        with pytest.raises(InputError, match=r"^--name a: another process is at work on this run$"):
+            train(output, resume=True)
+        assert tracked(output)["a"].status == "FAILED"
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        status: list[str] = []
+        assert train(output, lambda: status.append(tracked(output)["a"].status), resume=True).resumed
+        assert status == ["RUNNING"]
+
+
+def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "new_name", lambda *_: "now")
+    everybody = threading.Barrier(4)
+    Store.open(output)
+
+    def reserve(_: int) -> str:
+        with reserved_run(JOB, TrainConfig().with_options(output=output)) as reserved:
+            everybody.wait(60)
+            return reserved.name
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(reserve, range(4))) == ["now", "now-2", "now-3", "now-4"]
+    assert not (output / "runs").exists()
+
+
+def test_a_name_whose_process_was_killed_before_it_recorded_a_run_can_be_used(output: Path) -> None:
+    with elsewhere(output, "a", "new") as other:
+        with pytest.raises(InputError, match="another process is at work on this run"):
+            train(output)
+        other.send_signal(signal.SIGKILL)
+    assert [path.name for path in (output / "runs" / "a").iterdir()] == [LOCK]
+    run = train(output)
+    assert not run.resumed
+    assert json.loads((output / "runs" / "a" / RECORD).read_text())["run_id"] == run.run_id
+
+
+def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
+    (output / "runs" / "a").mkdir(parents=True)
+    (output / "runs" / "a" / "notes").write_text("mine")
+    with pytest.raises(InputError, match=r"^--name a: .*/runs/a is there, and is no run; give another name$"):
+        train(output)
+    assert (output / "runs" / "a" / "notes").read_text() == "mine"
+
+
+# --- what becomes of a run
+
+
+def test_wrong_input_leaves_nothing_of_a_new_run_and_everything_of_an_earlier_one(output: Path) -> None:
+    with pytest.raises(InputError, match="for a test"):
+        train(output, fails(InputError), name="new")
+    assert not (output / "runs").exists()
+    assert tracked(output) == {}
+    failed_run(output)
+    for _ in range(2):
+        with pytest.raises(InputError, match="for a test"):
+            train(output, fails(InputError), resume=True)
+    assert (output / "runs" / "a" / RECORD).exists()
+    assert tracked(output)["a"].status == "FAILED"
+
+
+@pytest.mark.parametrize(("gone", "error"), [("runs/a", InputError), (".", ArithmeticError)])
+def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
+    output: Path, gone: str, error: type[Exception]
+) -> None:
+    uri = f"sqlite:///{output.parent / 'elsewhere.db'}"
+    folder = output / "runs" / "a"
+
+    def go_away() -> None:
+        shutil.rmtree(output / gone)
+        folder.mkdir(parents=True)
+        (folder / EVENTS).write_text("of a worker that writes on\n")
+
+    with pytest.raises(RunFailedError) as said:
+        train(output, go_away, fails(error), tracking_uri=uri)
+    assert str(said.value) == f"{folder}: was removed while the run was at work"
+    assert (folder / EVENTS).exists()
+    assert tracked(output, uri)["a"].status == "FAILED"
+
+
+def test_a_run_whose_store_goes_away_with_its_folder_still_says_what_happened(output: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"was removed while the run was at work$"):
+        train(output, lambda: shutil.rmtree(output), fails(InputError))
+
+
+def told_to_end() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)  # by whoever is impatient
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "where-ctrl-c-is-ignored"])
+def test_sigterm_is_ctrl_c_once(output: Path, ignored: bool) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        with pytest.raises(StoppedError, match=r"^stopped; continue with --name a --resume$"):
+            train(output, told_to_end)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+    assert tracked(output)["a"].status == "KILLED"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_failure_that_follows_from_sigterm_is_a_stop(output: Path) -> None:
+    """As when the workers get the signal too, and die before this process is told."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        with pytest.raises(StoppedError):
+            train(output, told_to_end, fails(RunFailedError))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+    assert tracked(output)["a"].status == "KILLED"
+
+
+def test_in_other_threads_sigterm_is_left_alone() -> None:
+    def handler() -> Any:
+        with sigterm_as_interrupt() as termination:
+            assert not termination.requested
+            return signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(handler).result() is signal.getsignal(signal.SIGTERM)
+
+
+# --- what is refused before anything is touched
+
+
+def failed_run_of_the_job(output: Path) -> None:
+    job = load_job(JOB_FILE)
+    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolved()
+    description = run_description(config, JOB, {})
+    with (
+        pytest.raises(RunFailedError),
+        reserved_run(JOB, config) as reserved,
+        opened(reserved, description, lambda _: None),
+    ):
+        fails(RunFailedError)()
+
+
+def test_too_few_cpus_for_a_resumed_run_are_refused_without_touching_it(ray_cluster: None, output: Path) -> None:
+    failed_run_of_the_job(output)
+    before = (output / "runs" / "a" / RECORD).read_bytes()
+    with pytest.raises(InputError, match=r"^--min-workers 3: each takes a CPU; the Ray cluster has 2$"):
+        start(output, name="a", resume=True, workers=3, min_workers=3)
+    assert (output / "runs" / "a" / RECORD).read_bytes() == before
+    assert tracked(output)["a"].status == "FAILED"
+
+
+def test_a_resumed_run_with_a_wrong_address_is_refused_without_touching_it(output: Path) -> None:
+    failed_run_of_the_job(output)
+    words = command(output, "--name", "a", "--resume", "--address", "nope.invalid:1")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("concord: --address nope.invalid:1: no Ray cluster answers there (")
+    assert done.returncode == 2
+    assert (output / "runs" / "a" / RECORD).exists()
+    assert tracked(output)["a"].status == "FAILED"
+
+
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[int]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def web_server() -> Iterator[int]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("nope", "it has no port"),
+        ("nope:port", "Port could not be cast"),
+        ("nope.invalid:6379", r"no Ray cluster answers there \(.*not known\)"),
+        ("http://127.0.0.1:8265", "a Ray cluster has no http address"),
+        ("ray://nope.invalid:10001", r"no Ray cluster answers there \(.*not known\)"),
+        (unused_port, r"no Ray cluster answers there \(Connection refused\)"),
+        (silent, r"no Ray cluster answers there \(no answer in time\)"),
+        (web_server, "what answers there is no Ray cluster"),
+    ],
+)
+def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
+    monkeypatch.setattr("concord.runs.cluster_address._ANSWER_SECONDS", 0.2)
+    with contextlib.ExitStack() as stack:
+        if callable(address):
+            port = address()
+            address = f"127.0.0.1:{port if isinstance(port, int) else stack.enter_context(port)}"
+        with pytest.raises(InputError, match=rf"^--address {address}: {line}.*; give HOST:PORT of a Ray head"):
+            require_cluster(address, "--address")
+
+
+def test_the_address_of_a_ray_cluster_is_taken(ray_cluster: None) -> None:
+    import ray
+
+    require_cluster(ray.get_runtime_context().gcs_address, "--address")
+
+
+def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nope")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: it has no port"):
+        check_cluster(RunConfig())
+    check_cluster(RunConfig().with_options(address="local"))
+
+
+# --- a whole run
+
+
+@pytest.mark.parametrize(
+    ("workers", "stop"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
+    ray_cluster: None, output: Path, workers: int, stop: signal.Signals
+) -> None:
+    """Told as by a terminal, or by Slurm, which tell its workers as well, where those are of this machine."""
+    import ray
+
+    address = ("--address", ray.get_runtime_context().gcs_address) if workers > 1 else ()
+    words = command(output, "--name", "a", "--pause", "0.3", "--workers", str(workers), *address)
+    checkpoints = output / "runs" / "a" / "checkpoints"
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)
+            os.killpg(process.pid, stop)
+            said, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    line = "stopped; continue with --name a --resume"
+    assert json.loads(said) == {"error": line}
+    assert errors.splitlines()[-1] == f"concord: {line}"
+    assert "Traceback" not in errors
+    assert process.returncode == 1
+    assert tracked(output)["a"].status == "KILLED"
+    assert start(output, name="a", resume=True, pause=0.3, workers=3 if workers == 1 else 1).model == f"models:/{JOB}/1"

@@ -1,0 +1,304 @@
+"""Comparisons on real Ray with a real MLflow store: exact, trained once, resumable, beside a paper's numbers."""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from test_run import wait_for
+from test_study import comparable
+
+from concord.cli import main
+from concord.cli.job_options import read_command
+from concord.errors import InputError
+from concord.options import option_values
+from concord.record import EVENTS, read_history, require_record
+from concord.storage import Folder
+from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
+from concord.studies.comparison_plan import ComparisonPlan, plan_comparison
+from concord.studies.documents import with_tables
+from concord.studies.proposals import EndedRun, GroupRuns
+from concord.tracking import Store
+from concord.training import Comparison, JobFile, ProcessContext, load_job, train
+from concord.training.context import Silent
+
+JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_compared.py")
+NAME = "tiny-compared"
+ROOT = Path(__file__).parents[2]
+
+
+def planned(job: JobFile, tables: Sequence[str], words: Sequence[str], *, check: bool = True) -> ComparisonPlan:
+    """What ``concord compare`` with these words is going to do."""
+    command = read_command("compare", job, [*tables, *words], "concord compare")
+    return plan_comparison(command.job, command.tables, command.options, command.given, check=check)
+
+
+def compared(output: Path, *tables: str, **options: Any) -> ComparisonResult:
+    words = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return run_comparison(planned(load_job(JOB_FILE), tables, [*words, "--output", str(output)]), lambda _: None)
+
+
+def ended(result: ComparisonResult | Path) -> Mapping[str, EndedRun]:
+    folder = Folder(result if isinstance(result, Path) else result.folder)
+    return {each.run.key: each for each in GroupRuns(read_history(folder)).ended("run")}
+
+
+def run_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of its runs, as they are written."""
+    return [event for event in map(json.loads, (folder / EVENTS).read_text().splitlines()) if "run" in event]
+
+
+def trained_here(seed: int, **options: Any) -> Mapping[str, float]:
+    """What the same training gives in this process, without Ray."""
+    job = load_job(JOB_FILE).job
+    return train(job, job.config.with_options(seed=seed, **options), ProcessContext(), Silent()).metrics
+
+
+@pytest.fixture(scope="module")
+def whole(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonResult]:
+    """Two tables that share a row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        output = tmp_path_factory.mktemp("whole")
+        yield compared(output, "masks", "rates", witness=output / "witness")
+
+
+def test_means_and_spreads_are_those_of_the_same_trainings_in_this_process(whole: ComparisonResult) -> None:
+    rows = {(row["table"], row["name"]): row for row in whole.as_json()["rows"]}
+    assert {key: row["seeds"] for key, row in rows.items()} == {
+        ("masks", "average"): 3,
+        ("masks", "and-mask"): 3,
+        ("rates", "0.1"): 2,
+        ("rates", "0.01"): 2,
+    }
+    options: dict[Any, Any] = {
+        ("masks", "and-mask"): {"lr": 0.1, "threshold": 1.0},
+        ("rates", "0.01"): {"lr": 0.01, "aggregator": "mean"},
+    }
+    for key, chosen in options.items():
+        values = [trained_here(seed, **chosen)["ood_accuracy"] for seed in range(rows[key]["seeds"])]
+        found = rows[key]["metrics"]["ood_accuracy"]
+        assert found["mean"] == pytest.approx(statistics.fmean(values))
+        assert found["std"] == pytest.approx(statistics.stdev(values))
+
+
+def test_a_row_that_two_tables_have_is_trained_once(whole: ComparisonResult) -> None:
+    trained = (whole.folder.parent.parent / "witness").read_text().splitlines()
+    # 6 runs of the one table and 2 of the other; the model is also made once to try it before anything starts
+    assert len(trained) == 8 + 1
+    assert len(ended(whole)) == whole.finished == 8
+    assert [run.metrics for run in whole.runs["rates"]["0.1"]] == [
+        run.metrics for run in whole.runs["masks"]["average"][:2]
+    ]
+
+
+def test_the_papers_numbers_stand_below_ours_in_the_units_of_the_metric(whole: ComparisonResult) -> None:
+    table = whole.tables[0]
+    header, rows = table.cells()
+    assert header == ["masks", "seeds", "o.o.d.", "at its peak", "of a"]
+    assert [row[0] for row in rows] == ["average", "average, paper", "AND-mask", "best possible"]
+    assert rows[1] == ["average, paper", "", "88.5 ± 1.5", "", "90.0"]
+    ours = [100 * run.metrics["ood_accuracy"] for run in whole.runs["masks"]["average"]]
+    assert rows[0][2] == f"{statistics.fmean(ours):.1f} ± {statistics.stdev(ours):.1f}"
+    average = table.rows()[0]["metrics"]
+    assert (average["ood_accuracy"]["paper"], average["ood_accuracy"]["paper_std"]) == pytest.approx((0.885, 0.015))
+    assert average["accuracy/train/a"]["paper"] == pytest.approx(0.9)
+    assert (whole.folder / "figures" / "dots.png").stat().st_size > 0
+
+
+def test_every_run_is_a_child_of_the_comparisons_run_in_mlflow(whole: ComparisonResult) -> None:
+    client = Store.open(whole.plan.base.run.output).client
+    parent = client.get_run(require_record(Folder(whole.folder), "comparison")["run_id"])
+    children = client.search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", max_results=100
+    )
+    assert parent.info.status == "FINISHED"
+    assert len(children) == 8
+    assert {run.info.status for run in children} == {"FINISHED"}
+    by_name = {run.info.run_name: run for run in children}
+    run = by_name["masks, and-mask, seed 2"]
+    assert run.data.metrics["ood_accuracy"] == whole.runs["masks"]["and-mask"][2].metrics["ood_accuracy"]
+    assert run.data.params["lr"] == "0.1"
+    assert run.data.params["seed"] == "2"
+    assert "penalty_weight" not in run.data.params
+    assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"figures", "tables"}
+
+
+def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: ComparisonResult) -> None:
+    before = ended(whole)
+    output = whole.plan.base.run.output
+    again = compared(output, "rates", seeds=3, first_seed=0, witness=output / "witness")
+    after = ended(again)
+    assert {key: after[key] for key in before} == before
+    assert len(after) == len(before) + 1  # seed 2 of the row that the other table does not have
+    assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
+
+
+def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
+    whole: ComparisonResult, output: Path
+) -> None:
+    folder = output / "comparisons" / NAME
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_bytes((whole.folder / "record.json").read_bytes())
+    lines = (whole.folder / EVENTS).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    for event in events:  # as a version wrote them that did not have the option
+        event.get("point", {}).pop("width", None)
+    (folder / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    job = load_job(JOB_FILE)
+    assert option_values(job.job.config)["width"] == 4
+
+    def missing(*words: str) -> int:
+        witness = str(whole.plan.base.run.output / "witness")  # an option of the job, as the runs were given it
+        given = [*words, "--witness", witness, "--output", str(output)]
+        plan = planned(job, ["rates"], given, check=False)
+        return len(read_comparison(plan).missing.get("rates", []))
+
+    assert (missing(), missing("--width", "6")) == (0, 4)
+
+
+def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it(
+    whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = (whole.folder / EVENTS).read_bytes()
+    output = str(whole.plan.base.run.output)
+    assert main(["report", JOB_FILE, "--output", output, "--results", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out.splitlines()[-1])["tables"]
+    assert shown["masks"]["rows"] == [row for row in whole.as_json()["rows"] if row["table"] == "masks"]
+    assert shown["broken"]["missing"] == 2
+    assert f"concord compare {JOB_FILE} broken --output {output} makes them" in printed.err
+    assert (whole.folder / EVENTS).read_bytes() == before
+    lines = [json.loads(line) for line in (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()]
+    assert [(line["configuration"], line["seed"]) for line in lines][:2] == [("average", 0), ("average", 1)]
+    assert set(lines[0]) == {"configuration", "seed", "values", "seconds", "command", "machine", "commit"}
+    assert set(lines[0]["values"]) == {"o.o.d.", "at its peak", "of a"}
+
+
+def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
+    ray_cluster: None, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", JOB_FILE, "broken", "--output", str(output), "--json"]
+    for _ in range(2):
+        assert main(words) == 1
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (result["runs"], result["failed"], result["missing"]) == (1, 1, 0)
+        assert "ArithmeticError: this model cannot be made" in result["error"]
+    events = run_events(output / "comparisons" / NAME)
+    assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
+
+
+def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
+    whole: ComparisonResult, output: Path, tmp_path: Path
+) -> None:
+    witness = tmp_path / "witness"
+    address = ray.get_runtime_context().gcs_address  # of a cluster that outlives the driver
+    words = [
+        *(sys.executable, "-c", "from concord.cli import entry; entry()", "compare", JOB_FILE, "rates"),
+        *("--output", str(output), "--address", address, "--concurrent", "1", "--witness", str(witness)),
+        *("--pause", "0.05"),
+    ]
+    folder = output / "comparisons" / NAME
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: process.poll() is not None or len(ended(folder)) >= 1, 120)
+        assert process.poll() is None, process.communicate()
+        process.kill()
+    before = ended(folder)
+    assert 1 <= len(before) < 4
+    models = len(witness.read_text().splitlines())
+    time.sleep(0.5)
+    resumed = compared(output, "rates", pause=0.05, witness=witness, concurrent=1)
+    assert len(ended(resumed)) == 4
+    assert {key: ended(resumed)[key] for key in before} == before
+    # the trial of the first look, and what had not ended
+    assert len(witness.read_text().splitlines()) <= models + 1 + (4 - len(before)) + 1
+    undisturbed = {name: [comparable(run.metrics) for run in runs] for name, runs in whole.runs["rates"].items()}
+    assert {n: [comparable(run.metrics) for run in runs] for n, runs in resumed.runs["rates"].items()} == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["maskes"], "table maskes: job tiny-compared has no such table; did you mean masks?"),
+        (["masks", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["masks", "--first-seed", "-1"], "--first-seed -1: must not be negative"),
+        (["masks", "--concurrent", "-1"], "--concurrent -1: must not be negative"),
+        (["masks", "--gpus-per-trial", "0"], "--gpus-per-trial 0.0: must be above 0"),
+        (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
+        (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
+        (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
+        (["masks", "--name", "no/name"], "--name no/name: letters, digits"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_is_written(
+    words: list[str], said: str, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", JOB_FILE, *words, "--output", str(output)]) == 2
+    assert said in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"treshold": 0.5}, "masks, odd: there is no option treshold; did you mean threshold?"),
+        ({"threshold": 2.0}, "masks, odd: --threshold 2.0: the agreement threshold must lie in [0, 1]"),
+        ({"threshold": "high"}, "masks, odd: --threshold high: must be a number"),
+        ({"workers": 2}, "masks, odd: workers is not a configuration's to say"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    job = load_job(JOB_FILE)
+    wrong = dataclasses.replace(job.job, comparisons={"masks": Comparison({"odd": options})})
+    with pytest.raises(InputError) as error:
+        planned(dataclasses.replace(job, job=wrong), ["masks"], ["--output", str(tmp_path)])
+    assert said in str(error.value)
+
+
+def test_tables_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "mine.py"
+    source = Path(JOB_FILE).with_name("tiny_study.py").read_text()
+    path.write_text(source.replace("loss=torch", 'comparisons="tables/mine.py",\n    loss=torch'))
+    (tmp_path / "tables" / "mine.py").write_text(
+        "from concord.training import Comparison\ncomparisons = {'one': Comparison({'plain': {}})}\n"
+    )
+    job = load_job(str(path))
+    assert planned(job, [], ["--output", str(tmp_path)]).tables.keys() == {"one"}
+    (tmp_path / "tables" / "mine.py").unlink()
+    assert load_job(str(path)).job.studies  # which a worker needs, and no tables
+    with pytest.raises(InputError, match=r"comparisons tables/mine\.py: there is no such file"):
+        planned(job, [], [])
+
+
+# --- documents
+
+
+def test_the_documents_tables_are_those_that_their_results_make() -> None:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text()
+        assert with_tables(text, ROOT / "docs" / "results") == text, f"{path}: run make tables"
+
+
+def test_a_documents_table_follows_its_results(whole: ComparisonResult, tmp_path: Path) -> None:
+    result = read_comparison(whole.plan)
+    text = f"before\n<!-- results: {JOB_FILE} masks -->\nwrong\n<!-- end of results -->\nafter\n"
+    tables = whole.folder / "tables"
+    (tmp_path / "results").mkdir()
+    target = tmp_path / "results" / f"{NAME}-masks.jsonl"
+    target.write_bytes((tables / f"{NAME}-masks.jsonl").read_bytes())
+    made = with_tables(text, tmp_path / "results")
+    assert f"| average | 3 | {result.tables[0].cells()[1][0][2]} |" in made
+    assert "wrong" not in made
+    assert with_tables(made, tmp_path / "results") == made
+    with pytest.raises(InputError, match="there is no"):
+        with_tables(text, tmp_path)

@@ -1,0 +1,244 @@
+"""Which method: a study of each on real Ray with a real store, judged without the test, and a recommendation."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Concord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concord.record import read_history
+from concord.storage import Folder
+from concord.studies.methods import (
+    KNOWN,
+    MethodsCommand,
+    MethodsPlan,
+    methods_options_for,
+    plan_methods,
+    run_methods,
+)
+from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.recommendation import MethodsResult
+from concord.studies.results import StudyResult
+from concord.tracking import Store
+from concord.tracking.registry import models
+from concord.training import Evaluation, load_job
+
+JOBS = Path(__file__).parents[1] / "jobs"
+OWN_OBJECTIVE = "--objective vrex: the job minimizes an objective of its own"
+SENSORS, TINY = str(JOBS / "sensors.py"), str(JOBS / "tiny_study.py")
+
+
+def plan(file: str, output: Path, config: Mapping[str, Any], **options: Any) -> MethodsPlan:
+    job = load_job(file)
+    asked = methods_options_for(job).with_options(**options, **config, output=output)
+    assert isinstance(asked, MethodsCommand)
+    return plan_methods(job, asked, {*options, *config})
+
+
+def test_every_method_gets_a_study_that_is_judged_as_the_others_and_the_best_is_recommended(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    few: dict[str, Any] = {"methods": ("mean", "and-mask", "vrex"), "trials": 3, "seeds": 2}
+    planned = plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few)
+    result = run_methods(planned, [], lambda _: None)
+    assert list(result.studies) == ["mean", "and-mask", "vrex"]
+    assert result.metric == "validation_accuracy"
+    assert all(len(study.finished) == 3 and list(study.reruns) == [1, 2] for study in result.studies.values())
+    assert all("ood" not in study.criterion.metric for study in result.studies.values())
+
+    said = result.as_json()
+    for row, study in zip(said["rows"], result.studies.values(), strict=True):
+        values = [metrics["validation_accuracy"] for metrics in study.reruns.values()]
+        assert row["metrics"]["validation_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
+        assert {"held_out_accuracy", "ood_accuracy"} < row["metrics"].keys()
+    header, rows = result.cells()
+    assert header[2:5] == ["validation accuracy (judged by)", "held-out accuracy", "o.o.d. test accuracy"]
+    assert len(rows) == 3
+
+    # What was found is there, and nothing is trained again.
+    kept = planned.studies["vrex"].kept
+    before = GroupRuns(read_history(kept)).ended("trial")
+    again = run_methods(plan(SENSORS, tmp_path, {"epochs": 4, "evaluations": 1}, **few), [], lambda _: None)
+    assert GroupRuns(read_history(kept)).ended("trial") == before
+    assert again.cells() == result.cells()
+    store = Store.open(tmp_path, None)
+    assert {"sensors-methods-mean", "sensors-methods-vrex"} < {run.name for run in store.runs("sensors-studies")}
+    assert models(store) == []
+
+    command = result.train
+    assert command.startswith(f"concord train {SENSORS} --")
+    assert "--epochs 4" in command
+    assert f"--output {tmp_path}" in command
+
+
+def test_without_validation_environments_each_is_left_out_in_turn(ray_cluster: None, tmp_path: Path) -> None:
+    planned = plan(TINY, tmp_path, {"epochs": 1}, methods=("mean", "geometric-mean"), trials=2, seeds=2)
+    assert planned.environments == 2
+    result = run_methods(planned, [], lambda _: None)
+    assert result.metric == "left_out_accuracy"
+    for study, row in zip(result.studies.values(), result.as_json()["rows"], strict=True):
+        assert row["metrics"]["left_out_accuracy"] == {"mean": study.best.metrics["left_out_accuracy"], "std": None}
+    assert "2 training environments are few votes for a mask" in " ".join(result.lines())
+
+
+# --- what is recommended
+
+
+def study(method: str, values: Sequence[float], mode: str = "max", selection: str = "validation") -> StudyResult:
+    split = {"validation": "validation", "held-out": "held_out"}[selection]
+    criterion = {"selection": selection, "metric": f"{split}_accuracy", "mode": mode}
+    record = {"name": method, "criterion": criterion, "measure": "accuracy", "identity": {"space": {}}}
+    evaluations = [Evaluation(1, 1, {f"{split}_accuracy": 1.0})]
+    trial = EndedRun(RunProposal("trial", 0, {"lr": 0.1}), evaluations, 1.0, 1.0)
+    reruns = {seed: {f"{split}_accuracy": value, "ood_accuracy": -value} for seed, value in enumerate(values)}
+    return StudyResult(
+        kept=Folder(Path(method)),
+        record=record,
+        finished=[trial],
+        failed=[],
+        ended=[trial],
+        left_out={},
+        reruns=reruns,
+    )
+
+
+def compared(*runs: Sequence[float], environments: int = 10, **options: Any) -> MethodsResult:
+    names = ("mean", "and-mask", "vrex")
+    studies = {name: study(name, values, **options) for name, values in zip(names, runs, strict=False)}
+    return MethodsResult("job", studies, {}, environments)
+
+
+def test_a_method_that_is_better_on_every_seed_is_recommended_though_seeds_differ_more_than_methods() -> None:
+    result = compared([0.2, 0.5, 0.8], [0.25, 0.56, 0.85])
+    assert result.recommended == "and-mask"
+    assert result.lines() == [
+        "recommended: AND-mask; AND-mask's validation accuracy is better by 0.053 ± 0.006 than that of average, on the "
+        "same 3 seeds"
+    ]
+    assert compared([0.2, 0.5, 0.8], [0.25, 0.56, 0.85], mode="min").recommended == "mean"
+
+
+def test_where_other_seeds_may_turn_it_around_it_is_the_first() -> None:
+    result = compared([0.2, 0.5, 0.8], [0.7, 0.4, 0.6])
+    assert result.recommended == "mean"
+    assert result.lines()[0].startswith("recommended: average; AND-mask's validation accuracy is better by 0.067")
+    assert result.lines()[0].endswith("other seeds may turn that around")
+
+
+def test_few_votes_and_a_choice_that_knows_no_other_environment_are_said() -> None:
+    said = compared([0.5, 0.5], [0.4, 0.4], environments=3, selection="held-out").lines()
+    assert said[0] == "recommended: average; no other method has a better held out accuracy"
+    assert said[1].startswith("3 training environments are few votes for a mask: signs that have nothing in common")
+    assert said[1].endswith("all agree with probability 2.5e-1")
+    assert said[2].startswith("held-out examples have the shortcuts")
+
+
+ACCURACIES = st.lists(st.floats(0, 1), min_size=3, max_size=3)
+
+
+@given(ACCURACIES, ACCURACIES, ACCURACIES, st.sampled_from(["max", "min"]))
+def test_the_recommended_is_the_first_or_clearly_better_than_it(
+    first: list[float], second: list[float], third: list[float], mode: str
+) -> None:
+    result = compared(first, second, third, mode=mode)
+    runs = dict(zip(result.studies, (first, second, third), strict=True))
+    if result.recommended != "mean":
+        sign = 1 if mode == "max" else -1
+        better = [sign * (a - b) for a, b in zip(runs[result.recommended], first, strict=True)]
+        assert statistics.fmean(better) > 2 * statistics.stdev(better) / math.sqrt(3)
+        assert sign * statistics.fmean(runs[result.recommended]) == max(
+            sign * statistics.fmean(r) for r in runs.values()
+        )
+
+
+def test_a_method_whose_seeds_diverge_is_not_recommended() -> None:
+    assert compared([0.2, 0.3, 0.2], [1.0, math.nan, 1.0]).recommended == "mean"
+
+
+# --- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--methods mean", "--methods mean: give two at least, or none for the usual ones"),
+        ("--methods mean mean", "--methods mean mean: mean is given twice"),
+        ("--methods mean vrx", "--methods vrx: there is no such method; did you mean vrex?"),
+        ("--objective vrex", "--objective vrex: the methods are compared; leave it out"),
+        ("--aggregator mean", "--aggregator mean: the methods are compared; leave it out"),
+        ("--seeds 1", "--seeds 1: must be at least 2, to have a spread"),
+        ("--trials 0", "--trials 0: must be at least 1"),
+        ("--concurrent -1", "--concurrent -1: must not be negative"),
+        ("--gpus-per-trial 0", "--gpus-per-trial 0.0: must be above 0"),
+        ("--epochs 0", "--epochs 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(
+    refused: Callable[..., str], words: str, line: str
+) -> None:
+    assert refused("compare", SENSORS, "methods", *words.split()) == line
+
+
+def test_jobs_that_no_method_can_change_and_tables_of_that_name_are_refused(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    assert refused("compare", "coinrun-expert", "methods") == (
+        "compare methods: job coinrun-expert has a loop of its own; this needs the platform's"
+    )
+    assert refused("compare", SENSORS, "methods", "other").endswith("methods is no table; give it alone")
+    named = tmp_path / "named.py"
+    named.write_text(
+        Path(SENSORS)
+        .read_text()
+        .replace(
+            "job = Job(",
+            "from concord.training import Comparison\n\njob = Job(\n    "
+            'comparisons={"methods": Comparison({"a": {}}, columns={"loss": "train_loss"})},',
+        )
+    )
+    assert "table methods: compare JOB methods tunes each method; rename the table" in refused("compare", named, "a")
+    assert refused("compare", SENSORS, "a") == (
+        "job sensors: has no tables to compare; give it comparisons={…}, or tune its methods with "
+        "concord compare sensors methods"
+    )
+
+
+@pytest.mark.parametrize("method", sorted({*KNOWN} - {"mean"}))
+def test_every_method_has_a_space_that_a_job_of_the_platform_can_begin_with(tmp_path: Path, method: str) -> None:
+    study = plan("synthetic", tmp_path, {}, methods=("mean", method)).studies[method]
+    assert study.own is not None
+    assert study.space.varied()
+    assert json.dumps(study.record())
+
+
+def test_a_job_with_an_objective_of_its_own_is_compared_by_its_rules(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    source = (
+        Path(SENSORS).read_text().replace("import torch\n", "import torch\n\nfrom concord.objectives import ERM\n", 1)
+    )
+    made = "job = Job(\n    objective=lambda config: ERM(torch.nn.functional.cross_entropy),"
+    own.write_text(source.replace("job = Job(", made))
+    planned = plan(str(own), tmp_path, {})
+    assert list(planned.studies) == ["mean", "and-mask", "t-mask"]
+    assert planned.left_out == dict.fromkeys(("vrex", "irm"), OWN_OBJECTIVE) | {
+        "irm": OWN_OBJECTIVE.replace("vrex", "irm")
+    }
+
+
+def test_the_command_says_what_it_found(concord_: Concord, ray_cluster: None, tmp_path: Path) -> None:
+    words = ("--methods", "mean", "and-mask", "--trials", "1", "--seeds", "2", "--epochs", "1", "--output", tmp_path)
+    said = concord_("compare", SENSORS, "methods", *words)
+    assert said.status == 0, said.err
+    lines = said.out.splitlines()
+    assert any(line.startswith("recommended: ") for line in lines)
+    assert any(line.startswith("train it  concord train ") for line in lines)
+    as_json = concord_("compare", SENSORS, "methods", *words, "--json").json
+    assert as_json["recommended"] in ("mean", "and-mask")
+    assert [row["method"] for row in as_json["rows"]] == ["mean", "and-mask"]

@@ -1,0 +1,922 @@
+"""Studies on real Ray with a real MLflow store: exact, tracked trial by trial, and whole after any kill.
+
+The kill test at its full size, 200 trials and five kills: ``pytest -m slow tests/studies/test_study.py -k killed``.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from test_run import children_named, wait_for
+
+from concord.cli import main
+from concord.errors import InputError, RunFailedError
+from concord.record import EVENTS, RECORD, Events, read_history
+from concord.storage import Folder
+from concord.studies.options import options_for
+from concord.studies.plan import StudyPlan, group_folder, plan_study
+from concord.studies.proposals import EndedRun, GroupRuns
+from concord.studies.results import StudyResult, read_study
+from concord.studies.search import Search
+from concord.studies.shared_data import without
+from concord.studies.spaces import config_at
+from concord.studies.stopping import SCHEDULER
+from concord.studies.study import run_study
+from concord.tracking import Mirror, Store, show
+from concord.training import ProcessContext, load_job, train
+from concord.training.context import Silent
+from concord.training.loop import prepare
+
+JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_study.py")
+OTHER_JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
+MEASURED = str(Path(__file__).parents[1] / "jobs" / "measured.py")
+# The search alone; what comes after it has tests of its own. One process tries everything: each takes seconds to start.
+SEARCH: dict[str, Any] = {
+    "trials": 8, "name": "s", "concurrent": 1, "reruns": 0, "shortlist": 0, "register": False,
+}  # fmt: skip
+# All that a study does, two trials at a time.
+CALM: dict[str, Any] = {"name": "calm", "concurrent": 2, "reruns": 2, "shortlist": 2, "register": True}
+# One trial after the other, of which the first five are random: these are repeatable.
+IN_TURN: dict[str, Any] = {"concurrent": 1, "startup": 5}
+MANY = 24
+
+
+def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> StudyPlan:
+    job = load_job(job_file)
+    given = SEARCH | {"output": output} | options
+    return plan_study(job, options_for(job.job.config).with_options(**given), given=set(given))
+
+
+def study(output: Path, info: Callable[[str], None] = lambda _: None, **options: Any) -> StudyResult:
+    return run_study(planned(output, **options), info)
+
+
+def folder_of(output: Path, name: str = "s") -> Folder:
+    return group_folder("study", output, name)
+
+
+def runs_in(folder: Folder) -> GroupRuns:
+    return GroupRuns(read_history(folder))
+
+
+def points(result: StudyResult) -> list[dict[str, Any]]:
+    return [ended.run.point for ended in in_order(result)]
+
+
+def in_order(result: StudyResult) -> list[EndedRun]:
+    return sorted([*result.finished, *result.failed], key=lambda each: each.run.trial)
+
+
+def comparable(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a trial reports and that do not depend on the machine's speed."""
+    return {name: value for name, value in metrics.items() if "/" not in name and name != "steps_per_second"}
+
+
+def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_FILE) -> dict[str, float]:
+    """What the same training gives in this process, without Ray."""
+    job = load_job(job_file).job
+    outcome = train(
+        job, config, ProcessContext(), Silent(), load=lambda: prepare(job, config, ProcessContext(), left_out)
+    )
+    return comparable(outcome.metrics)
+
+
+def mlflow(result: StudyResult) -> tuple[Any, dict[str, Any]]:
+    """The study's run and its children as MLflow has them, by task; fails if two are of one task."""
+    client = Store.open(result.folder.parent.parent).client
+    parent = client.get_run(result.record["run_id"])
+    tagged = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    found = client.search_runs([parent.info.experiment_id], tagged, max_results=5000)
+    keys = [run.data.tags["concord.task"] for run in found if "concord.task" in run.data.tags]
+    assert len(set(keys)) == len(keys)
+    return parent, {run.data.tags["concord.task"]: run for run in found if "concord.task" in run.data.tags}
+
+
+def statuses(children: Mapping[str, Any]) -> list[str]:
+    return [run.info.status for run in children.values()]
+
+
+def runs_of(output: Path) -> list[Any]:
+    """Every run of every experiment that is not deleted."""
+    client = Store.open(output).client
+    return list(client.search_runs([each.experiment_id for each in client.search_experiments()]))
+
+
+# --- what a study does
+
+
+@pytest.fixture(scope="module")
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+    """A whole study that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        output = tmp_path_factory.mktemp("calm") / "my runs"
+        yield study(output, **CALM)
+
+
+def test_every_trial_is_finished_and_has_one_child_run_in_mlflow(calm: StudyResult) -> None:
+    assert sorted(ended.run.trial for ended in calm.finished) == list(range(8))
+    parent, children = mlflow(calm)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["metric"] == "held_out_accuracy"
+    assert parent.data.metrics["finished"] == 8
+    trials = {key: run for key, run in children.items() if run.data.tags["concord.kind"] == "trial"}
+    assert sorted(trials) == sorted(f"trial {number}" for number in range(8))
+    assert set(statuses(children)) == {"FINISHED"}
+    for ended in calm.finished:
+        run = trials[ended.run.key]
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.tags["concord.trial"] == str(ended.run.trial)
+        used = {"l2": 0.0, "aggregator": "and-mask", "beta1": 0.9} | ended.run.point
+        assert run.data.params == {name: str(value) for name, value in used.items()}
+        assert run.data.metrics == ended.metrics
+        assert len(ended.history) == 2
+
+
+def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_cluster: None, output: Path) -> None:
+    job = str(Path(__file__).parents[1] / "jobs" / "dictionaries.py")
+    options = {"trials": 2, "epochs": 2, "batch_size": 16, "search": "random", "register": True}
+    plan = planned(output, job, **options)
+    result = run_study(plan, lambda _: None)
+    assert len(result.finished) == 2
+    for ended in result.finished:
+        assert comparable(ended.metrics) == trained_here(
+            config_at(plan.base, plan.space, ended.run.point), job_file=job
+        )
+    assert read_study(result.kept).record["model"] is None  # the winner's weights are with its run
+
+
+def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:
+    job = load_job(str(Path(__file__).parents[1] / "jobs" / "dictionaries.py")).job
+    prepared = prepare(job, job.config, ProcessContext())
+    (name, whole), *_ = without(prepared, "b").eval_only
+    expected = job.environments(job.config)["b"].data
+    assert name == "b"
+    assert len(whole) == 60
+    for leaf, values in expected.items():
+        assert torch.equal(whole.data[leaf].double().sum(0), values.double().sum(0))
+
+
+def test_the_space_is_searched_with_its_branches(calm: StudyResult) -> None:
+    for point in points(calm):
+        assert set(point) == {"lr", "threshold", "penalty"} | ({"l2"} if point["penalty"] == "l2" else set())
+    assert {point["penalty"] for point in points(calm)} == {"none", "l2"}
+
+
+def test_a_trial_gives_exactly_what_the_same_training_gives_in_this_process(calm: StudyResult) -> None:
+    plan = planned(calm.folder.parent.parent, name="compared")
+    for ended in calm.finished:
+        expected = trained_here(config_at(plan.base, plan.space, ended.run.point))
+        assert comparable(ended.metrics) == expected, ended.run
+
+
+def test_trials_whose_data_differ_load_their_own_and_are_as_exact(ray_cluster: None, output: Path) -> None:
+    options: dict[str, Any] = {"trials": 5, "method": "averaged", "vary": ("width=4,6",)}
+    result = study(output, **options)
+    plan = planned(output, **options)
+    assert {point["width"] for point in points(result)} == {4, 6}
+    for ended in result.finished:
+        assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.run.point)), ended.run
+
+
+def test_the_best_is_run_again_over_new_seeds_and_the_shortlist_with_environments_left_out(calm: StudyResult) -> None:
+    plan = planned(calm.folder.parent.parent, name="compared")
+    best = config_at(plan.base, plan.space, calm.best.run.point)
+    assert set(calm.reruns) == {1, 2}
+    for seed, metrics in calm.reruns.items():
+        assert comparable(metrics) == trained_here(best.with_options(seed=seed))
+    shortlist = [ended.run for ended in calm.finished[:2]]
+    assert set(calm.left_out) == {run.trial for run in shortlist}
+    for run in shortlist:
+        config = config_at(plan.base, plan.space, run.point)
+        assert calm.left_out[run.trial] == pytest.approx(left_out_metrics(config))
+    assert {each.selection for each in calm.by_selection()} == {"held-out", "leave-one-out", "o.o.d. test (oracle)"}
+
+
+def left_out_metrics(config: Any) -> dict[str, float]:
+    """Mean and worst over trainings that leave each environment out, in this process."""
+    folds = [trained_here(config, left_out) for left_out in ("a", "b", "c")]
+    metrics: dict[str, float] = {}
+    for measure, worst in (("accuracy", min), ("loss", max)):
+        values = [fold[f"validation_{measure}"] for fold in folds]
+        metrics |= {f"left_out_{measure}": sum(values) / 3, f"worst_left_out_{measure}": worst(values)}
+    return metrics
+
+
+def test_the_winner_is_registered_with_the_study_it_came_from(calm: StudyResult) -> None:
+    store = Store.open(calm.folder.parent.parent)
+    best = calm.best.run
+    version = show(store, "tiny-study")
+    assert calm.record["model"] == version.uri
+    lineage = {
+        "concord.study": "calm",
+        "concord.trial": str(best.trial),
+        "concord.selection": "held-out",
+        "mlflow.parentRunId": calm.record["run_id"],
+    }
+    for tags in (
+        store.client.get_run(version.run_id).data.tags,
+        store.client.get_model_version(version.name, str(version.version)).tags,
+    ):
+        assert lineage.items() <= tags.items()
+    assert version.metrics["held_out_accuracy"] == pytest.approx(calm.best.metrics["held_out_accuracy"])
+
+
+def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> None:
+    assert calm.registration == "models:/tiny-study/1: the champion now (the first champion)"
+    assert (calm.as_json()["champion"], calm.as_json()["mode"]) == (True, "max")
+    lines: list[str] = []
+    again = study(calm.folder.parent.parent, lines.append, **CALM)
+    assert again.registration == calm.registration  # the winner was there already
+    assert any("trials are there, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
+
+
+def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_small_is_good(
+    ray_cluster: None, output: Path
+) -> None:
+    lines: list[str] = []
+    options: dict[str, Any] = {"metric": "worst_off", "mode": "min", "trials": 4}
+    result = study(output, lines.append, job_file=MEASURED, **options)
+    values = [ended.metrics["worst_held_out_off"] for ended in result.finished]
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+    for ended in result.finished:  # the job says of the same numbers that small is good, and of their opposites
+        for split in ("train", "held_out", "validation"):
+            assert ended.metrics[f"worst_{split}_off"] == ended.metrics[f"worst_{split}_distance"]
+            assert ended.metrics[f"worst_{split}_off"] == -ended.metrics[f"worst_{split}_closeness"]
+        assert ended.metrics["worst_train_off"] > ended.metrics["train_off"]
+    assert "judged by worst_held_out_off, the smaller the better (held-out examples" in "\n".join(lines)
+    # The first trial is what the job is without a study.
+    assert "the first trial has the job's own settings: lr 0.1" in lines
+    first, *others = points(result)
+    assert first == {"lr": 0.1}
+    assert all(point != first for point in others)
+    own = trained_here(load_job(MEASURED).job.config, job_file=MEASURED)
+    assert comparable(in_order(result)[0].metrics).items() >= own.items()
+    with pytest.raises(InputError, match=r"judged by worst_held_out_off, the smaller the better; here the larger the"):
+        planned(output, MEASURED, **options | {"mode": "max"})
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"metric": "off"}, "--metric off: the job does not say whether large or small is good; give --mode max or .*"),
+        ({"metric": "worst_off"}, "--metric worst_off: the job does not say whether large or small is good; give .*"),
+        ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance says min"),
+        ({"mode": "max"}, "--mode max: the job's loss says min"),
+        ({"metric": "of", "mode": "max"}, "--metric of: the job does not report it; there are closeness, distance, .*"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_no_direction_is_guessed(output: Path, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        planned(output, MEASURED, **options)
+    assert re.fullmatch(line, str(refused.value)), refused.value
+    assert planned(output, MEASURED, metric="distance").criterion.mode == "min"
+    assert planned(output, MEASURED, metric="worst_closeness").criterion.mode == "max"
+
+
+def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, output: Path) -> None:
+    result = study(output, job_file=MEASURED, vary=("objective=erm,irm",), lr=0.1, search="grid")
+    stand_for: dict[str, dict[str, Any]] = {
+        "erm": {"aggregator": "and-mask", "beta1": 0.9, "epochs": 2},
+        "irm": {"aggregator": "mean", "beta1": 0.9, "epochs": 3, "penalty_weight": 1e4},
+    }
+    _, children = mlflow(result)
+    config = load_job(MEASURED).job.config
+    assert len(result.finished) == 2
+    for ended in result.finished:
+        options = {"objective": ended.run.point["objective"], **stand_for[str(ended.run.point["objective"])]}
+        assert comparable(ended.metrics) == trained_here(config.with_options(**options), job_file=MEASURED)
+        assert children[ended.run.key].data.params == {name: str(value) for name, value in options.items()}
+    header, rows = result.best_table()
+    assert [dict(zip(header, row, strict=True))["aggregator"] for row in rows] == [
+        stand_for[str(ended.run.point["objective"])]["aggregator"] for ended in result.finished
+    ]
+
+
+def test_more_votes_are_options_of_a_study_and_both_ways_at_once_are_refused(ray_cluster: None, output: Path) -> None:
+    vary = ("environment_momentum=0.0,0.9", "steps_per_update=1,3")
+    result = study(output, job_file=MEASURED, vary=vary, lr=0.1, search="grid")
+    config = load_job(MEASURED).job.config.with_options(lr=0.1)
+    assert len(result.finished) == 3
+    for ended in result.finished:
+        own = trained_here(config.with_options(**ended.run.point), job_file=MEASURED)
+        assert comparable(ended.metrics) == own
+    (failed,) = result.failed
+    assert str(failed.failure).startswith(
+        "--steps-per-update 3: with --environment-momentum an environment has one vote"
+    )
+
+
+def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cluster: None, output: Path) -> None:
+    options: dict[str, Any] = {"epochs": 4, "stop_spread": 1e6, "stop_from": 0.5, "trials": 2}
+    result = study(output, job_file=MEASURED, **options)
+    assert not result.failed
+    for ended in result.finished:
+        assert ended.stopped == "held_out_spread < 1e+06"
+        assert [at.epoch for at in ended.history] == [1, 2]
+        config = config_at(planned(output, MEASURED, **options).base, result.space, ended.run.point)
+        assert comparable(ended.metrics) == trained_here(config, job_file=MEASURED)
+    folds = study(output, job_file=MEASURED, name="folds", selection="leave-one-out", **options | {"trials": 1})
+    assert not folds.failed
+    assert folds.best.metrics["worst_left_out_distance"] >= folds.best.metrics["left_out_distance"]
+
+
+def test_leave_one_out_judges_by_separate_trainings_that_leave_each_environment_out(
+    ray_cluster: None, output: Path
+) -> None:
+    result = study(output, trials=3, selection="leave-one-out")
+    plan = planned(output, name="compared", selection="leave-one-out")
+    assert len(result.finished) == 3
+    for ended in result.finished:
+        config = config_at(plan.base, plan.space, ended.run.point)
+        assert comparable(ended.metrics) == pytest.approx(trained_here(config) | left_out_metrics(config))
+    scores = [ended.metrics["left_out_accuracy"] for ended in result.finished]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_trial_ends_early_when_the_stop_rule_holds(ray_cluster: None, output: Path) -> None:
+    result = study(output, epochs=4, stop_when=("train_accuracy>0.6", "ood-accuracy<1"))
+    stopped = [ended for ended in result.finished if ended.stopped]
+    assert 0 < len(stopped) < 8
+    for ended in result.finished:
+        held = [
+            "train_accuracy" in m and m["train_accuracy"] > 0.6 and m["ood_accuracy"] < 1
+            for m in (at.metrics for at in ended.history)
+        ]
+        assert ended.stopped == ("train_accuracy > 0.6 and ood_accuracy < 1" if any(held) else None)
+        assert not any(held[:-1])
+        assert len(held) == 4 or held[-1]
+    assert result.record["oracle"] == "early stopping"
+    _, children = mlflow(result)
+    assert sum("concord.stopped" in run.data.tags for run in children.values()) == len(stopped)
+    assert set(statuses(children)) == {"FINISHED"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["median", "asha"])
+def test_a_scheduler_stops_trials_that_fall_behind_also_those_of_a_study_that_continues(
+    ray_cluster: None, output: Path, scheduler: str
+) -> None:
+    options = IN_TURN | {"scheduler": scheduler, "epochs": 4, "trials": 14}
+    whole = study(output, name="whole", **options)
+    stopped = [ended for ended in whole.finished if ended.stopped == SCHEDULER]
+    assert 0 < len(stopped) < 14
+    assert all((len(ended.history) < 4) == (ended.stopped == SCHEDULER) for ended in whole.finished)
+    assert whole.best.stopped is None
+    study(output, name="parts", **options | {"trials": 8})
+    parts = study(output, name="parts", **options)
+    assert outline(parts) == outline(whole)
+
+
+def outline(result: StudyResult) -> list[Any]:
+    """What a study did, but for the time that it took."""
+    return [
+        (each.run.trial, each.run.point, comparable(each.metrics), len(each.history), each.stopped)
+        for each in in_order(result)
+    ]
+
+
+@pytest.mark.slow
+def test_a_distributed_trial_is_watched_stopped_and_followed_by_the_next(ray_cluster: None, output: Path) -> None:
+    result = study(
+        output,
+        trials=2,
+        workers=2,
+        epochs=3,
+        pause=0.1,
+        stop_when=("train_accuracy>0.6",),
+        suggest=("lr=1,threshold=0,penalty=none", "lr=0.001,threshold=0,penalty=none"),
+    )
+    stopped, whole = in_order(result)
+    assert stopped.stopped == "train_accuracy > 0.6"
+    assert len(stopped.history) < 3
+    assert whole.stopped is None
+    assert [at.epoch for at in whole.history] == [1, 2, 3]
+    plan = planned(output, name="compared", workers=2, epochs=3)
+    alone = config_at(plan.base, plan.space, whole.run.point).with_options(workers=1)
+    assert comparable(whole.metrics) == pytest.approx(trained_here(alone), rel=1e-4)
+    assert not list((result.folder / "distributed").iterdir())
+
+
+# --- what a study does again
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+    """A study of one trial after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield study(tmp_path_factory.mktemp("undisturbed") / "runs", trials=MANY, **IN_TURN)
+
+
+@pytest.fixture(scope="module")
+def again(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyResult]:
+    """The first trials of the same study, somewhere else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield study(tmp_path_factory.mktemp("again") / "runs", **IN_TURN)
+
+
+def test_one_trial_at_a_time_the_same_seed_gives_the_same_study_and_another_seed_another(
+    undisturbed: StudyResult, again: StudyResult, output: Path
+) -> None:
+    assert outline(again) == outline(undisturbed)[:8]
+    first, *others = points(study(output, seed=1, **IN_TURN))
+    assert first == points(undisturbed)[0]  # the job's own settings
+    assert all(point not in points(undisturbed) for point in others)
+
+
+def test_a_study_is_extended_by_asking_for_more_and_continued_by_its_name_alone(
+    undisturbed: StudyResult, again: StudyResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = again.folder.parent.parent
+    # A process that is killed may leave half a line.
+    for name in (EVENTS,):
+        with (again.folder / name).open("a") as lines:
+            lines.write('{"event": "ended", "key": "tri')
+    words = ["tune", JOB_FILE, "--output", str(output), "--name", "s", "--json"]
+    assert main([*words, "--trials", "12"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["finished"] == 12
+    before = events_of_runs(again)
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert events_of_runs(again) == before
+    result = read_study(again.kept)
+    assert outline(result) == outline(undisturbed)[:12]
+    assert said["best"]["trial"] == result.best.run.trial
+    parent, children = mlflow(result)
+    assert (parent.info.status, statuses(children)) == ("FINISHED", ["FINISHED"] * 12)
+
+
+@pytest.mark.slow
+def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: None, output: Path) -> None:
+    folder_of(output).path.mkdir(parents=True)  # as a process leaves it that is killed at once
+    study(output, trials=2, search="random")
+    lines: list[str] = []
+    ended = study(output, lines.append, trials=5000, search="random", pause=0.0, max_minutes=0.03)
+    assert any("--max-minutes 0.03: the time is over" in line for line in lines)
+    begun = len(runs_in(ended.kept).begun("trial"))
+    assert 2 <= len(ended.finished) <= begun < 5000
+    parent, children = mlflow(ended)
+    assert parent.info.status == "FINISHED"
+    assert sorted(statuses(children)) == ["FINISHED"] * len(ended.finished) + ["KILLED"] * (begun - len(ended.finished))
+    result = study(output, trials=begun, search="random")
+    assert sorted(ended.run.trial for ended in result.finished) == list(range(begun))
+    assert statuses(mlflow(result)[1]) == ["FINISHED"] * begun
+
+
+# --- what a study survives
+
+
+def command(output: Path, *options: str) -> list[str]:
+    program = "from concord.cli import entry; entry()"
+    return [sys.executable, "-c", program, "tune", JOB_FILE, "--output", str(output), *options]
+
+
+def events_of_runs(result: StudyResult) -> list[bytes]:
+    return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run":"' in line]
+
+
+@contextlib.contextmanager
+def driver(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A study in a process with a Ray of its own, in a session of its own as a terminal gives one."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(output: Path) -> int:
+    """How many trials of the study have ended so far."""
+    return len(runs_in(folder_of(output)).ended("trial"))
+
+
+def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -> StudyResult:
+    """A study whose driver is killed at random moments, and that the same command continues."""
+    words = command(output, "--name", "s", "--trials", str(trials), "--shortlist", "0", "--reruns", "0", *options)
+    words += ["--no-register", "--pause", "0.03"]
+    kept: list[bytes] = []
+    moments = sorted(random.sample(range(1, trials - 6), kills))
+    for moment in moments:
+        with driver(*words) as process:
+            wait_for(lambda moment=moment, process=process: process.poll() is not None or ended(output) >= moment, 300)
+            time.sleep(random.uniform(0, 0.5))
+            assert process.poll() is None, process.communicate()
+            process.kill()
+        kept.append((folder_of(output).path / EVENTS).read_bytes())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, (moments, done.stderr[-2000:])
+    result = read_study(folder_of(output))
+    assert [ended.run.trial for ended in in_order(result)] == list(range(trials)), moments
+    assert len(result.finished) == trials
+    written = (result.folder / EVENTS).read_bytes()
+    assert all(written.startswith(before[: before.rfind(b"\n") + 1]) for before in kept), moments
+    parent, children = mlflow(result)
+    assert parent.info.status == "FINISHED"
+    assert sorted(children) == sorted(ended.run.key for ended in result.finished)
+    assert set(statuses(children)) == {"FINISHED"}
+    for end in result.finished:
+        assert children[end.run.key].data.metrics == end.metrics
+        assert children[end.run.key].data.params["lr"] == str(end.run.point["lr"])
+    assert len(runs_of(output)) == 1 + trials
+    assert {path.name for path in result.folder.iterdir()} >= {"figures", "best.csv", "summary.json"}
+    assert not list(result.folder.glob("tune-*"))
+    return result
+
+
+@pytest.mark.slow
+def test_a_study_whose_driver_is_killed_twice_has_the_trials_of_an_undisturbed_one(
+    undisturbed: StudyResult, output: Path
+) -> None:
+    address = ray.get_runtime_context().gcs_address  # of a cluster that outlives the driver
+    result = killed_and_continued(output, MANY, 2, "--concurrent", "1", "--startup", "5", "--address", address)
+    assert outline(result) == outline(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_study_of_200_trials_whose_driver_is_killed_five_times_has_each_once(output: Path) -> None:
+    """Every driver starts a Ray of its own, which goes with it."""
+    killed_and_continued(output, 200, 5)
+
+
+def interrupted(words: Sequence[str], when: Callable[[], Any], by: int = signal.SIGINT) -> tuple[int, list[str]]:
+    """Send Ctrl-C, as a terminal does to every process, or SIGTERM, as Slurm does to the driver.
+
+    Gives how many trials had ended, and the words to go on.
+    """
+    with driver(*words) as process:
+        wait_for(lambda: process.poll() is not None or when(), 240)
+        if by == signal.SIGINT:
+            os.killpg(process.pid, by)
+        else:
+            process.send_signal(by)
+        _, errors = process.communicate(timeout=60)
+    said = [line for line in errors.splitlines() if line.startswith("concord: ")]
+    assert len(said) == 1, errors
+    assert "Traceback" not in errors, errors
+    assert process.returncode == 1
+    found = re.fullmatch(r"concord: stopped after (\d+) of 12 trials; continue with concord (tune .*)", said[0])
+    assert found is not None, said
+    return int(found[1]), shlex.split(found[2])
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_study_that_is_interrupted_says_how_to_go_on_and_keeps_what_was_finished(
+    ray_cluster: None, output: Path, by: signal.Signals
+) -> None:
+    options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
+    done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
+    folder = folder_of(output)
+    before = (folder.path / EVENTS).read_bytes()
+    parent, children = mlflow(read_study(folder))
+    assert parent.info.status == "KILLED"
+    assert statuses(children).count("FINISHED") == done == ended(output)
+    assert statuses(children).count("KILLED") == len(children) - done
+    assert main(words) == 0
+    result = read_study(folder)
+    assert (folder.path / EVENTS).read_bytes().startswith(before)
+    assert len(result.finished) == 12
+    parent, children = mlflow(result)
+    assert parent.info.status == "FINISHED"
+    assert statuses(children) == ["FINISHED"] * 12
+
+
+@pytest.mark.slow
+def test_a_study_that_is_interrupted_while_its_winner_is_trained_goes_on_with_it(
+    ray_cluster: None, output: Path
+) -> None:
+    words = command(output, "--name", "s", "--trials", "12", "--pause", "0.5", "--epochs", "8", "--concurrent", "2")
+    words += ["--reruns", "0", "--shortlist", "0", "--stop-when", "train_accuracy>0", "--evaluations", "8"]
+    checkpoint = "s-winner-*/checkpoints/checkpoint_*/model.safetensors"
+    done, words = interrupted(words, lambda: list((output / "runs").glob(checkpoint)))
+    assert done == 12
+    folder = folder_of(output)
+    assert mlflow(read_study(folder))[0].info.status == "KILLED"
+    assert [run.status for run in Store.open(output).runs("tiny-study-studies", False) if "winner" in run.name] == [
+        "KILLED"
+    ]
+    assert main(words) == 0
+    result = read_study(folder)
+    assert result.record["model"] == "models:/tiny-study/1"
+    assert {run.info.status for run in runs_of(output)} == {"FINISHED"}
+
+
+def test_a_trial_whose_process_is_killed_runs_again(ray_cluster: None, output: Path) -> None:
+    witness = output.parent / "witness"
+
+    def kill() -> None:
+        # The first line is of this process, which tries the model before it starts anything.
+        lines = wait_for(lambda: witness.exists() and len(witness.read_text().split()) > 2 and witness.read_text(), 120)
+        os.kill(int(lines.split()[-1]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = study(output, trials=5, pause=0.1, witness=witness, **IN_TURN)
+    killer.join()
+    assert len(result.finished) == 5
+    assert len(witness.read_text().split()) >= 1 + 5 + 1
+    plan = planned(output, name="compared")
+    for end in result.finished:
+        assert comparable(end.metrics) == trained_here(config_at(plan.base, plan.space, end.run.point))
+        assert [at.epoch for at in end.history] == [1, 2]
+    assert statuses(mlflow(result)[1]) == ["FINISHED"] * 5
+
+
+def test_a_process_that_dies_between_two_trials_costs_neither(
+    ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suggest = Search.suggest
+
+    def suggest_late(search: Search, number: int) -> Any:
+        if number == 2:
+            for process in children_named(os.getpid(), "ray::ResourceTrainable"):
+                os.kill(process, signal.SIGKILL)
+            time.sleep(1)
+        return suggest(search, number)
+
+    monkeypatch.setattr(Search, "suggest", suggest_late)
+    result = study(output, trials=4, **IN_TURN)
+    assert [ended.run.trial for ended in in_order(result)] == [0, 1, 2, 3]
+    assert not result.failed
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_study_and_costs_no_trial_that_had_ended(
+    ray_cluster: None, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = 0
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        nonlocal synced
+        synced += 1
+        if synced > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunFailedError, match=r"no space left"):
+            study(output)
+    assert 0 < ended(output) < 8
+    result = study(output)
+    assert len(result.finished) == 8
+    assert statuses(mlflow(result)[1]) == ["FINISHED"] * 8
+
+
+def test_failed_trials_are_kept_with_the_reason_and_the_others_go_on(ray_cluster: None, output: Path) -> None:
+    lines: list[str] = []
+    result = study(output, lines.append, method="fragile", search="grid", trials=6, max_failures=0)
+    assert len(result.finished) == 2
+    raised, died = "ArithmeticError: this model cannot be made, line ", "its process died"
+    reasons = {"raises": raised, "dies": died}
+    assert len(result.failed) == 4
+    _, children = mlflow(result)
+    for end in result.failed:
+        reason = reasons[str(end.run.point["broken"])]
+        assert end.failure is not None
+        assert end.failure.startswith(reason)
+        assert children[end.run.key].info.status == "FAILED"
+        assert children[end.run.key].data.tags["concord.failure"] == end.failure
+    assert all(children[ended.run.key].info.status == "FINISHED" for ended in result.finished)
+    assert sum(raised in line for line in lines) == 1
+    assert len(study(output, method="fragile", search="grid", trials=6, max_failures=0).failed) == 4
+
+
+def test_a_study_of_which_every_trial_fails_says_so_once(
+    ray_cluster: None, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--vary", "broken=raises", "--trials", "3", "--concurrent", "1", "--name", "s", "--output", str(output)]
+    assert main(["tune", JOB_FILE, *options]) == 1
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("concord: "))
+    assert said.startswith("concord: every trial failed (3): ArithmeticError: this model cannot be made, line ")
+    folder = folder_of(output)
+    parent, children = mlflow(read_study(folder))
+    assert parent.info.status == "FAILED"
+    assert statuses(children) == ["FAILED"] * 3
+
+
+# --- what a study refuses
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"trials": 0}, "--trials 0: must be at least 1"),
+        (
+            {"method": "averaged", "lr": 0.1},
+            "the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE",
+        ),
+        ({"vary": ("lr=log:1:0.1",)}, "space: lr: from 1.0 to 0.1: must be finite, the first smaller"),
+        ({"vary": ("lr=0.1,0.2",), "lr": 0.1}, "--vary lr: contradicts --lr, which fixes it"),
+        ({"vary": ("nothing=1,2",)}, "space: nothing: the job has no such option; it has .*"),
+        ({"method": "none"}, "--method none: there is none; there are masked, averaged, fragile, derived, wide"),
+        ({"metric": "f1"}, "--metric f1: the job does not report it; there are accuracy, loss, .*"),
+        ({"selection": "validation", "held_out": 0.0}, "--selection validation: .*no validation environments"),
+        ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: nothing is held out; .*"),
+        ({"selection": "leave-one-out", "folds": 4}, "--folds 4: there are 3 training environments"),
+        ({"selection": "leave-one-out", "scheduler": "asha"}, "--scheduler asha: leave-one-out .*"),
+        ({"stop_when": ("accuracy",)}, "--stop-when accuracy: give METRIC>NUMBER or METRIC<NUMBER"),
+        ({"stop_when": ("f1>0",)}, "--stop-when f1: not reported; there are .*"),
+        ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
+        ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
+        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a run that lost its workers runs again; leave it out"),
+        ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
+        ({"name": "a/b"}, "--name a/b: letters, digits, .*"),
+        ({"concurrent": -1}, "--concurrent -1: must not be negative"),
+        ({"gpus_per_trial": 0.0}, "--gpus-per-trial 0.0: must be above 0"),
+        ({"concurrent": 3}, "--concurrent 3: 3 trials with a CPU each do not fit; .* enough for 2"),
+        ({"workers": 4}, "--workers 4: more than the 3 training environments; .*"),
+        ({"misshapen": "c"}, r"environment c: one example of its inputs is \(3,\) float32, but \(4,\) float32 in .*"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_meant_is_refused_in_one_line_and_leaves_nothing(
+    ray_cluster: None, output: Path, options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        study(output, **options)
+    assert re.fullmatch(line, str(refused.value)), refused.value
+    if "misshapen" in options:  # which is not known before all data are loaded
+        assert runs_of(output) == list((output / "studies").glob("*")) == []
+    else:
+        assert not output.exists()
+
+
+def test_the_oracle_is_refused_without_test_environments(ray_cluster: None, output: Path) -> None:
+    source = Path(JOB_FILE).read_text().replace(', test=["d"]', "")
+    job_file = output.parent / "untested.py"
+    job_file.write_text(source)
+    with pytest.raises(InputError, match=r"^--selection oracle: the job has no test environments$"):
+        planned(output, str(job_file), selection="oracle")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"job_file": OTHER_JOB_FILE}, "is a study of job tiny-study, not of shared-rule"),
+        (
+            {"vary": ("lr=0.1,0.2",)},
+            "a study with another space: there lr is varied from .*, here .*; give another name",
+        ),
+        ({"epochs": 3}, "a study with another configuration: there epochs is set to 2, here 3; give another name"),
+        ({"seed": 1}, "a study with another configuration: there seed is set to 0, here 1; give another name"),
+        ({"method": "averaged"}, "a study with another method: masked, not averaged; give another name"),
+        ({"selection": "oracle"}, "a study with another selection: held-out, not oracle; give another name"),
+        ({"scheduler": "asha"}, "a study with another scheduler: none, not asha; give another name"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_name_belongs_to_one_study(calm: StudyResult, options: dict[str, Any], line: str) -> None:
+    output = calm.folder.parent.parent
+    before = {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")}
+    with pytest.raises(InputError, match=f"^--name calm: {line}$"):
+        planned(output, **{"name": "calm", "reruns": 2, "shortlist": 2, "register": True} | options)
+    assert {path: path.stat().st_mtime_ns for path in calm.folder.rglob("*")} == before
+
+
+def test_a_study_that_continues_begins_with_the_points_it_began_with(calm: StudyResult, output: Path) -> None:
+    folder = folder_of(output, "calm").path
+    folder.mkdir(parents=True)
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    own = {"point": {"lr": 0.25, "threshold": 0.5, "penalty": "none"}, "moved": {}}
+    for recorded, first in ((own, (own["point"],)), (None, ())):
+        (folder / RECORD).write_text(json.dumps({**calm.record, "own": recorded}))
+        assert planned(output, **options).first == first
+    assert planned(output, **options | {"name": "new"}).first == (in_order(calm)[0].run.point,)
+
+
+def test_a_study_of_before_an_option_goes_on_where_it_is_at_its_default(calm: StudyResult, output: Path) -> None:
+    folder = folder_of(output, "calm").path
+    folder.mkdir(parents=True)
+    identity = calm.record["identity"]
+    older = {name: value for name, value in identity["config"].items() if name != "width"}
+    (folder / RECORD).write_text(json.dumps({**calm.record, "identity": {**identity, "config": older}}))
+    options: dict[str, Any] = {"name": "calm", "reruns": 2, "shortlist": 2, "register": True}
+    assert planned(output, **options).name == "calm"
+    with pytest.raises(InputError, match=r"there width is set to 4, here 6; give another name"):
+        planned(output, **options, width=6)
+
+
+def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
+    with (
+        calm.kept.locked("study"),
+        pytest.raises(InputError, match=r"^--name calm: another process is at work on this study$"),
+    ):
+        study(calm.folder.parent.parent, name="calm")
+
+
+@pytest.mark.parametrize("tracked_elsewhere", [False, True])
+def test_an_output_folder_that_cannot_be_written_is_refused(
+    ray_cluster: None, output: Path, tracked_elsewhere: bool
+) -> None:
+    output.write_text("in the way")
+    elsewhere = f"sqlite:///{output.parent / 'elsewhere.db'}"
+    with pytest.raises(InputError, match=r"^--output ") as refused:
+        study(output, tracking_uri=elsewhere if tracked_elsewhere else None)
+    assert "\n" not in str(refused.value)
+    assert output.read_text() == "in the way"
+    if tracked_elsewhere:
+        assert Store.open(output.parent, elsewhere).client.search_experiments(filter_string="name != 'Default'") == []
+
+
+# --- trials as MLflow's child runs
+
+
+@contextlib.contextmanager
+def mirrored(output: Path, parent: str, store: Store) -> Iterator[tuple[Events, Mirror]]:
+    folder = Folder(output / "group")
+    folder.make()
+    events = Events(folder)
+    yield events, Mirror(store, parent, folder)
+    events.close()
+
+
+def began(events: Events, number: int, **parameters: Any) -> None:
+    events.append("began", run=f"trial {number}", name=f"{number}", parameters=parameters)
+
+
+def test_a_child_that_the_store_took_in_part_gets_the_rest(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(output)
+    parent = store.start_run("children", "parent", {}, {})
+    client = store.client
+    log_batch, refusals = client.log_batch, [OSError("no answer")]
+
+    def unreliable(*words: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return log_batch(*words, **options)
+
+    monkeypatch.setattr(client, "log_batch", unreliable)
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 0, lr=0.1)
+        for step in range(300):  # more than one call takes
+            metrics = {f"metric {number}": float(step) for number in range(5)}
+            events.append("evaluated", run="trial 0", epoch=step, step=step, metrics=metrics)
+        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        began(events, 1, lr=0.2)
+        events.append("ended", run="trial 1", status="KILLED", seconds=1.0)
+        assert mirror.close(60) == 0
+    children = {run.name: run for run in store.runs("children", False)}
+    first, second = children["0"], children["1"]
+    assert (first.status, first.parameters) == ("FINISHED", {"lr": "0.1"})
+    assert [len(store.history(first.run_id, f"metric {number}")) for number in range(5)] == [300] * 5
+    assert (second.status, second.parameters) == ("KILLED", {"lr": "0.2"})
+
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 1, lr=0.2)
+        events.append("ended", run="trial 1", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    assert client.get_run(second.run_id).info.status == "FINISHED"
+    assert len(store.runs("children", False)) == 3
+
+
+def test_a_child_that_was_made_just_before_a_kill_is_found_again(output: Path) -> None:
+    store = Store.open(output)
+    parent = store.start_run("children", "parent", {}, {})
+    made = store.start_run("children", "0", {}, {"mlflow.parentRunId": parent, "concord.task": "trial 0"})
+    with mirrored(output, parent, store) as (events, _):
+        began(events, 0, lr=0.2)
+    with mirrored(output, parent, store) as (events, mirror):
+        events.append("evaluated", run="trial 0", epoch=1, step=1, metrics={"loss": 0.5})
+        events.append("ended", run="trial 0", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    (child,) = (run for run in store.runs("children") if run.run_id != parent)
+    assert (child.run_id, child.parameters, child.metrics) == (made, {"lr": "0.2"}, {"loss": 0.5})
+
+
+def test_a_child_that_was_deleted_does_not_keep_the_others_waiting(output: Path) -> None:
+    store = Store.open(output)
+    parent = store.start_run("children", "parent", {}, {})
+    with mirrored(output, parent, store) as (events, mirror):
+        began(events, 0)
+        assert mirror.close(60) == 0
+    (child,) = (run for run in store.runs("children", False) if run.run_id != parent)
+    store.client.delete_run(child.run_id)
+    with mirrored(output, parent, store) as (events, mirror):
+        for number in (0, 1):
+            began(events, number, lr=0.2)
+            events.append("ended", run=f"trial {number}", status="FINISHED", seconds=1.0)
+        assert mirror.close(60) == 0
+    (other,) = (run for run in store.runs("children") if run.run_id != parent)
+    assert (other.name, other.status) == ("1", "FINISHED")

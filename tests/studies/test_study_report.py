@@ -1,0 +1,260 @@
+"""What is said of studies: selections side by side, best trials, methods over seeds, searches against each other."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concord.cli import main
+from concord.cli.output import nested_table
+from concord.errors import InputError
+from concord.record import Events, write_record
+from concord.space import Choice, LogUniform, OneOf, Space
+from concord.storage import Folder
+from concord.studies.proposals import RunProposal
+from concord.studies.report import ReportOptions, report_groups
+from concord.studies.results import StudyResult, read_study, write_results
+from concord.training import load_job
+
+SPACE = Space({"lr": LogUniform(1e-3, 1.0), "penalty": OneOf({"none": {"l2": 0.0}, "l2": {"l2": Choice(0.1, 0.2)}})})
+
+
+def append(folder: Path, *runs: tuple[RunProposal, dict[str, float] | None]) -> None:
+    """Record these runs with their metrics; None failed."""
+    events = Events(Folder(folder))
+    for run, metrics in runs:
+        events.append("began", run=run.key, **run.as_event())
+        if metrics is not None:
+            events.append("evaluated", run=run.key, epoch=1, step=1, metrics=metrics)
+        ended = {"status": "FINISHED"} if metrics is not None else {"status": "FAILED", "failure": "ValueError: no"}
+        events.append("ended", run=run.key, seconds=1.0, **ended)
+        time.sleep(0.002)  # results come in the order of their ends
+    events.close()
+
+
+def study(output: Path, name: str, **changes: Any) -> Path:
+    """A study of four trials, of which one failed, that were judged by held-out accuracy."""
+    record: dict[str, Any] = {
+        "job": "mine",
+        "name": name,
+        "started": 0.0,
+        "identity": {
+            "method": "plain",
+            "space": SPACE.as_json(),
+            "search": "tpe",
+            "startup": 20,
+            "config": {"seed": 0},
+        },
+        "criterion": {"selection": "held-out", "metric": "held_out_accuracy", "mode": "max"},
+        "measure": "accuracy",
+        "oracle": None,
+        "validation": False,
+        "config": {},
+        "options": {"top": 2},
+    }
+    identity = record["identity"] | changes.pop("identity", {})
+    folder = output / "studies" / name
+    folder.mkdir(parents=True)
+    write_record(Folder(folder), "study", record | changes | {"identity": identity})
+    values = [(0.9, 0.4), (0.8, 0.7), (0.7, 0.9)]
+    append(
+        folder,
+        *(
+            (
+                RunProposal("trial", number, {"lr": 0.1 * (number + 1), "penalty": "l2", "l2": 0.1}),
+                {"held_out_accuracy": held_out, "ood_accuracy": ood, "train_accuracy": 1.0},
+            )
+            for number, (held_out, ood) in enumerate(values)
+        ),
+        (RunProposal("trial", 3, {"lr": 0.9, "penalty": "none"}), None),
+        *(
+            (RunProposal("left-out", number, {}, left_out=("a",), whole=False), {"left_out_accuracy": left_out})
+            for number, left_out in ((0, 0.5), (1, 0.6))
+        ),
+        *(
+            (RunProposal("seed", 0, {}, seed=seed), {"train_accuracy": 1.0, "ood_accuracy": 0.4 + seed / 10})
+            for seed in (1, 2)
+        ),
+    )
+    return folder
+
+
+def job_file(output: Path, name: str = "mine") -> str:
+    path = output / f"{name}.py"
+    path.write_text("from concord.training import Job\n\njob = Job(*3 * [print])\n")
+    return str(path)
+
+
+def printed(output: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What ``concord report`` prints of the job's studies, and what it says."""
+    assert main(["report", job_file(output), "--output", str(output)]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def report(output: Path, job: str = "mine", **options: Any) -> dict[str, Any]:
+    """What ``concord report --json`` shows."""
+    return report_groups(load_job(job_file(output, job)), [], ReportOptions(output=output, **options), lambda _: None)[
+        0
+    ]
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> StudyResult:
+    return read_study(Folder(study(tmp_path, "s")))
+
+
+def test_the_three_selections_stand_side_by_side_and_may_disagree(result: StudyResult) -> None:
+    chosen = {each.selection: (each.trial, each.among) for each in result.by_selection()}
+    assert chosen == {"held-out": (0, 3), "leave-one-out": (1, 2), "o.o.d. test (oracle)": (2, 3)}
+    header, rows = result.selections_table()
+    assert header == ["selected by", "among", "trial", "held_out accuracy", "left_out accuracy", "ood accuracy"]
+    assert rows[1] == ["leave-one-out", "2", "1", "0.8", "0.6", "0.7"]
+
+
+def test_the_table_has_the_metric_first_then_what_was_varied(result: StudyResult) -> None:
+    header, rows = result.best_table()
+    assert header == ["held_out_accuracy", "lr", "penalty", "l2", "trial"]
+    assert rows == [["0.9", "0.1", "l2", "0.1", "0"], ["0.8", "0.2", "l2", "0.1", "1"]]
+
+
+def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    criterion = {"selection": "held-out", "metric": "held_out_accuracy", "mode": "min"}  # an error by this name
+    study(tmp_path, "s", criterion=criterion, options={"top": 3})
+    result = read_study(Folder(tmp_path / "studies" / "s"))
+    assert [row[0] for row in result.best_table()[1]] == ["0.7", "0.8", "0.9"]
+    assert (result.as_json()["mode"], result.as_json()["best"]["trial"]) == ("min", 2)
+    chosen = {each.selection: each.trial for each in result.by_selection()}
+    assert chosen == {"held-out": 2, "leave-one-out": 0, "o.o.d. test (oracle)": 0}
+    out, _ = printed(tmp_path, capsys)
+    assert out.index("0.7") < out.index("0.8") < out.index("s: 3 trials finished, 1 failed")
+    assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in out
+
+
+def test_the_worst_environment_stands_beside_what_each_selection_would_have_chosen(tmp_path: Path) -> None:
+    criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
+    folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
+    run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})
+    append(folder, (run, {"worst_held_out_accuracy": 0.25, "worst_ood_accuracy": 0.125}))
+    header, rows = read_study(Folder(folder)).selections_table()
+    assert header[3] == "held_out worst_accuracy"
+    assert rows == [
+        ["held-out", "1", "4", "0.25", "–", "0.125"],
+        ["o.o.d. test (oracle)", "1", "4", "0.25", "–", "0.125"],
+    ]
+
+
+def test_what_an_option_stood_for_is_shown_where_trials_differ_in_it(tmp_path: Path) -> None:
+    folder = study(tmp_path, "s")
+    for number, name in ((4, "and-mask"), (5, "mean")):
+        resolved: dict[str, Any] = {"aggregator": name, "epochs": 94}
+        run = RunProposal("trial", number, {"lr": 0.5, "penalty": "none"}, resolved=resolved)
+        append(folder, (run, {"held_out_accuracy": 0.99 - number / 1000}))
+    result = read_study(Folder(folder))
+    header, rows = result.best_table()
+    assert header == ["held_out_accuracy", "lr", "penalty", "l2", "aggregator", "epochs", "trial"]
+    assert [row[4] for row in rows] == ["and-mask", "mean"]
+    assert result.as_json()["best"]["config"] == {"lr": 0.5, "penalty": "none", "aggregator": "and-mask", "epochs": 94}
+
+
+def test_a_study_says_whether_its_model_became_champion(tmp_path: Path) -> None:
+    of_model: dict[str, Any] = {"model": "models:/mine/2", "champion": False, "registration": "not better than 0.9"}
+    not_now = read_study(Folder(study(tmp_path, "s", **of_model)))
+    assert not_now.registration == "models:/mine/2: not the champion (not better than 0.9)"
+    assert not_now.as_json()["champion"] is False
+    champion = {**of_model, "champion": True, "registration": "the first champion"}
+    now = read_study(Folder(study(tmp_path, "n", **champion)))
+    assert now.registration == "models:/mine/2: the champion now (the first champion)"
+    assert now.as_json()["champion"] is True
+    assert read_study(Folder(study(tmp_path, "none"))).registration is None
+
+
+def test_the_json_keeps_its_contract(result: StudyResult) -> None:
+    said = result.as_json()
+    assert {"job", "study", "finished", "failed", "seconds", "selection", "best"} <= said.keys()
+    assert (said["finished"], said["failed"], said["selection"]) == (3, 1, "held-out")
+    assert said["best"].keys() == {"trial", "config", "metrics"}
+    assert said["best"]["metrics"]["left_out_accuracy"] == 0.5
+    assert [run["seed"] for run in said["reruns"]] == [1, 2]
+
+
+def test_an_oracle_is_called_one_wherever_it_appears(tmp_path: Path) -> None:
+    criterion = {"selection": "oracle", "metric": "ood_accuracy", "mode": "max"}
+    result = read_study(Folder(study(tmp_path, "s", criterion=criterion, oracle="selection")))
+    assert result.best.run.trial == 2
+    assert result.criterion.label == "o.o.d. test (oracle)"
+    assert result.best_table()[0][0] == "ood_accuracy (oracle)"
+    assert result.as_json()["oracle"] == "selection"
+
+
+def test_every_figure_is_drawn_from_the_folder_alone(result: StudyResult) -> None:
+    lines: list[str] = []
+    drawn = write_results(result, lines.append).drawn
+    assert drawn.keys() == {"history", "slices", "parallel"}
+    assert lines == ["no figure of importances: it needs 16 finished trials, and there are 3"]
+    assert all(path == str(result.folder / "figures" / f"{name}.png") for name, path in drawn.items())
+    assert all(Path(path).stat().st_size > 5000 for path in drawn.values())
+
+
+def test_methods_are_compared_over_the_seeds_of_their_newest_study(tmp_path: Path) -> None:
+    study(tmp_path, "old", started=1.0)
+    study(tmp_path, "other", started=2.0, identity={"method": "mask"})
+    study(tmp_path, "new", started=3.0)
+    append(tmp_path / "studies" / "new", (RunProposal("seed", 0, {}, seed=3), {"train_accuracy": 1, "ood_accuracy": 1}))
+    shown = report(tmp_path)
+    assert [each["study"] for each in shown["studies"]] == ["old", "other", "new"]
+    assert {name: runs["ood"]["seeds"] for name, runs in shown["methods"].items()} == {"plain": 3, "mask": 2}
+    expected = {"median": 0.55, "least": 0.5, "largest": 0.6, "seeds": 2}
+    assert shown["methods"]["mask"]["ood"] == pytest.approx(expected)
+    assert Path(shown["figures"]["methods"]).exists()
+
+
+def test_methods_are_printed_as_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study(tmp_path, "s")
+    study(tmp_path, "other", identity={"method": "mask"})
+    out, said = printed(tmp_path, capsys)
+    lines = [line.split() for line in out.splitlines()]
+    assert ["methods", "median", "least", "largest", "seeds"] in lines
+    assert [line for line in lines if line[:1] == ["mask"]] == [
+        ["mask", "train", "1.000", "1.000", "1.000", "2"],
+        ["mask", "ood", "0.550", "0.500", "0.600", "2"],
+        ["mask", "test", "accuracy", "0.700", "0.400", "0.900", "3"],  # of the best trials
+    ]
+    assert "median:" not in out
+    assert said.count("no figure of importances: it needs 16 finished trials, and there are 3") == 2
+
+
+def test_tables_of_what_is_more_and_less_deep(capsys: pytest.CaptureFixture[str]) -> None:
+    nested_table("accuracy", {"a": {"x": 0.5, "y": [1, 2]}, "b": {"y": 3}})
+    nested_table("data", {"levels": 5, "made": {"by": {"game": "coinrun"}}, "none": {}})
+    header, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [header, *rows[:2]] == [["accuracy", "x", "y"], ["a", "0.500", "1", "2"], ["b", "3"]]
+    assert rows[-3:] == [["levels", "5"], ["made,", "by,", "game", "coinrun"], ["none"]]
+
+
+def test_searches_are_compared_where_nothing_but_search_and_seed_differs(tmp_path: Path) -> None:
+    study(tmp_path, "t0")
+    study(tmp_path, "t1", identity={"config": {"seed": 1}})
+    study(tmp_path, "r0", identity={"search": "random"})
+    study(tmp_path, "another", identity={"search": "random", "config": {"seed": 0, "epochs": 3}})
+    shown = report(tmp_path)
+    assert shown["searches"].keys() == {"plain"}
+    searches = shown["searches"]["plain"]
+    assert {search: found["seeds"] for search, found in searches.items()} == {"tpe": 2, "random": 1}
+    assert searches["tpe"]["median"] == searches["random"]["median"] == 0.9
+    assert Path(shown["figures"]["searches plain"]).exists()
+
+
+def test_only_studies_of_the_job_are_reported(tmp_path: Path) -> None:
+    study(tmp_path, "s")
+    study(tmp_path, "foreign", job="other")
+    assert [each["study"] for each in report(tmp_path)["studies"]] == ["s"]
+    with pytest.raises(InputError, match="--studies foreign: is a study of job other, not of mine"):
+        report(tmp_path, studies=("foreign",))
+    with pytest.raises(InputError, match="there is no such study"):
+        report(tmp_path, studies=("none",))
+    with pytest.raises(InputError, match="job nobody has no study in"):
+        report(tmp_path, "nobody")

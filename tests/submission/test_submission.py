@@ -1,0 +1,527 @@
+"""Jobs on a cluster: who is asked with which token, what goes along, and a real head node that runs it."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray._private.runtime_env.packaging import create_package
+from ray.job_submission import JobSubmissionClient
+from ray_head import Head
+from test_readme import snippet
+
+import concord
+from concord.cli import main
+from concord.cli.cluster import Submit, _Files, check_command
+from concord.cli.job_options import JobCommand, read_command
+from concord.cli.parsing import parse_known
+from concord.errors import InputError, RunFailedError
+from concord.record import read_history
+from concord.storage import Folder
+from concord.studies.plan import group_folder
+from concord.studies.proposals import GroupRuns
+from concord.submission.cluster import Cluster
+from concord.submission.package import inside, packed
+from concord.submission.profile import Profile
+from concord.tracking import Store
+from concord.training import load_job
+
+JOB = Path(__file__).parents[1] / "jobs" / "shared_rule.py"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "CONCORD_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CONCORD_PROFILES", str(tmp_path / "profiles.toml"))
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mapping[str, Any]]:
+    status = main([*words, "--json"])
+    return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def profiles(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "profiles.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+def read(command: str, job: str, *words: str) -> JobCommand:
+    return read_command(command, load_job(job), words, f"concord submit {command} {job}")
+
+
+# --- which cluster
+
+
+def test_an_option_goes_before_the_environment_and_that_before_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("of-the-profile\n")
+    profiles(
+        tmp_path,
+        f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\noutput = '/shared/runs'\n",
+    )
+    found = Profile.find()
+    assert (found.address, found.token, found.output) == ("https://profile", "of-the-profile", "/shared/runs")
+    assert found.headers == {"Authorization": "Bearer of-the-profile"}
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://environment:8265/")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-environment")
+    found = Profile.find("default")
+    assert (found.address, found.token) == ("http://environment:8265", "of-the-environment")
+    (tmp_path / "own").write_text("given")
+    found = Profile.find("default", address="given:8265", token_file=tmp_path / "own")
+    assert (found.address, found.token) == ("http://given:8265", "given")
+
+
+def test_the_default_profile_s_credentials_go_to_its_own_cluster_only(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-profile\n")
+    profiles(tmp_path, f"[default]\naddress = 'https://profile'\ntoken-file = '{tmp_path / 'token'}'\n")
+    assert Profile.find().token == "of-the-profile"
+    assert Profile.find(address="http://elsewhere:8265").token is None
+    assert Profile.find("default", address="http://tunnel:8265").token == "of-the-profile"
+
+
+def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> None:
+    (tmp_path / "home" / ".ray").mkdir(parents=True)
+    (tmp_path / "home" / ".ray" / "auth_token").write_text("secret-token")
+    found = Profile.find()
+    assert found.token == "secret-token"
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("", {"name": "lab"}, "--profile lab: "),
+        ("[lab]\nadress = 'x'\n", {"name": "lab"}, "adress is not known; there are address, token-file"),
+        ("[lab]\naddress = 3\n", {"name": "lab"}, "address 3: must be a text"),
+        ("[lab\n", {"name": "lab"}, "cannot be read as TOML"),
+        ("", {"token_file": Path("/nowhere")}, "--token-file /nowhere: cannot be read (FileNotFoundError)"),
+        ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
+        ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
+        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is not known; there are address, token-file"),
+    ],
+)
+def test_what_is_wrong_with_a_profile_is_one_line(
+    text: str, asked: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    profiles(tmp_path, text)
+    with pytest.raises(InputError) as refused:
+        Profile.find(**asked)
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+# --- what goes along
+
+
+def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    files = ["job.py", "data/north.npz", "ignored.bin", "server.pem", ".env", "concord-runs/mlflow.db", "venv/lib.py"]
+    files += ["local.env", "id_rsa", ".ssh/known_hosts", ".netrc", "credentials.json", "kubeconfig", "keys/id_dsa"]
+    files += ["SERVER.PEM", "hub_token.txt"]
+    for name in files:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        sent = {str(path.relative_to(package.working_dir)) for path in package.working_dir.rglob("*") if path.is_file()}
+        assert sent == {"job.py", "data/north.npz", "ignored.bin"}
+        modules = package.modules[0].parent
+        assert (modules / "concord" / "VERSION").read_text() == concord.__version__
+        own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
+        assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
+        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic.py"} <= own
+        assert not any(name.endswith(".pyc") for name in own)
+    assert not modules.exists()
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    (work / ".gitignore").write_text("*.bin\n*.npz\n")
+    subprocess.run(["git", "-C", str(work), "add", "--force", "data/north.npz"], check=True)
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        # What Ray makes of it, which looks at ignore files again.
+        create_package(str(package.working_dir), tmp_path / "ray.zip", include_gitignore=True)
+    assert set(zipfile.ZipFile(tmp_path / "ray.zip").namelist()) >= {"job.py", "data/north.npz"}
+    assert not any("ignored" in name for name in zipfile.ZipFile(tmp_path / "ray.zip").namelist())
+    with pytest.raises(InputError, match=r"ignored\.bin: would not go along; it is ignored by git"):
+        packed(work, 100, [Path("ignored.bin")]).__enter__()
+
+
+def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "job.py").write_text("1")
+    (tmp_path / "elsewhere.txt").write_text("theirs")
+    (work / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (work / ".env").write_text("PASSWORD=theirs")
+    (work / "settings.txt").symlink_to(".env")
+    (work / "more.txt").symlink_to("settings.txt")
+    (work / "same.py").symlink_to("job.py")
+    with packed(work, 100) as package:
+        assert package.working_dir is not None
+        assert sorted(path.name for path in package.working_dir.iterdir()) == ["job.py", "same.py"]
+    (tmp_path / "home").mkdir(exist_ok=True)
+    with pytest.raises(InputError, match="is your home"):
+        packed(tmp_path / "home", 100).__enter__()
+
+
+def test_a_package_over_the_limit_names_what_is_large(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text("1")
+    (tmp_path / "large.npz").write_bytes(bytes(3 << 20))
+    with pytest.raises(InputError, match=r"--size-limit is 3; the largest are large.npz \(3.0 MiB\), small.py"):
+        packed(tmp_path, 3).__enter__()
+
+
+def test_a_job_outside_the_working_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    assert inside(tmp_path / "in" / "job.py", tmp_path / "in") == Path("job.py")
+    with pytest.raises(InputError, match="lies outside the working directory"):
+        inside(tmp_path / "job.py", tmp_path / "in")
+
+
+def test_options_of_the_submission_may_stand_anywhere() -> None:
+    words = ["--address", "a", "train", "synthetic", "--lr", "-1", "--follow", "--size-limit=5", "--xs", "1", "--help"]
+    mine, rest = parse_known(Submit, words, "concord submit")
+    assert mine == Submit(address="a", follow=True, size_limit=5.0)
+    assert rest == ["train", "synthetic", "--lr", "-1", "--xs", "1", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "submit: what?; give train, tune or compare"),
+        (["bench"], "submit bench: cannot be submitted; give train, tune or compare"),
+        (["train"], "submit train: which job?"),
+        (["train", "nothing"], "job nothing: there is none"),
+        (["train", "synthetic", "--lr", "-1"], "--lr -1.0: "),
+        (["train", "synthetic", "--epoch", "1"], "--epoch 1: there is no such option; did you mean --epochs?"),
+        (["tune", "synthetic", "--trials", "0"], "--trials 0: must be at least 1"),
+        (["train", "synthetic", "--config", "/nowhere.yaml"], "--config /nowhere.yaml: there is no such file"),
+        (["tune", "coinrun-expert", "--lr", "0"], "--lr 0.0: must be a finite number above 0"),
+        (["compare", "coinrun-expert"], "job coinrun-expert: has no tables to compare; give it comparisons="),
+        (["train", str(JOB), "--working-dir", "/nowhere"], "--working-dir /nowhere: there is no such folder"),
+        (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
+        (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
+        (["train", "synthetic", "--address", "http://me:word@h"], "--address http://me:***@h: must hold no password"),
+        (["train", "synthetic", "--output", "runs"], "--output runs: give the whole path"),
+        (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: letters, digits"),
+        (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
+        (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
+        (["tune", "synthetic", "--method", "none"], "--method none: "),
+        (["tune", "synthetic", "--space", "/nowhere/space.toml"], "/nowhere/space.toml: lies outside the working"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line_here(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = outcome(capsys, "submit", *words)
+    assert status == 2
+    assert said in result["error"]
+    assert "\n" not in result["error"]
+
+
+def test_two_runs_submitted_in_one_second_have_names_of_their_own() -> None:
+    names = {check_command(read("train", "synthetic")) for _ in range(20)}
+    assert len(names) == 20
+    assert check_command(read("train", "synthetic", "--name", "mine")) == "mine"
+
+
+def test_a_secret_is_not_put_into_a_command_that_others_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        JOB.read_text().replace(
+            '    trouble: str = ""\n', '    hub_token: str = ""\n    """Of the hub."""\n    trouble: str = ""\n'
+        )
+    )
+    with pytest.raises(InputError, match="--hub-token: would be shown on the cluster") as refused:
+        check_command(read("train", str(path), "--hub-token", "hf_secret"))
+    assert "hf_secret" not in str(refused.value)
+
+
+def test_another_version_of_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setenv("CONCORD_CLIENT_PYTHON", "3.10")
+    ended = subprocess.run([sys.executable, "-m", "concord", "jobs"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("concord: submitted from Python 3.10, the cluster has Python 3.1")
+
+
+# --- a real cluster
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    head = Head(tmp_path_factory.mktemp("head"))
+    head.start()
+    yield head
+    head.stop()
+
+
+def test_a_token_is_asked_for_and_a_wrong_one_named(
+    head: Head, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = outcome(capsys, "submissions", "--address", head.address)
+    assert status == 2
+    assert result["error"].startswith(f"--address {head.address}: the cluster asks for a token; give RAY_AUTH_TOKEN")
+    (tmp_path / "wrong").write_text("f" * 32)
+    status, result = outcome(capsys, "submissions", "--address", head.address, "--token-file", str(tmp_path / "wrong"))
+    assert status == 2
+    assert result["error"] == f"--address {head.address}: the cluster refuses the token of --token-file " + str(
+        tmp_path / "wrong"
+    )
+
+
+def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_does_here(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "rules").mkdir(parents=True)
+    (tmp_path / "work" / JOB.name).write_text(JOB.read_text())
+    (tmp_path / "work" / "rules" / "my_rule.py").write_text(snippet("own-rule"))
+    monkeypatch.chdir(tmp_path / "work")
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    run = ["submit", "train", JOB.name, "--epochs", "1", "--batch-size", "16", "--name", "first", "--follow", *where]
+    run += ["--aggregator", "rules/my_rule.py:TrimmedSign", "--dead-zone", "1e-3"]
+    status = main([*run, "--json"])
+    printed = capfd.readouterr()
+    result = json.loads(printed.out.strip().splitlines()[-1])
+    assert status == 0, printed.err
+    assert (result["status"], result["exit_status"], result["name"]) == ("succeeded", 0, "first")
+    assert result["submission"].startswith("first-")
+    assert "data: 3 environments for training" in printed.err
+    record = json.loads((head.folder / "runs" / "runs" / "first" / "record.json").read_text())
+    (own,) = read_history(Folder(head.folder / "runs" / "runs" / "first")).values()
+    assert (own.ended or {})["report"]["metrics"]["epoch"] == 1.0
+    assert (record["config"]["aggregator"], record["config"]["dead_zone"]) == ("my_rule.py:TrimmedSign", 1e-3)
+    assert head.token_file.read_text() not in printed.err + printed.out
+    # The same name again is refused there, as it would be here, with the same exit status.
+    assert main([*run, "--json"]) == 2
+    assert "ended with exit status 2" in capfd.readouterr().err
+    assert main(["submissions", *where, "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)["submissions"]
+    assert [(each["name"], each["status"], each["exit_status"]) for each in listed] == [
+        ("first", "failed", 2),
+        ("first", "succeeded", 0),
+    ]
+    assert main(["logs", result["submission"], *where]) == 0
+    assert "data: 3 environments for training" in capfd.readouterr().out
+
+
+def test_a_submitted_comparison_takes_its_tables_and_the_options_of_a_file_along(
+    head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    (work / "tables").mkdir(parents=True)
+    elsewhere.mkdir()
+    rule = 'comparisons="tables/masks.py")'
+    (work / JOB.name).write_text(JOB.read_text().removesuffix(", config=Config)\n") + f", config=Config, {rule}\n")
+    (work / "tables" / "masks.py").write_text(
+        "from concord.training import Comparison\n"
+        "rows = {'average': {'aggregator': 'mean'}, 'mask': {'aggregator': 'and-mask', 'threshold': 1.0}}\n"
+        "comparisons = {'masks': Comparison(rows, columns={'epochs': 'epoch', 'o.o.d.': 'ood_accuracy'})}\n"
+    )
+    # The file stays where it is; what it says is in the command.
+    (elsewhere / "quick.yaml").write_text(
+        "epochs: 2\nbatch_size: 16\nseeds: 1\nmilestones: [0.25, 0.5]\nrescale: false\n"
+    )
+    monkeypatch.chdir(work)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    words = ["submit", "compare", JOB.name, "masks", "--config", str(elsewhere / "quick.yaml"), "--epochs", "1"]
+    status = main([*words, "--name", "compared", "--follow", *where, "--json"])
+    printed = capfd.readouterr()
+    assert status == 0, printed.err
+    assert json.loads(printed.out.strip().splitlines()[-1])["status"] == "succeeded"
+    folder = head.folder / "runs" / "comparisons" / "compared"
+    lines = [json.loads(line) for line in (folder / "tables" / "shared-rule-masks.jsonl").read_text().splitlines()]
+    assert [(line["configuration"], line["values"]["epochs"]) for line in lines] == [("average", 1.0), ("mask", 1.0)]
+    said = {"batch_size": 16, "milestones": (0.25, 0.5), "rescale": False}
+    runs = {each.key: each for each in GroupRuns(read_history(Folder(folder))).begun("run")}
+    assert said.items() <= runs["run 1"].point.items()
+
+
+def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text("lr = [0.1, 0.2]\n")
+    (tmp_path / "study.yaml").write_text("space: space.toml\ntrials: 3\n")
+    (tmp_path / "secret.yaml").write_text("hub_token: hf_secret\n")
+    path = tmp_path / "job.py"
+    path.write_text(
+        JOB.read_text().replace(
+            '    trouble: str = ""\n', '    hub_token: str = ""\n    """Of the hub."""\n    trouble: str = ""\n'
+        )
+    )
+    status, result = outcome(capsys, "submit", "tune", "job.py", "--config", "secret.yaml", "--address", "127.0.0.1:1")
+    assert (status, "--hub-token: would be shown on the cluster" in result["error"]) == (2, True)
+    assert "hf_secret" not in result["error"]
+    command = read("tune", "synthetic", "--config", "study.yaml", "--lr", "1")
+    assert command.words() == ["--trials", "3", "--space", "space.toml", "--lr", "1.0"]
+    (tmp_path / "glove.txt").write_text("the 1\n")
+    taken = _Files(None)
+    words = ["--glove", "glove.txt", "--data-dir", "glove.txt", "--output", "/glove.txt"]
+    command = read("train", "punctuated-sst2", *words)
+    assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
+    assert taken.needed == [Path("glove.txt")]
+
+
+class Tunnel:
+    """A way to a server on this machine, as ``ssh -L`` makes one, that can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._ends = port, []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._server.accept()[0], socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, origin: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := origin.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for end in (self._server, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> None:
+    submit = ray_jobs(head).submit_job
+    identity, end = "", time.monotonic() + 60
+    while not identity and time.monotonic() < end:
+        try:
+            identity = submit(entrypoint="sh -c 'echo first line; sleep 600'")
+        except RuntimeError as error:
+            if "No available agent" not in str(error):  # of a head that has just started
+                raise
+            time.sleep(0.5)
+    tunnel = Tunnel(head.dashboard)
+    cluster = Cluster(Profile.find(address=tunnel.address, token_file=head.token_file))
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if "first line" in text:
+            tunnel.cut()
+
+    with pytest.raises(RunFailedError, match=f"the job may go on there, concord logs {identity} --follow shows"):
+        cluster.follow(identity, show)
+    assert "".join(shown).count("\nfirst line\n") == 1
+    assert (
+        Cluster(Profile.find(address=head.address, token_file=head.token_file)).stop(identity, 60).status == "stopped"
+    )
+
+
+def ray_jobs(head: Head) -> JobSubmissionClient:
+    """Ray's own client."""
+    return JobSubmissionClient(head.address, headers={"Authorization": f"Bearer {head.token_file.read_text()}"})
+
+
+class _Silent(BaseHTTPRequestHandler):
+    """Says which version it has, and answers nothing else for a while."""
+
+    def do_GET(self) -> None:
+        if self.path != "/api/version":
+            time.sleep(5)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"ray_version": ray.__version__}).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concord.submission.cluster._ANSWER_SECONDS", 0.5)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))
+    with pytest.raises(InputError, match="no Ray cluster answers there"):
+        cluster.submissions()
+    server.shutdown()
+
+
+def test_a_submission_is_stopped_once(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(JOB.parent)
+    where = ["--address", head.address, "--token-file", str(head.token_file)]
+    endless = ["--epochs", "10000", "--pause", "0.1", "--name", "endless"]
+    status, result = outcome(capsys, "submit", "train", JOB.name, *endless, *where)
+    assert (status, result["status"]) == (0, "pending")
+    again = ["--submission-id", result["submission"], *where]
+    status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, *again)
+    assert (status, refused["error"]) == (2, f"--submission-id {result['submission']}: the cluster has one of this id")
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
+        if (head.folder / "runs" / "runs" / "endless" / "record.json").exists():
+            break
+        time.sleep(0.5)
+    else:
+        pytest.fail(f"it has not started: {found}")
+    assert outcome(capsys, "stop", result["submission"], *where) == (
+        0,
+        {"submission": result["submission"], "status": "stopped"},
+    )
+    runs = Store.open(head.folder / "runs").runs("shared-rule", finished_only=False)
+    assert [run.status for run in runs if run.name == "endless"] == ["KILLED"]
+    status, refused = outcome(capsys, "stop", result["submission"], *where)
+    assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")
+    status, refused = outcome(capsys, "stop", "nothing", *where)
+    assert status == 2
+    assert "nothing: no submission of this id" in refused["error"]
+
+
+@pytest.mark.slow
+def test_a_head_node_killed_during_a_study_loses_no_finished_trial(
+    tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head(tmp_path_factory.mktemp("killed"))
+    monkeypatch.chdir(JOB.parent)
+    study = ["submit", "tune", "tiny_study.py", "--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0"]
+    study += ["--reruns", "0", "--no-register", "--address", head.address, "--token-file", str(head.token_file)]
+    folder = group_folder("study", head.folder / "runs", "s")
+
+    def finished() -> dict[str, str]:
+        return {each.run.key: str(each) for each in GroupRuns(read_history(folder)).finished("trial")}
+
+    try:
+        head.start()
+        assert main([*study, "--json"]) == 0
+        end = time.monotonic() + 240
+        while len(finished()) < 3 and time.monotonic() < end:
+            time.sleep(0.2)
+        head.stop()  # -9, with all its processes
+        before = finished()
+        assert 3 <= len(before) < 12
+        head.start()
+        assert main([*study, "--follow", "--json"]) == 0, capfd.readouterr().err
+    finally:
+        head.stop()
+    after = finished()
+    assert len(after) == 12
+    assert {key: after[key] for key in before} == before

@@ -1,0 +1,329 @@
+"""A rule of the user's own on the command line: its fields are options, and its text goes wherever the run does."""
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_readme import snippet
+
+from concord.aggregation import AndMask, Mean, aggregate
+from concord.aggregation.rule_file import RuleFile
+from concord.cli import main
+from concord.cli.cluster import check_command
+from concord.cli.job_options import read_command, with_own_rule
+from concord.cli.parsing import job_and_words, parse
+from concord.errors import InputError
+from concord.options import option_values
+from concord.record import EVENTS, read_history
+from concord.runs.folder import recorded_config
+from concord.runs.run import run
+from concord.space import Choice, Uniform
+from concord.storage import Folder
+from concord.studies.options import options_for
+from concord.studies.plan import plan_study
+from concord.studies.proposals import GroupRuns
+from concord.studies.spaces import config_at, derived
+from concord.submission.package import inside
+from concord.tracking import Store
+from concord.training import load_job
+from concord.training.job import JobFile, job_from_source, with_rule
+
+JOBS = Path(__file__).parents[1] / "jobs"
+JOB, STUDY = str(JOBS / "shared_rule.py"), str(JOBS / "tiny_study.py")
+SHORT: dict[str, Any] = {"epochs": 2, "batch_size": 16, "evaluations": 1, "checkpoints": 2}
+
+# A rule with whatever fields a test needs.
+RULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from concord.aggregation import GRADIENT, Update
+
+@dataclass(frozen=True)
+class Rule:
+    FIELDS
+    statistics: ClassVar = (GRADIENT,)
+
+    def finish(self, sums, environments):
+        return Update(sums["gradient"], torch.ones_like(sums["gradient"]))
+"""
+
+
+@pytest.fixture
+def rule_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The README's rule, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my_rule.py"
+    path.write_text(snippet("own-rule"))
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What ``concord train`` says of this rule, in one line with exit status 2, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(source: str, *options: str, reference: str = "my_rule.py:Rule", command: str = "train") -> str:
+        (tmp_path / "my_rule.py").write_text(source)
+        capsys.readouterr()
+        assert main([command, JOB, "--aggregator", reference, *options, "--output", str(tmp_path / "runs")]) == 2
+        assert not (tmp_path / "runs").exists()
+        (line,) = capsys.readouterr().err.splitlines()
+        return str(line.removeprefix("concord: "))
+
+    return call
+
+
+def with_fields(*fields: str) -> str:
+    return RULE.replace("FIELDS", "\n    ".join(fields))
+
+
+def job_with(file: Path, name: str = "TrimmedSign", job: str = JOB) -> JobFile:
+    return with_rule(load_job(job), RuleFile.read(f"{file}:{name}"))
+
+
+def configured(job: JobFile, *words: str) -> Any:
+    return parse(type(job.job.config), words, "concord train", job.job.config)
+
+
+# --- options
+
+
+def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> None:
+    words = [JOB, "--lr", "0.5", "--aggregator", "my_rule.py:TrimmedSign", "--dead-zone", "0.1", "--threshold", "0.7"]
+    job, rest = with_own_rule(*job_and_words(words, "train"))
+    config = configured(job, *rest)
+    config.check()
+    assert (config.optimizer.lr, config.aggregation.dead_zone, config.aggregation.threshold, config.pause) == (
+        0.5,
+        0.1,
+        0.7,
+        0.0,
+    )
+    assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
+    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert config.method == "TrimmedSign"
+    assert config.with_options(objective="irm").method == "irm-TrimmedSign"
+
+
+def test_help_has_the_fields_with_what_the_file_says_of_them(
+    rule_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", JOB, "--aggregator", f"{rule_file}:TrimmedSign", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--dead-zone 0 Magnitude up to which a component casts no vote." in said
+
+
+def test_a_seed_of_the_rule_is_the_run_s(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "my_rule.py").write_text(with_fields("seed: int = 7"))
+    config = configured(job_with(tmp_path / "my_rule.py", "Rule"), "--seed", "3")
+    assert config.rule().seed == 3
+
+
+def test_options_that_the_rule_does_not_look_at_are_no_parameters(rule_file: Path, tmp_path: Path) -> None:
+    assert not {"threshold", "rescale", "dead_zone"} & configured(job_with(rule_file)).unused()
+    other = tmp_path / "other.py"
+    other.write_text(with_fields("size: int = 1"))
+    assert "threshold" in configured(job_with(other, "Rule")).unused()
+
+
+def test_records_name_the_rule_and_its_fields_but_not_the_machine_s_folder(rule_file: Path) -> None:
+    recorded = recorded_config(configured(job_with(rule_file), "--dead-zone", "0.1"))
+    assert (recorded["aggregator"], recorded["dead_zone"]) == ("my_rule.py:TrimmedSign", 0.1)
+    assert configured(job_with(rule_file)).sources() == {"my_rule.py": rule_file.read_text()}
+    assert load_job(JOB).job.config.sources() == {}
+
+
+def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
+    job, words = with_own_rule(*job_and_words([JOB, "--aggregator", "mean"], "train"))
+    assert job.rule is None
+    assert configured(job, *words).rule() == Mean()
+    assert load_job(JOB).job.config.with_options(threshold=0.5).rule() == AndMask(0.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("raise RuntimeError('no')", "cannot be loaded (RuntimeError: no, line 1)"),
+        ("def Rule(", "cannot be loaded (SyntaxError: "),
+        ("import nothing_of_this_name", "cannot be loaded (ModuleNotFoundError: "),
+        ("x = 1", "there is no Rule in the file; it has no rule"),
+        (
+            with_fields("size: int = 1").replace("class Rule", "class Other"),
+            "there is no Rule in the file; it has Other",
+        ),
+        ("class Rule:\n    pass", "is no dataclass; a rule is a frozen dataclass with statistics and finish"),
+        ("Rule = 3", "is no dataclass"),
+        (with_fields("statistics: int = 1").replace("statistics: ClassVar = (GRADIENT,)", ""), "rule Rule: needs "),
+        (with_fields("lr: float = 1.0"), "its field lr is something else in the job's options; rename it"),
+        (with_fields("pause: float = 1.0"), "its field pause is something else in the job's options; rename it"),
+        (with_fields("check: float = 1.0"), "its field check is something else in the job's options; rename it"),
+        (with_fields("threshold: str = 'a'"), "its field threshold has to be of type float, as --threshold is"),
+        (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
+        (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
+        (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
+        (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "finish gives () as the value of sums"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_in_one_line(refused: Callable[..., str], source: str, line: str) -> None:
+    assert refused(source).startswith(f"--aggregator my_rule.py:Rule: {line}")
+
+
+def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..., str]) -> None:
+    source = with_fields("dead_zone: float", "threshold: float = 1.0")
+    assert refused(source).startswith("--dead-zone: needed; ")
+    assert refused(source, "--dead-zone", "wide") == "--dead-zone wide: must be a number"
+    beyond = refused(source, "--dead-zone", "1", "--threshold", "2")
+    assert beyond == "--threshold 2.0: the agreement threshold must lie in [0, 1]"
+    assert refused(source, reference="no.py:Rule") == "--aggregator no.py:Rule: there is no such file"
+    unnamed = "--aggregator my_rule.py: name the rule in the file, too: FILE.py:RULE"
+    assert refused(source, reference="my_rule.py") == unnamed
+    study = with_fields("trials: int = 1")
+    assert refused(study, command="tune") == "job option --trials: also an option of concord tune; rename it"
+
+
+def test_a_rule_s_own_refusal_names_the_option(refused: Callable[..., str]) -> None:
+    source = with_fields(
+        "size: int = 1", "def __post_init__(self):", "    raise ArgumentError('size', self.size, 'odd')"
+    )
+    source = "from concord.errors import ArgumentError\n" + source
+    assert refused(source, "--size", "3") == "--size 3: odd"
+
+
+def test_a_job_with_a_way_of_its_own_takes_no_rule(rule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "coinrun-expert", "--aggregator", "my_rule.py:TrimmedSign"]) == 2
+    assert "job coinrun-expert has a loop of its own" in capsys.readouterr().err
+
+
+# --- the text that travels
+
+
+def test_a_rule_works_where_its_file_is_not(rule_file: Path) -> None:
+    job = job_with(rule_file)
+    options = option_values(configured(job, "--dead-zone", "0.5", "--threshold", "1"))
+    path, source, rule = pickle.loads(pickle.dumps((job.path, job.source, job.rule)))
+    rule_file.unlink()
+    there = job_from_source(path, source, rule).job.config.with_options(**options)
+    gradients = torch.tensor([[1.0, 1.0], [1.0, 0.1]])
+    assert aggregate(there.rule(), gradients).value.tolist() == [1.0, 0.0]
+
+
+def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:
+    record = {
+        "config": recorded_config(configured(job_with(rule_file))),
+        "sources": configured(job_with(rule_file)).sources(),
+    }
+    rule_file.write_text("raise RuntimeError")
+    job, words = with_own_rule(load_job(JOB), ["--name", "a"], record)
+    assert configured(job).chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert words == ["--name", "a"]
+    job, _ = with_own_rule(load_job(JOB), ["--aggregator=mean"], record)
+    assert job.rule is None
+
+
+def test_a_submission_takes_the_rule_s_file_along(
+    rule_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_command("train", load_job(JOB), ["--lr", "1"], "concord train").job.rule is None
+    words = ["--aggregator", f"{rule_file}:TrimmedSign", "--dead-zone", "1"]
+    command = read_command("train", load_job(JOB), words, f"concord submit train {JOB}")
+    assert check_command(command).startswith("shared-rule-TrimmedSign-")
+    assert inside(Path(command.job.rule.path), tmp_path) == Path("my_rule.py")
+    (tmp_path / "elsewhere").mkdir()
+    words = ["submit", "train", "synthetic", "--working-dir", str(tmp_path / "elsewhere"), "--output", "/runs"]
+    assert main([*words, "--aggregator", "my_rule.py:TrimmedSign"]) == 2
+    assert f"{rule_file}: lies outside the working directory" in capsys.readouterr().err
+
+
+# --- spaces
+
+
+def planned(rule_file: Path, output: Path, **options: Any) -> Any:
+    job = job_with(rule_file, job=STUDY)
+    given = {"output": output, "name": "s", "trials": 2} | options
+    return plan_study(job, options_for(job.job.config).with_options(**given), given={*given, "aggregator"})
+
+
+def test_a_study_varies_the_fields_of_the_rule_that_it_is_given(rule_file: Path, tmp_path: Path) -> None:
+    plan = planned(rule_file, tmp_path / "runs", vary=("dead_zone=0.1,0.2",))
+    assert plan.space.entries["dead_zone"] == Choice(0.1, 0.2)
+    assert "aggregator" not in plan.space.names()
+    config = config_at(plan.base, plan.space, plan.first[0] if plan.first else {"dead_zone": 0.1})
+    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    with pytest.raises(InputError, match="space: dead_zone wide: must be a number"):
+        planned(rule_file, tmp_path / "runs", vary=("dead_zone=0.1,wide",))
+    with pytest.raises(InputError, match="the job has no such option"):
+        planned(rule_file, tmp_path / "runs", vary=("alive_zone=0.1,0.2",))
+
+
+def test_the_space_of_every_job_has_the_threshold_of_a_rule_that_has_one(rule_file: Path, tmp_path: Path) -> None:
+    assert derived(configured(job_with(rule_file))).entries["threshold"] == Uniform(0.0, 1.0)
+    other = tmp_path / "other.py"
+    other.write_text(with_fields("size: int = 1"))
+    assert {"threshold", "rescale"} & set(derived(configured(job_with(other, "Rule"))).entries) == {"rescale"}
+
+
+# --- real runs
+
+
+def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_folder(
+    without_ray: None, rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    text, output = rule_file.read_text(), tmp_path / "runs"
+    job = job_with(rule_file)
+    rule_file.unlink()
+    finished = run(job, job.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a"), lambda _: None)
+    assert finished.metrics["kept_fraction"] == 0.0  # nothing is above such a dead zone
+    store = Store.open(output, None)
+    (tracked,) = store.runs("shared-rule")
+    assert tracked.parameters["aggregator"] == "my_rule.py:TrimmedSign"
+    assert float(tracked.parameters["dead_zone"]) == 1e9
+    kept = store.client.download_artifacts(finished.run_id, "my_rule.py", str(tmp_path))
+    assert Path(kept).read_text() == text
+    # As if it had not come to its end.
+    events = finished.folder / EVENTS
+    events.write_text("".join(line for line in events.read_text().splitlines(True) if '"event":"ended"' not in line))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    again = ["train", JOB, "--output", str(output), "--name", "a", "--resume"]
+    assert main(again) == 0
+    ended = read_history(Folder(finished.folder))[""].ended
+    assert ended is not None
+    assert ended["report"]["run_id"] == finished.run_id
+    # Another text is another rule.
+    (tmp_path / "there" / "my_rule.py").write_text(text + "\n# changed\n")
+    changed = job_with(tmp_path / "there" / "my_rule.py")
+    config = changed.job.config.with_options(**SHORT, dead_zone=1e9, output=output, name="a", resume=True)
+    with pytest.raises(InputError, match=r"my_rule\.py: the run a was started with another text of this file"):
+        run(changed, config, lambda _: None)
+
+
+def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
+    ray_cluster: None,
+    rule_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "space.toml").write_text("dead_zone = [0.0, 1e9]\n")
+
+    def tuned(*words: str) -> Mapping[str, Any]:
+        assert main(["tune", STUDY, "--name", "s", "--output", "runs", "--json", *words]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+        return found
+
+    options = ["--search", "grid", "--space", "space.toml", "--concurrent", "1", "--reruns", "0", "--shortlist", "0"]
+    first = tuned("--aggregator", "my_rule.py:TrimmedSign", *options, "--no-register")
+    first_run, second_run = GroupRuns(read_history(Folder(tmp_path / "runs/studies/s"))).finished("trial")
+    assert [each.run.point["dead_zone"] for each in (first_run, second_run)] == [0.0, 1e9]
+    assert second_run.metrics["kept_fraction"] == 0.0 < first_run.metrics["kept_fraction"]
+    rule_file.unlink()
+    assert tuned()["best"] == first["best"]
