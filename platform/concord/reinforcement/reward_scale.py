@@ -1,72 +1,46 @@
-"""From rewards and values to what proximal policy optimization learns from."""
+"""Rewards divided by the deviation of the returns so far, as Procgen's authors train."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.wrappers.utils import RunningMeanStd
 
 Floats = npt.NDArray[np.float32]
 
 
-def advantages(
-    rewards: Floats, values: Floats, ends: npt.NDArray[np.bool_], last: Floats, discount: float, decay: float
-) -> Floats:
-    """Generalized advantage estimates (Schulman et al., 2016, equation 16), of all environments at once.
-
-    Args:
-        rewards: ``(steps, environments)``, of each action.
-        values: ``(steps, environments)``, of the states that the actions were chosen in.
-        ends: ``(steps, environments)``, whether the episode ended with the action; nothing is expected after it.
-        last: ``(environments,)``, the values of the states after the last action.
-        discount: γ.
-        decay: λ.
-
-    Returns:
-        ``(steps, environments)``; added to ``values`` they are the targets of the value function.
-    """
-    estimates = np.empty_like(rewards)
-    following, estimate = last, np.zeros_like(last)
-    for step in range(len(rewards) - 1, -1, -1):
-        goes_on = discount * ~ends[step]
-        estimate = rewards[step] + goes_on * following - values[step] + decay * goes_on * estimate
-        estimates[step] = estimate
-        following = values[step]
-    return estimates
-
-
-@dataclass
-class RewardScale:
+class ScaledRewards(VectorWrapper):
     """Divides rewards by the standard deviation of the discounted return so far, as OpenAI's baselines do.
 
-    Attributes:
+    Gymnasium's NormalizeReward carries the last reward of an episode into the next one, where episodes restart within
+    a step; that changes the scale of a game that is rewarded at its end.
+
+    Args:
+        env: with ``AutoresetMode.SAME_STEP``.
         discount: γ of the running return; theirs is .99 whatever the agent's is.
         limit: largest size of a scaled reward.
-        count, mean, squares: how many returns were seen, their mean, and the sum of squared differences from it.
-        running: ``(environments,)``, the discounted return of each environment since its episode began.
+
+    Attributes:
+        returns: mean and variance of the running returns.
     """
 
-    discount: float = 0.99
-    limit: float = 10.0
-    count: float = 1e-4
-    mean: float = 0.0
-    squares: float = 1e-4
-    running: Floats | None = None
+    def __init__(self, env: VectorEnv[Any, Any, Any], discount: float = 0.99, limit: float = 10.0) -> None:
+        super().__init__(env)
+        self.returns: Any = RunningMeanStd(shape=())  # type: ignore[no-untyped-call]
+        self._discount, self._limit = discount, limit
+        self._running = np.zeros(env.num_envs, np.float32)
 
-    def __call__(self, rewards: Floats, ends: npt.NDArray[np.bool_]) -> Floats:
-        """The scaled rewards of one step, ``(environments,)``; the step's own returns are counted first."""
-        if self.running is None or len(self.running) != len(rewards):
-            self.running = np.zeros(len(rewards), np.float32)
-        self.running = (self.running * self.discount + rewards).astype(np.float32)
-        self._count(self.running)
-        deviation = np.sqrt(self.squares / self.count + 1e-8)
-        self.running[ends] = 0
-        scaled: Floats = np.clip(rewards / deviation, -self.limit, self.limit).astype(np.float32)
-        return scaled
+    def step(self, actions: Any) -> Any:
+        """One action each, with scaled rewards; the step's own returns are counted first."""
+        frames, rewards, ended, cut, info = self.env.step(actions)
+        self._running = (self._running * self._discount + rewards).astype(np.float32)
+        self.returns.update(self._running)
+        self._running[ended] = 0
+        scaled = np.clip(rewards / np.sqrt(self.returns.var + 1e-8), -self._limit, self._limit)
+        return frames, scaled.astype(np.float32), ended, cut, info
 
-    def _count(self, returns: Floats) -> None:
-        """Chan's parallel update of mean and variance."""
-        number, mean = len(returns), float(returns.mean())
-        total = self.count + number
-        self.squares += float(((returns - mean) ** 2).sum()) + (mean - self.mean) ** 2 * self.count * number / total
-        self.mean += (mean - self.mean) * number / total
-        self.count = total
+    def reset(self, **options: Any) -> Any:
+        """Begin new episodes; the scale remains."""
+        self._running[:] = 0
+        return self.env.reset(**options)
