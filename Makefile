@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/concord demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest --durations=10
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/pytest -m slow --numprocesses 0

@@ -1,7 +1,9 @@
 """What several test files share: one Ray for the whole session, and quiet libraries."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +15,14 @@ import torch
 from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
+from process_groups import groups
 from ray_workers import forked_workers
 
 from concord.cli import main
 from concord.errors import InputError
 from concord.reinforcement.extra import require_coinrun
 from concord.tracking import Store
+from concord.tracking.database import create_tables, sqlite_file
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
@@ -36,8 +40,8 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 LONG = (
     "test_study", "test_run", "test_collective", "test_cloning", "test_submission", "test_objective_jobs",
     "test_agent", "test_run_lifecycle", "test_comparison", "test_readme", "test_storage", "test_tracking", "test_cli",
-    "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction", "test_watching",
-    "test_custom_job", "test_ui", "test_training", "test_per_example", "test_objectives",
+    "test_hook", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction",
+    "test_watching", "test_custom_job", "test_ui", "test_training", "test_per_example", "test_objectives",
 )  # fmt: skip
 
 
@@ -65,6 +69,34 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("RAY_ADDRESS", None)
     with forked_workers(tmp_path_factory.mktemp("ray")), ray_session(TrainConfig()):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of MLflow's tables, which take a second each time, a new SQLite file gets a copy."""
+    made: list[sqlite3.Connection] = []
+
+    def create(uri: str) -> None:
+        file = sqlite_file(uri)
+        if file.stat().st_size:
+            create_tables(uri)
+            return
+        if not made:
+            first = tmp_path_factory.mktemp("tables") / "mlflow.db"
+            create_tables(f"sqlite:///{first}")
+            made.append(sqlite3.connect(first, check_same_thread=False))
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            made[0].backup(connection)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("concord.tracking.store.create_tables", create)
+        yield
+
+
+@pytest.fixture(scope="session")
+def process_groups() -> Iterator[Callable[..., None]]:
+    with groups() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,17 @@ _IMPORTED = [
 ]
 
 
-def run_processes(function: Callable[..., None], number: int, *arguments: Any) -> None:
-    """Call it, with the number of the process first, in so many processes; fails with what one of them raises."""
+def start_server() -> None:
+    """Have the process that imports once and is forked then."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server knows no other
         multiprocessing.set_forkserver_preload(_IMPORTED)
         multiprocessing.forkserver.ensure_running()
+
+
+def run_processes(function: Callable[..., None], number: int, *arguments: Any) -> None:
+    """Call it, with the number of the process first, in so many processes; fails with what one of them raises."""
+    start_server()
     start_processes(_with_environment, (dict(os.environ), function, *arguments), number, start_method="forkserver")
 
 

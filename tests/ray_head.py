@@ -29,7 +29,7 @@ class Head:
         self.folder = folder
         self.token_file = folder / "token"
         self.token_file.write_text(secrets.token_hex(16))
-        self.port, self.dashboard, client, agent = (_free_port() for _ in range(4))
+        self.port, self.dashboard, client, agent = (free_port() for _ in range(4))
         self.address = f"http://127.0.0.1:{self.dashboard}"
         # Ray's sockets lie below this folder, and a path of theirs must not be long.
         self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
@@ -134,7 +134,7 @@ class GrowingHead(Head):
         }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -5,7 +5,6 @@ import socket
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 BUCKET = "concord"
 _KEY, _SECRET = "AKIAOFTESTS", "not-to-be-seen-anywhere"
@@ -21,7 +20,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._server: ThreadedMotoServer | None = None
+        self._server: Any = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,6 +33,8 @@ class Server:
         }
 
     def start(self) -> None:
+        from moto.server import ThreadedMotoServer  # seconds, for those who start one
+
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()

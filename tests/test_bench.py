@@ -48,7 +48,7 @@ def test_the_default_leaves_out_what_takes_minutes() -> None:
         benchmark_files("nothing")
 
 
-def test_rows_come_as_they_are_measured_and_a_benchmark_that_fails_takes_none_with_it(
+def test_rows_come_as_measured_and_a_failing_benchmark_takes_none(
     folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder(

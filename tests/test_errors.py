@@ -18,7 +18,7 @@ from concord.errors import ArgumentError, InputError, as_option, to_be_sent
         (None, "some_size=None: too much", "--some-size: too much"),
     ],
 )
-def test_an_error_names_an_argument_in_the_library_and_an_option_on_the_command_line(
+def test_errors_name_arguments_in_the_library_and_options_in_commands(
     value: object, argument: str, option: str
 ) -> None:
     error = ArgumentError("some_size", value, "too much")

@@ -139,7 +139,7 @@ def test_of_two_events_of_one_step_the_later_counts(tmp_path: Path) -> None:
     assert read_history(Folder(tmp_path))[""] == events.own
 
 
-def test_garbage_in_the_middle_is_refused_with_its_line_and_changes_nothing(tmp_path: Path) -> None:
+def test_garbage_in_the_middle_is_refused_by_line_and_changes_nothing(tmp_path: Path) -> None:
     events_of(tmp_path, (1, {"a": 1.0}), (2, {"a": 2.0})).close()
     lines = (tmp_path / EVENTS).read_bytes().splitlines(keepends=True)
     for garbage in (b"\x00\x00\n", b"[1, 2]\n", b'{"event": "metrics"}\n', b"{}\n"):

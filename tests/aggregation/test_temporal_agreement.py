@@ -21,12 +21,14 @@ from concord.aggregation import (
     SandMask,
     Statistic,
     Statistics,
+    TemporalAgreementAdam,
+    TemporalAndMaskAdam,
     Update,
     XorMask,
+    temporal_agreement,
 )
 from concord.aggregation.draws import uniform
 from concord.errors import InputError
-from concord.optim import TemporalAgreementAdam, TemporalAndMaskAdam, temporal_agreement
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 2, 2)]
 
@@ -209,7 +211,7 @@ def test_parameters_without_a_gradient_stay_and_closures_are_called() -> None:
         ({"threshold": 1.5}, r"threshold=1\.5: the agreement threshold must lie in \[0, 1\]"),
         ({"threshold": -0.1}, "threshold"),
         ({"betas": (0.9, 0.999)}, "must be three"),
-        ({"betas": (0.9, 0.999, 1.0)}, r"must lie in \[0, 1\)"),
+        ({"betas": (0.9, 0.999, 1.0)}, r"must be three in \[0, 1\)"),
         ({"lr": -1.0}, "lr=-1.0: must not be negative"),
         ({"eps": -1.0}, "eps"),
         ({"weight_decay": -1.0}, "weight_decay"),
@@ -447,7 +449,7 @@ class Miscounted(Mean):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (Whole(), "kept has the shape"),
+        (Whole(), r"finish gives \(\) as the kept"),
         (InPlace(), "writes into the averages"),
         (Exponential(), "exp_avg, which is Adam's own"),
         (Miscounted(), "degree"),

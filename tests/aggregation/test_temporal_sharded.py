@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from concord.aggregation import AndMask, SandMask
-from concord.optim import TemporalAgreementAdam
+from concord.aggregation import AndMask, SandMask, TemporalAgreementAdam
 
 RULES = [AndMask(0.3), SandMask(0.1, steepness=0.5), Lottery()]
 PATHS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}]

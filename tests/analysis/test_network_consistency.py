@@ -19,13 +19,13 @@ from torch.func import functional_call
 from concord.analysis.consistency.certified import certified_bound
 from concord.analysis.consistency.curvature import diagonals, largest_ratio, log_ratios, pair_ratio
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
-from concord.analysis.consistency.loss_surfaces import two_minima
-from concord.analysis.consistency.network import PARTS, Settings, measure, pieces
-from concord.analysis.consistency.quadratic import quadratic_inconsistency
+from concord.analysis.consistency.measurement import Measurement
+from concord.analysis.consistency.network import PARTS, Settings, measure
 from concord.analysis.consistency.signs import chance_agreement, sign_agreement
-from concord.analysis.consistency.slices import line, plane
-from concord.analysis.consistency.sublevel import grid_inconsistency
+from concord.analysis.consistency.slices import slice_along
 from concord.errors import ArgumentError, InputError
+from concord_jobs.consistency.hessians import inconsistency
+from concord_jobs.consistency.surfaces import grid_inconsistency, two_minima
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": nn.functional.cross_entropy,
@@ -52,6 +52,11 @@ def batches(environments: int = 3, seed: int = 1, examples: int = 20) -> dict[st
 
 def losses(environments: int = 3, seed: int = 0, together: int = 7, loss: Any = "cross_entropy") -> EnvironmentLosses:
     return EnvironmentLosses(network(seed), LOSSES[loss], batches(environments, seed + 1), together)
+
+
+def by_layer(found: list[Measurement], name: str) -> dict[str | None, float]:
+    """The values of this name by layer; that of the whole network is None's."""
+    return {each.layer: each.value for each in found if each.name == name}
 
 
 def dense(of: EnvironmentLosses, name: str) -> np.ndarray[Any, Any]:
@@ -103,7 +108,7 @@ def test_products_are_those_of_the_dense_gauss_newton_matrix(loss: str) -> None:
         assert dense(of, name) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
-def test_losses_and_gradients_are_those_of_the_moved_network_in_any_number_of_pieces() -> None:
+def test_losses_and_gradients_are_those_of_the_moved_network() -> None:
     offset = 0.1 * torch.randn(38, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for together in (1, 7, 20, 1000):
         of = losses(together=together)
@@ -116,7 +121,7 @@ def test_losses_and_gradients_are_those_of_the_moved_network_in_any_number_of_pi
             assert of.gradient(name, offset).numpy() == pytest.approx(slopes.numpy(), rel=1e-9, abs=1e-14)
 
 
-def test_the_model_is_not_changed_and_frozen_parameters_are_no_part_of_the_solution() -> None:
+def test_the_model_is_not_changed_and_frozen_parameters_do_not_count() -> None:
     model = network()
     model[0].weight.requires_grad_(False)
     model[3].bias.grad = torch.ones(3).double()
@@ -137,7 +142,7 @@ def test_a_layer_without_influence_has_zeros() -> None:
     of = EnvironmentLosses(model, nn.functional.cross_entropy, batches())
     assert not of.by_layer(of.gradient("environment 1"))["unused.weight"].any()
     assert not of.by_layer(of.product("environment 1", of.solution))["unused.weight"].any()
-    assert log_ratios(of, diagonals(of, 2, 0))["unused.weight"] == 0
+    assert by_layer(log_ratios(of, diagonals(of, 2, 0)), "log_ratio")["unused.weight"] == 0
 
 
 def test_pseudo_environments_are_the_same_examples_dealt_out_by_the_seed() -> None:
@@ -171,7 +176,7 @@ def test_the_ratio_is_the_largest_generalized_eigenvalue(seed: int, epsilon: flo
 
 @given(st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
-def test_without_damping_the_ratio_does_not_change_with_the_scale_of_parameters(seed: int) -> None:
+def test_without_damping_the_ratio_has_no_scale_of_parameters(seed: int) -> None:
     draw = np.random.default_rng(seed)
     factors = draw.standard_normal((2, 6, 6)) + 3 * np.eye(6)
     scale = np.diag(np.exp(draw.uniform(-1, 1, 6)))
@@ -180,7 +185,7 @@ def test_without_damping_the_ratio_does_not_change_with_the_scale_of_parameters(
         own, other = (torch.tensor(by @ factor @ factor.T @ by) for factor in factors)
         start = torch.tensor(draw.standard_normal(6))
         values.append(largest_ratio(lambda v, own=own: own @ v, lambda v, other=other: other @ v, 0.0, start).value)
-    exact = quadratic_inconsistency([factor @ factor.T for factor in factors], 1.0)
+    exact = inconsistency([factor @ factor.T for factor in factors])
     assert values[0] == pytest.approx(values[1], rel=1e-4)
     assert values[0] <= exact * (1 + 1e-6)
 
@@ -222,14 +227,14 @@ def test_diagonals_come_close_to_the_dense_ones() -> None:
 def test_copies_of_one_environment_have_the_same_curvature_and_signs() -> None:
     (data,) = batches(1).values()
     of = EnvironmentLosses(network(), nn.functional.cross_entropy, dict.fromkeys("abc", data))
-    assert log_ratios(of, diagonals(of, 3, 0)) == pytest.approx(dict.fromkeys(of.layout.names, 0.0), abs=1e-9)
+    assert [each.value for each in log_ratios(of, diagonals(of, 3, 0))] == pytest.approx([0.0] * 5, abs=1e-9)
     found = sign_agreement(of, 1.0, 2)
-    assert found.whole.agreement == pytest.approx(1)
-    assert found.whole.kept == pytest.approx(1)
+    assert by_layer(found, "agreement")[None] == pytest.approx(1)
+    assert by_layer(found, "kept_fraction")[None] == pytest.approx(1)
     assert pair_ratio(of, "a", "b", 0.1, 1.0).value < 1  # λ / (λ + γ)
 
 
-def test_what_processes_find_of_their_own_environments_adds_up_to_what_one_finds_of_all() -> None:
+def test_what_processes_find_adds_up_to_what_one_finds_of_all() -> None:
     """Two processes in threads, which wait for each other where they add."""
     data = batches(5)
     names = [list(data)[:2], list(data)[2:]]
@@ -239,7 +244,7 @@ def test_what_processes_find_of_their_own_environments_adds_up_to_what_one_finds
     ]
     curvatures = [diagonals(own, 3, 0) for own in owned]  # forward mode is one thread's at a time
 
-    def of_process(rank: int) -> tuple[Any, dict[str, float]]:
+    def of_process(rank: int) -> list[Measurement]:
         def add(values: Tensor) -> Tensor:
             posted[rank] = values
             meet.wait(20)
@@ -247,20 +252,15 @@ def test_what_processes_find_of_their_own_environments_adds_up_to_what_one_finds
             meet.wait(20)
             return total
 
-        found = sign_agreement(owned[rank], 0.6, 2, add, 5)
-        return found, log_ratios(owned[rank], curvatures[rank], add, 5)
+        return sign_agreement(owned[rank], 0.6, 2, add, 5) + log_ratios(owned[rank], curvatures[rank], add, 5)
 
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(of_process, range(2)))
     whole = EnvironmentLosses(network(), nn.functional.cross_entropy, data)
-    signs, ratios = sign_agreement(whole, 0.6, 2), log_ratios(whole, diagonals(whole, 3, 0))
-    for found, of_layers in parts:
-        assert found.whole.agreement == pytest.approx(signs.whole.agreement)
-        assert found.whole.norm == pytest.approx(signs.whole.norm)
-        assert {name: layer.kept for name, layer in found.layers.items()} == pytest.approx(
-            {name: layer.kept for name, layer in signs.layers.items()}
-        )
-        assert of_layers == pytest.approx(ratios)
+    expected = sign_agreement(whole, 0.6, 2) + log_ratios(whole, diagonals(whole, 3, 0))
+    for found in parts:
+        assert [(each.name, each.layer) for each in found] == [(each.name, each.layer) for each in expected]
+        assert [each.value for each in found] == pytest.approx([each.value for each in expected])
 
 
 # --- on true losses
@@ -302,7 +302,7 @@ def test_the_bound_is_below_the_flood_fill_in_the_plane(place: tuple[float, floa
         assert found > 0.9 * exact
 
 
-def test_the_signs_are_those_of_the_batches_and_chance_is_what_fair_signs_do() -> None:
+def test_signs_are_those_of_the_batches_and_chance_that_of_fair_signs() -> None:
     of = losses(5)
     found = sign_agreement(of, 0.6, 2)
     signs = torch.stack(
@@ -313,13 +313,14 @@ def test_the_signs_are_those_of_the_batches_and_chance_is_what_fair_signs_do() -
             for batch in range(2)
         ]
     ).abs()
-    assert found.whole.agreement == pytest.approx(float(signs.mean() / 5))
-    assert found.whole.kept == pytest.approx(float((signs >= 3).double().mean()))
+    agreement, kept = by_layer(found, "agreement"), by_layer(found, "kept_fraction")
+    assert agreement[None] == pytest.approx(float(signs.mean() / 5))
+    assert kept[None] == pytest.approx(float((signs >= 3).double().mean()))
     first = of.by_layer(signs[0])["0.weight"], of.by_layer(signs[1])["0.weight"]
-    assert found.layers["0.weight"].agreement == pytest.approx(float(torch.stack(first).mean() / 5))
+    assert agreement["0.weight"] == pytest.approx(float(torch.stack(first).mean() / 5))
     drawn = np.random.default_rng(0).choice([-1, 1], (100_000, 5)).sum(1)
-    assert found.chance_agreement == pytest.approx(np.abs(drawn).mean() / 5, abs=0.005)
-    assert found.chance_kept == pytest.approx((np.abs(drawn) >= 3).mean(), abs=0.005)
+    assert by_layer(found, "chance_agreement")[None] == pytest.approx(np.abs(drawn).mean() / 5, abs=0.005)
+    assert by_layer(found, "chance_fraction")[None] == pytest.approx((np.abs(drawn) >= 3).mean(), abs=0.005)
     assert chance_agreement(1) == 1
 
 
@@ -329,17 +330,16 @@ def test_the_signs_are_those_of_the_batches_and_chance_is_what_fair_signs_do() -
 def test_slices_go_through_the_solution() -> None:
     of = losses(2)
     directions = torch.randn(2, of.size, generator=torch.Generator().manual_seed(0)).double()
-    along = line(of, directions[0], np.linspace(-1, 1, 5))
+    units = directions / directions.norm(dim=1, keepdim=True)
+    along = slice_along(of, directions[:1], np.linspace(-1, 1, 5))
     assert along.losses[:, 2] == pytest.approx(list(of.at_solution.values()))
-    assert along.losses[1, 4] == pytest.approx(of.loss("environment 1", directions[0]))
-    over = plane(of, *directions, np.linspace(-1, 1, 3))
+    assert along.losses[1, 4] == pytest.approx(of.loss("environment 1", units[0]))
+    over = slice_along(of, directions, np.linspace(-1, 1, 3))
     assert over.losses[:, 1, 1] == pytest.approx(list(of.at_solution.values()))
-    assert over.losses[0, 1, 2] == pytest.approx(of.loss("environment 0", directions[0] / directions[0].norm()))
+    assert over.losses[0, 1, 2] == pytest.approx(of.loss("environment 0", units[0]))
     assert (over.geometric <= over.arithmetic + 1e-12).all()
-    with pytest.raises(ArgumentError, match="two different solutions"):
-        line(of, torch.zeros(of.size), np.zeros(1))
-    with pytest.raises(ArgumentError, match="one line"):
-        plane(of, directions[0], -2 * directions[0], np.zeros(1))
+    with pytest.raises(InputError, match="on one line"):
+        slice_along(of, [directions[0], -2 * directions[0]], np.zeros(1))
 
 
 # --- all of it
@@ -352,34 +352,49 @@ def test_a_measurement_does_not_depend_on_the_order_of_environments() -> None:
         measure(EnvironmentLosses(network(), nn.functional.cross_entropy, {n: data[n] for n in names}), everything)
         for names in (list(data), list(data)[::-1])
     ]
-    pairs = [{(p.own, p.other): p.ratios[0] for p in each.pairs} for each in found]
-    assert len(pairs[0]) == found[0].possible_pairs == 6
-    assert pairs[0] == pytest.approx(pairs[1], rel=1e-3)
-    assert found[0].log_ratios == pytest.approx(found[1].log_ratios)
-    assert found[0].signs is not None
-    assert found[1].signs is not None
-    assert found[0].signs.whole.agreement == pytest.approx(found[1].signs.whole.agreement)
+    of_pairs, others = (
+        [{(e.name, e.metric, *e.environments): e.value for e in each.measurements if (e.name == "ratio") == own}
+         for each in found] for own in (True, False)
+    )  # fmt: skip
+    assert len(of_pairs[0]) == found[0].possible_pairs == 6
+    assert of_pairs[0] == pytest.approx(of_pairs[1], rel=1e-3)
+    exact = [{key: value for key, value in each.items() if key[0] in ("agreement", "log_ratio")} for each in others]
+    assert len(exact[0]) == 10
+    assert exact[0] == pytest.approx(exact[1])
 
 
 def test_parts_are_measured_as_asked_and_counted() -> None:
     of = losses(3)
     for parts in (("signs",), ("bound",), ("curvature", "slices"), PARTS):
         asked = Settings(epsilon=(0.1, 1.0), pairs=2, parts=parts)
-        seen: list[None] = []
-        found = measure(of, asked, lambda seen=seen: seen.append(None))
-        assert len(seen) == pieces(asked, 3)
-        assert (found.signs is not None) == ("signs" in parts)
+        seen: list[tuple[int, int]] = []
+        found = measure(of, asked, lambda done, total, seen=seen: seen.append((done, total)))
+        assert [done for done, _ in seen] == list(range(1, seen[0][1] + 1))
+        assert bool(found.of("agreement")) == ("signs" in parts)
         assert (found.plane is not None) == ("slices" in parts)
-        assert bool(found.log_ratios) == ("curvature" in parts)
-        assert [len(pair.bounds) for pair in found.pairs] == [2 if "bound" in parts else 0] * 2
-        assert len(found.quadratic) == (2 if "curvature" in parts else 0)
-        assert all(low <= high and high >= eps for (low, high), eps in zip(found.quadratic, (0.1, 1.0), strict=False))
+        assert bool(found.of("log_ratio")) == ("curvature" in parts)
+        assert len(found.of("bound")) == (2 if "bound" in parts else 0)
+        low, high = found.of("quadratic_low"), found.of("quadratic_high")
+        assert len(low) == (2 if "curvature" in parts else 0)
+        assert all(
+            least.value <= most.value >= epsilon for least, most, epsilon in zip(low, high, asked.epsilon, strict=False)
+        )
+
+
+def test_every_number_of_the_network_stands_beside_its_null() -> None:
+    of = losses(3)
+    found = measure(of, Settings(epsilon=(0.1,), parts=("signs", "curvature", "bound")))
+    alone = measure(of.pseudo_environments(0), Settings(epsilon=(0.1,), parts=("signs", "curvature", "bound")))
+    expected = {each.metric: each.value for each in alone.measurements if not each.environments}
+    seen = {each.metric: each.null for each in found.measurements if each.null is not None}
+    assert seen == {name: pytest.approx(value) for name, value in expected.items() if not name.startswith("chance")}
 
 
 def test_a_risk_has_everything_but_curvature() -> None:
     of = surface_losses((0.3, 0.2))
     found = measure(of, Settings(parts=("signs", "bound", "slices")))
-    assert found.bound[1] >= found.bound[0] > 0
+    bounds = [each.value for each in found.of("bound")]
+    assert bounds[1] >= bounds[0] > 0
     with pytest.raises(InputError, match="curvature: needs a loss of outputs and targets"):
         measure(of, Settings(parts=("curvature",)))
 
@@ -387,18 +402,17 @@ def test_a_risk_has_everything_but_curvature() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"epsilon": (0.0,)}, "epsilon=0.0: must be a number above 0"),
-        ({"epsilon": (0.1, math.nan)}, "epsilon=nan: must be a number above 0"),
-        ({"epsilon": ()}, "epsilon=None: give one number above 0"),
-        ({"radius": 0.0}, "radius=0.0: must be a number above 0"),
-        ({"pairs": 0}, "pairs=0: must be at least 1"),
-        ({"threshold": 1.5}, "threshold=1.5"),
-        ({"parts": ("shape",)}, "give some of signs, curvature, bound, slices"),
+        ({"epsilon": (0.0,)}, "--epsilon 0.0: give one number above 0, or several"),
+        ({"epsilon": (0.1, math.nan)}, "--epsilon 0.1 nan: give one number above 0, or several"),
+        ({"epsilon": ()}, "--epsilon : give one number above 0, or several"),
+        ({"radius": 0.0}, "--radius 0.0: must be a number above 0"),
+        ({"pairs": 0}, "--pairs 0: must be at least 1"),
+        ({"parts": ()}, "--parts : give some of signs, curvature, bound, slices"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said.replace("(", r"\(")):
-        Settings(**options)
+    with pytest.raises(InputError, match=said):
+        Settings(**options).check()
 
 
 def test_what_has_no_consistency_is_refused() -> None:
@@ -417,5 +431,3 @@ def test_what_has_no_consistency_is_refused() -> None:
         ArgumentError, match="environment=nowhere: there is none of this name; there are environment 0,"
     ):
         losses().loss("nowhere")
-    with pytest.raises(ArgumentError, match="batches=21: must be 1 at least, and 20 at most"):
-        sign_agreement(losses(), 0.8, 21)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from concord.benchmark import Row, interleaved
-from concord.dynamics import CrossEntropy, Skips, best_match, unroll
+from concord.dynamics import CrossEntropy, SkipConfig, best_match, unroll
 from concord.models import DynamicsNetwork
 from concord.training.process import tune_process
 
@@ -38,10 +38,10 @@ def rows() -> Iterator[Row]:
     yield Row(f"skips: search, {size}", *_swapped(interleaved(search, prediction, 7, warmup=1)), "≤ 0.03")
 
     def step() -> None:
-        unroll(model, frames, lengths, Skips(HORIZON), sampling=0.0).losses.sum().backward()
+        unroll(model, frames, lengths, SkipConfig(HORIZON), sampling=0.0).losses.sum().backward()
 
     with torch.no_grad():
-        times = unroll(model, frames, lengths, Skips(HORIZON), sampling=0.0).times
+        times = unroll(model, frames, lengths, SkipConfig(HORIZON), sampling=0.0).times
     made = times[:, 1:] >= 0
     rows_of = places[:, None].expand_as(made)[made]
     inputs = frames[rows_of, times[:, :-1][made]].float() / 255
@@ -54,7 +54,7 @@ def rows() -> Iterator[Row]:
     draws = torch.rand(TRAJECTORIES, LENGTH, 3, dtype=torch.float64)
 
     def strided() -> None:
-        unroll(model, frames, lengths, Skips(stride=3), sampling=0.5, draws=draws).losses.sum().backward()
+        unroll(model, frames, lengths, SkipConfig(stride=3), sampling=0.5, draws=draws).losses.sum().backward()
 
     times = torch.arange(0, LENGTH, 3)
     inputs, targets = (frames[:, part].flatten(0, 1).float() / 255 for part in (times[:-1], times[1:]))

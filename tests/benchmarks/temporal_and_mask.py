@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from concord.aggregation import TemporalAndMaskAdam
 from concord.benchmark import Row, interleaved
 from concord.models import ResNet18
-from concord.optim import TemporalAndMaskAdam
 from concord.training.process import tune_process
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,18 +4,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from command_line import Concord, Said
 
+from concord.analysis.consistency.measurement import Measurement, as_cells, method_as_json, over_runs
 from concord.analysis.consistency.network import Settings, measure
 from concord.cli import main
 from concord.errors import ArgumentError
+from concord.runs.analyzed_model import environment_losses
 from concord.runs.analyzing import require_comparable
-from concord.runs.consistency import DataAsked, environment_losses
-from concord.runs.consistency_report import by_method
 from concord.runs.trained_model import model_of_run, model_of_version
 from concord.studies.documents import with_tables
 from concord.tracking import Store, models
@@ -81,10 +80,12 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
 
     again = analyze("synthetic", "--name", "mask-1", *QUICK)
     assert "mask-1: was analyzed so before" in again.err
-    assert "I^ε, quadratic" in again.out
+    assert "quadratic high, ε 0.1" in again.out
+    assert "sign agreement" in again.out
     other = analyze("synthetic", "--name", "mask-1", *QUICK, "--seed", "5", "--parts", "signs")
     assert "before" not in other.err
-    assert "agreement: here" in other.out
+    assert "chance agreement" in other.out
+    assert "quadratic" not in other.out
 
 
 def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(
@@ -93,12 +94,13 @@ def test_what_is_said_is_what_the_parts_measure_of_the_last_checkpoint(
     words = ["--examples", "20", "--pairs", "6", "--epsilon", "0.3", "--parts", "curvature", "bound", "--seed", "4"]
     said = analyze("synthetic", "--name", "mask-2", *words, "--split", "held-out", "--json").json
     trained = model_of_run(load_job("synthetic"), output, "mask-2")
-    losses = environment_losses(trained, DataAsked(examples=20, split="held-out", seed=4), torch.device("cpu"))
+    asked = Settings(epsilon=(0.3,), pairs=6, parts=("curvature", "bound"), examples=20, split="held-out", seed=4)
+    losses = environment_losses(trained, asked, torch.device("cpu"))
     assert all(losses.examples(name) == 7 for name in losses.names)  # held out beside 64
-    asked = Settings(epsilon=(0.3,), pairs=6, parts=("curvature", "bound"), seed=4)
     found = measure(losses, asked)
-    assert said["inconsistency"]["quadratic"][0] == pytest.approx(found.quadratic[0], rel=1e-4)
-    assert said["inconsistency"]["bound"] == pytest.approx(found.bound, rel=1e-4)
+    ends = [found.of(name)[0].value for name in ("quadratic_low", "quadratic_high")]
+    assert said["inconsistency"]["quadratic"][0] == pytest.approx(ends, rel=1e-4)
+    assert said["inconsistency"]["bound"] == pytest.approx([found.of("bound")[0].value], rel=1e-4)
     assert said["losses"] == pytest.approx(losses.at_solution)
 
 
@@ -116,7 +118,7 @@ def test_a_champion_is_analyzed_without_its_runs_folder(
     ends = by_run["inconsistency"]["quadratic"][0], by_alias["inconsistency"]["quadratic"][0]
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
     losses = [
-        environment_losses(trained, DataAsked(examples=8), torch.device("cpu"))
+        environment_losses(trained, Settings(examples=8), torch.device("cpu"))
         for trained in (
             model_of_run(load_job("synthetic"), output, "mask-1"),
             model_of_version(load_job("synthetic"), Store.open(output), f"synthetic/{version.version}"),
@@ -165,12 +167,12 @@ def test_slices_lead_through_another_run(analyze: Callable[..., Said], output: P
     assert said["figures"].keys() == {"line", "plane"}
     assert "null" not in said["inconsistency"]
     trained = [model_of_run(load_job("synthetic"), output, name) for name in ("mask-1", "mean-1")]
-    losses = environment_losses(trained[0], DataAsked(examples=16), torch.device("cpu"))
+    losses = environment_losses(trained[0], Settings(examples=16), torch.device("cpu"))
     other = torch.cat([value.detach().flatten() for value in trained[1].model.parameters()])
     found = measure(losses, Settings(parts=("slices",)), through=other - losses.solution)
     assert found.line is not None
-    at = abs(found.line.first - float((other - losses.solution).norm())).argmin()
-    there = environment_losses(trained[1], DataAsked(examples=16), torch.device("cpu"))
+    at = abs(found.line.places - float((other - losses.solution).norm())).argmin()
+    there = environment_losses(trained[1], Settings(examples=16), torch.device("cpu"))
     assert found.line.losses[:, at].mean() == pytest.approx(sum(there.at_solution.values()) / 3, rel=0.05)
 
 
@@ -189,8 +191,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 mask-1", "--name mask-1: given twice; a run counts once"),
     ("synthetic", "--name mean-1 mean-slow", "--name mean-slow: --lr is 0.0001, in mean-1 0.01"),
     ("synthetic", "--name mean-1 wide", "--name wide: --hidden-units is 16, in mean-1 8"),
-    ("synthetic", "--name mask-1 --epsilon 0", "--epsilon 0.0: must be a number above 0"),
-    ("synthetic", "--name mask-1 --epsilon 0.1 nan", "--epsilon nan: must be a number above 0"),
+    ("synthetic", "--name mask-1 --epsilon 0", "--epsilon 0.0: give one number above 0, or several"),
+    ("synthetic", "--name mask-1 --epsilon 0.1 nan", "--epsilon 0.1 nan: give one number above 0, or several"),
     ("synthetic", "--name mask-1 --radius 0", "--radius 0.0: must be a number above 0"),
     ("synthetic", "--name mask-1 --radius -1", "--radius -1.0: must be a number above 0"),
     ("synthetic", "--name mask-1 --pairs 0", "--pairs 0: must be at least 1"),
@@ -246,8 +248,8 @@ def test_a_job_whose_examples_are_environments_is_asked_for_groups(output: Path)
     trained = model_of_run(load_job("synthetic"), output, "mask-1")
     trained = replace(trained, config=trained.config.with_options(per_example=True))
     with pytest.raises(ArgumentError, match="environments=0: in run mask-1 every example is an environment; give a"):
-        environment_losses(trained, DataAsked(), torch.device("cpu"))
-    assert len(environment_losses(trained, DataAsked(environments=5), torch.device("cpu")).names) == 5
+        environment_losses(trained, Settings(), torch.device("cpu"))
+    assert len(environment_losses(trained, Settings(environments=5), torch.device("cpu")).names) == 5
 
 
 def test_methods_may_differ_but_not_data_or_networks(output: Path) -> None:
@@ -259,15 +261,14 @@ def test_methods_may_differ_but_not_data_or_networks(output: Path) -> None:
 
 
 def test_spread_is_over_the_runs_of_a_method() -> None:
-    def result(method: str, bound: float) -> dict[str, Any]:
-        inconsistency = {"bound": [bound], "null": {"bound": [1.0]}}
-        return {"method": method, "epsilon": [0.1], "inconsistency": inconsistency, "metrics": {"ood_accuracy": bound}}
-
-    rows = by_method([result("a", 1.0), result("b", 5.0), result("a", 3.0)])
-    assert [(row["method"], row["seeds"]) for row in rows] == [("a", 2), ("b", 1)]
-    assert rows[0]["bound/epsilon_0.1"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
-    assert rows[0]["ilc"][0]["bound"]["mean"] == -2.0
-    assert rows[1]["ood_accuracy"] == {"mean": 5.0, "std": None}
+    runs = [[Measurement("ood_accuracy", bound), Measurement("bound", bound, 0.1, null=1.0)] for bound in (1.0, 3.0)]
+    row = method_as_json(over_runs(runs))
+    assert row["bound/epsilon_0.1"] == row["ood_accuracy"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+    assert row["null_bound/epsilon_0.1"] == {"mean": 1.0, "std": 0.0}
+    assert row["ilc"] == [{"epsilon": 0.1, "bound": {"mean": -2.0, "std": pytest.approx(2**0.5)}}]
+    assert method_as_json(over_runs(runs[:1]))["bound/epsilon_0.1"] == {"mean": 1.0, "std": None}
+    cells = {"I at least, ε 0.1": 3.0, "I at least, ε 0.1, null": 1.0, "I at least, ε 0.1, over null": 3.0}
+    assert as_cells(runs[1]) == {"o.o.d. accuracy": 3.0, **cells}
 
 
 def test_a_run_compares_its_environments_when_it_is_asked_to(

@@ -317,7 +317,7 @@ def test_a_job_of_wrong_parts_is_refused(
         ),
     ],
 )
-def test_functions_of_a_job_that_fail_or_give_nonsense_are_refused_before_anything_starts(
+def test_failing_functions_of_a_job_are_refused_before_anything_starts(
     refused: Callable[..., str], job_file: Callable[..., str], spoilt: str, line: str
 ) -> None:
     assert refused("train", job_file(spoilt)).removeprefix("job mine: ").startswith(line)
@@ -344,7 +344,7 @@ def test_functions_of_a_job_that_fail_or_give_nonsense_are_refused_before_anythi
         ("{'a': (['x', 'y'], [0, 1])}", "environment a: its inputs are of type <U1; expected numbers"),
     ],
 )
-def test_data_that_cannot_be_used_are_refused_by_the_name_of_their_environment(
+def test_unusable_data_are_refused_by_the_name_of_their_environment(
     refused: Callable[..., str], job_file: Callable[..., str], arrays: str, line: str
 ) -> None:
     path = job_file(f"environments = lambda config: Environments.from_arrays({arrays})")
@@ -605,7 +605,7 @@ def test_jobs_follow_the_contract(concord_: Concord) -> None:
 # --- job files from anywhere
 
 
-def test_a_job_file_is_found_from_where_the_user_is_and_imports_its_neighbours(
+def test_a_job_file_is_found_from_the_users_folder_with_its_neighbours(
     concord_: Concord, job_file: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "neighbour_of_mine.py").write_text("WIDTH = 5\n")

@@ -85,7 +85,7 @@ def test_the_table_shows_the_main_metrics_and_what_is_asked_for(concord_: Concor
     assert concord_("runs", "--output", tracked, "--name", "nobody").err == "there is no such run\n"
 
 
-def test_two_runs_side_by_side_show_the_options_that_differ_and_the_metrics(
+def test_two_runs_compared_show_their_differing_options_and_metrics(
     concord_: Concord,
     tracked: Path,
 ) -> None:

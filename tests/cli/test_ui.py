@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 import ray
-from ray_head import _free_port
+from ray_head import free_port
 
 from concord.runs.dashboard import described, running_dashboard
 from concord.tracking import Store
@@ -64,7 +64,7 @@ def test_what_a_server_started_ends_with_whoever_started_the_server(number: int,
 
 
 @linux
-def test_what_a_server_leaves_when_it_ends_by_itself_ends_and_its_status_is_told(tmp_path: Path) -> None:
+def test_a_server_that_ends_leaves_no_process_and_tells_its_status(tmp_path: Path) -> None:
     said = tmp_path / "pids"
     ending = SERVER.replace("others[0].wait()", "sys.exit(7)")
     done = subprocess.run([sys.executable, "-c", STARTER, sys.executable, "-c", ending, str(said)], timeout=PATIENCE)
@@ -82,9 +82,9 @@ def processes_of(port: int) -> dict[int, str]:
 
 
 @linux
-def test_mlflow_s_processes_end_with_the_ui_and_none_is_told_the_store_s_address_in_its_command(output: Path) -> None:
+def test_mlflows_processes_end_with_the_ui_and_none_shows_the_address(output: Path) -> None:
     Store.open(output)
-    port = _free_port()
+    port = free_port()
     words = [sys.executable, "-m", "concord", "ui", "--output", str(output), "--port", str(port)]
     started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -141,7 +141,7 @@ def test_a_stranger_where_ray_s_dashboard_might_be_is_not_asked(stranger: str) -
     assert _Stranger.asked == []
 
 
-def test_the_dashboard_of_one_s_own_ray_is_found_and_its_token_s_place_is_told_and_not_the_token(
+def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)

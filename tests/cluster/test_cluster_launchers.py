@@ -106,13 +106,13 @@ def test_the_firewall_opens_nothing_but_ssh(cluster: dict[str, Any]) -> None:
             assert node_type["node_config"]["networkInterfaces"][0]["subnetwork"].endswith("/concord")
 
 
-def test_on_aws_ray_makes_no_firewall_of_its_own_which_would_let_ssh_in_from_everywhere() -> None:
+def test_on_aws_ray_makes_no_firewall_of_its_own() -> None:
     cluster = prepare_config(yaml.safe_load((ROOT / "cluster" / "vms" / "aws.yaml").read_text()))
     # Without an account of Amazon's at hand: where a group is missing this would ask for one.
     assert _configure_security_group(cluster) == cluster
 
 
-def test_the_head_on_aws_may_do_with_its_own_cluster_what_the_autoscaler_does_and_no_more() -> None:
+def test_the_head_on_aws_may_do_what_the_autoscaler_does_and_no_more() -> None:
     cluster = yaml.safe_load((ROOT / "cluster" / "vms" / "aws.yaml").read_text())
     policy = json.loads((ROOT / "cluster" / "vms" / "aws-head-policy.json").read_text())["Statement"]
     allowed = {action: each for each in policy for action in [each["Action"]] if isinstance(action, str)}
@@ -205,7 +205,7 @@ def ports(job: int) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_two_jobs_on_a_node_have_different_ports_and_one_job_always_the_same() -> None:
+def test_two_jobs_on_a_node_have_different_ports_and_one_job_one() -> None:
     assert ports(1234567) == ports(1234567) != ports(1234568)
 
 

@@ -243,7 +243,7 @@ def batch_of(seed: int, place: int, count: int = 6) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("normalized", [False, True], ids=["plain", "batch norm"])
-def test_the_meta_gradients_of_several_seeds_at_once_are_those_of_each_alone(rule: str, normalized: bool) -> None:
+def test_meta_gradients_of_several_seeds_at_once_are_those_of_each(rule: str, normalized: bool) -> None:
     pairs = [of_seed(seed, normalized) for seed in range(SEEDS)]
     together = meta_gradient(
         StackedStudent(Stacked([pair[0] for pair in pairs]), of_risk(), TEACHING),

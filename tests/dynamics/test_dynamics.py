@@ -18,14 +18,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
 from concord.analysis.figures import save
-from concord.analysis.skip_figures import accuracy_figure, aligned_sequences, timelines
+from concord.analysis.skip_figures import aligned_sequences, timelines
 from concord.analysis.trajectory_figures import moving_picture
 from concord.dynamics import (
     CrossEntropy,
     Curriculum,
     PredictionMean,
+    SkipConfig,
     SkipRisk,
-    Skips,
     SquaredError,
     accuracies,
     best_match,
@@ -44,6 +44,7 @@ from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
 from concord.training import Evaluation, FinishedRun, Job, Outcome, ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.figures import accuracy_figure
 
 TOY = load_job("skip-toy").job
 SHAPE = (1, 4, 4)
@@ -63,7 +64,7 @@ def examples(lengths: Sequence[int], seed: int = 0, name: str = "a") -> dict[str
 def of_numbers(model: Logits, values: Sequence[float], horizon: int, **options: Any) -> tuple[list[int], float]:
     """Where the predictions of a sequence of numbers are matched, and their mean loss by squared errors."""
     frames = torch.tensor(values)[None, :, None]
-    found = unroll(model, frames, torch.tensor([len(values)]), Skips(horizon), loss=SquaredError(), **options)
+    found = unroll(model, frames, torch.tensor([len(values)]), SkipConfig(horizon), loss=SquaredError(), **options)
     return found.times[0, 1:].tolist(), float(found.losses.sum() / found.counts.sum())
 
 
@@ -83,7 +84,7 @@ def test_what_doubling_matches_is_known(values: list[float], horizon: int, match
 
 
 def reference(
-    model: Logits, frames: Tensor, skips: Skips, mu: float, epsilon: float, draws: Tensor
+    model: Logits, frames: Tensor, skips: SkipConfig, mu: float, epsilon: float, draws: Tensor
 ) -> tuple[list[int], Tensor]:
     """The algorithm as it is printed, of one sequence of frames in [0, 1], with one loss after the other."""
 
@@ -120,7 +121,7 @@ def reference(
 def test_the_loop_is_the_printed_algorithm_in_losses_jumps_and_gradients(
     lengths: list[int], horizon: int, stride: int | None, mu: float, epsilon: float, seed: int
 ) -> None:
-    batch, model, skips = examples(lengths, seed), network(seed), Skips(horizon, stride)
+    batch, model, skips = examples(lengths, seed), network(seed), SkipConfig(horizon, stride)
     draws = uniform(seed, batch["key"], 3, max(lengths), 3)
     found = unroll(model, batch["frames"], batch["length"], skips, exploration=mu, sampling=epsilon, draws=draws)
     expected = [
@@ -193,7 +194,7 @@ def test_near_ties_of_bright_frames_are_told_apart() -> None:
 def test_a_horizon_of_1_is_a_fixed_stride_of_1_to_the_last_bit(exploration: float) -> None:
     batch, model = examples([9, 5, 7]), network()
     results = []
-    for skips in (Skips(1), Skips(21, 1)):
+    for skips in (SkipConfig(1), SkipConfig(21, 1)):
         draws = uniform(0, batch["key"], 0, 9, 3)
         found = unroll(
             model, batch["frames"], batch["length"], skips, exploration=exploration, sampling=0.5, draws=draws
@@ -204,13 +205,13 @@ def test_a_horizon_of_1_is_a_fixed_stride_of_1_to_the_last_bit(exploration: floa
 
 def test_a_last_piece_shorter_than_the_stride_is_left_out() -> None:
     batch = examples([8, 7, 4])
-    found = unroll(network(), batch["frames"], batch["length"], Skips(9, 3))
+    found = unroll(network(), batch["frames"], batch["length"], SkipConfig(9, 3))
     assert found.times.tolist() == [[0, 3, 6], [0, 3, 6], [0, 3, -1]]
 
 
 def test_frames_that_were_not_chosen_get_no_gradient_and_chosen_ones_do() -> None:
     frames = torch.rand(2, 8, *SHAPE, requires_grad=True)
-    found = unroll(network(), frames, torch.tensor([8, 6]), Skips(4), sampling=0.0)
+    found = unroll(network(), frames, torch.tensor([8, 6]), SkipConfig(4), sampling=0.0)
     gradient = torch.autograd.grad(found.losses.sum(), frames)[0].abs().flatten(2).sum(2)
     used = torch.zeros(2, 8, dtype=torch.bool)
     for row, times in enumerate(found.times):
@@ -222,9 +223,9 @@ def test_ground_truth_cuts_the_gradient_and_feedback_does_not() -> None:
     """The last loss alone: with ε = 1 it depends on the frame before, and on no earlier one."""
     for sampling, reached in ((1.0, False), (0.0, True)):
         frames = torch.rand(1, 4, *SHAPE, requires_grad=True)
-        found = unroll(network(), frames, torch.tensor([4]), Skips(9, 1), sampling=sampling)
+        found = unroll(network(), frames, torch.tensor([4]), SkipConfig(9, 1), sampling=sampling)
         first = torch.autograd.grad(found.losses.sum(), frames)[0][0, 0]
-        alone = unroll(network(), frames[:, :2], torch.tensor([2]), Skips(9, 1), sampling=sampling)
+        alone = unroll(network(), frames[:, :2], torch.tensor([2]), SkipConfig(9, 1), sampling=sampling)
         only = torch.autograd.grad(alone.losses.sum(), frames)[0][0, 0]
         # To rounding: a batch of three predictions is not computed as one of one is.
         assert torch.allclose(first, only, rtol=1e-5, atol=1e-8) is not reached
@@ -233,7 +234,7 @@ def test_ground_truth_cuts_the_gradient_and_feedback_does_not() -> None:
 @pytest.mark.parametrize("logit", [1e4, -1e4])
 def test_a_saturated_prediction_costs_a_finite_loss(logit: float) -> None:
     batch, weight = examples([5]), torch.tensor(1.0, requires_grad=True)
-    found = unroll(lambda x: 0 * x + logit * weight, batch["frames"], batch["length"], Skips(3))
+    found = unroll(lambda x: 0 * x + logit * weight, batch["frames"], batch["length"], SkipConfig(3))
     assert math.isfinite(float(found.losses.detach().sum()))
     assert bool(torch.isfinite(torch.autograd.grad(found.losses.sum(), weight)[0]))
 
@@ -241,7 +242,7 @@ def test_a_saturated_prediction_costs_a_finite_loss(logit: float) -> None:
 def test_exploration_alone_draws_evenly_from_what_is_left_of_the_horizon() -> None:
     batch = {name: leaf.expand(4000, *leaf.shape[1:]) for name, leaf in examples([8]).items()}
     draws = uniform(0, torch.arange(4000), 0, 8, 3)
-    found = unroll(network(), batch["frames"], batch["length"], Skips(5), exploration=1.0, draws=draws)
+    found = unroll(network(), batch["frames"], batch["length"], SkipConfig(5), exploration=1.0, draws=draws)
     counts = torch.bincount(found.times[:, 1], minlength=6)[1:].double()
     assert float((counts / 800 - 1).abs().max()) < 0.15
     near = found.times[found.times[:, 1] == 5][:, 2]  # two frames are left
@@ -253,7 +254,7 @@ def test_pieces_of_a_fixed_stride_are_predicted_side_by_side(sampling: float, ba
     """With ε = 1 all predictions are one batch; with ε = 0 each follows from the one before."""
     batch, model, seen = examples([9, 5, 7]), network(), []
     model.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    unroll(model, batch["frames"], batch["length"], Skips(21, 2), sampling=sampling)
+    unroll(model, batch["frames"], batch["length"], SkipConfig(21, 2), sampling=sampling)
     assert seen == batches
 
 
@@ -266,7 +267,7 @@ def test_a_finished_trajectory_is_evaluated_no_more() -> None:
         logits: Tensor = model(frames)
         return logits
 
-    found = unroll(counting, batch["frames"], batch["length"], Skips(9, 1))
+    found = unroll(counting, batch["frames"], batch["length"], SkipConfig(9, 1))
     assert seen == [3, 2, 2, 1, 1, 1, 1, 1, 1]
     assert sum(seen) == int(found.counts.sum()) == 9 + 3 + 1
 
@@ -288,7 +289,7 @@ def test_perfect_binary_predictions_are_matched_and_gray_frames_need_not() -> No
 
 def risk_of(batch: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
     model = network()
-    total, count = SkipRisk(Skips(5), Curriculum(40, 40), **options)(model, batch, 10)
+    total, count = SkipRisk(SkipConfig(5), Curriculum(40, 40), **options)(model, batch, 10)
     return (total, count, *torch.autograd.grad(total / count, list(model.parameters())))
 
 
@@ -360,7 +361,7 @@ def test_a_run_resumed_amid_the_curriculum_ends_as_one_undisturbed(tmp_path: Pat
 
 def test_the_mean_over_predictions_weighs_environments_by_them() -> None:
     batch = {name: torch.stack([leaf[:2], leaf[2:]]) for name, leaf in examples([9, 8, 3, 2]).items()}
-    risk, model = SkipRisk(Skips(1), Curriculum(0, 0)), network()
+    risk, model = SkipRisk(SkipConfig(1), Curriculum(0, 0)), network()
     both = [risk(model, {name: leaf[each] for name, leaf in batch.items()}, 0) for each in range(2)]
     pooled, separate = skip_objective(risk, "mean"), skip_objective(risk, "and-mask")
     assert isinstance(pooled, PredictionMean)
@@ -454,7 +455,7 @@ def test_what_is_read_from_rollouts_is_what_the_model_predicts() -> None:
     measured = task_measures(
         moved,  # type: ignore[arg-type]
         lambda: [batch],
-        Skips(5),
+        SkipConfig(5),
         read_label,
         lambda found: found.flatten(2).amax(2) > 0.5,
     )
@@ -467,7 +468,7 @@ def test_what_is_read_from_rollouts_is_what_the_model_predicts() -> None:
 
 def test_figures_are_drawn_and_say_what_does_not_fit(tmp_path: Path) -> None:
     batch = examples([9, 6])
-    found = unroll(network(), batch["frames"], batch["length"], Skips(4))
+    found = unroll(network(), batch["frames"], batch["length"], SkipConfig(4))
     times = found.times[0][found.times[0] > 0].tolist()
     aligned = aligned_sequences(batch["frames"][0], torch.rand(len(times), *SHAPE), times)
     assert len(aligned.axes) == 18
@@ -498,7 +499,7 @@ def test_states_of_any_range_are_followed_by_squared_errors() -> None:
     batch["frames"][0, 6:] = torch.nan
     network = nn.Linear(1, 1, bias=False)
     nn.init.constant_(network.weight, 2.0)
-    total, count = SkipRisk(Skips(3), Curriculum(sampling_steps=0), loss=SquaredError())(network, batch, 0)
+    total, count = SkipRisk(SkipConfig(3), Curriculum(sampling_steps=0), loss=SquaredError())(network, batch, 0)
     assert (float(total.detach()), float(count)) == (0.0, 3.0)
 
     def share(rolled: Tensor, first: Tensor) -> Tensor:
@@ -507,7 +508,7 @@ def test_states_of_any_range_are_followed_by_squared_errors() -> None:
         return torch.stack([right, 1 - right], 1)
 
     seen = lambda rolled: rolled[..., 0] > 0  # noqa: E731
-    found = task_measures(network.eval(), lambda: [batch], Skips(3), share, seen, loss=SquaredError())
+    found = task_measures(network.eval(), lambda: [batch], SkipConfig(3), share, seen, loss=SquaredError())
     assert (found["soft_accuracy"], found["predictions"]) == (1.0, 3.0)
 
 
@@ -541,8 +542,8 @@ def test_the_toy_draws_what_was_matched() -> None:
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Skips(0), "horizon=0: must be at least 1"),
-    (lambda: Skips(5, 0), "stride=0: must be at least 1"),
+    (lambda: SkipConfig(0), "horizon=0: must be at least 1"),
+    (lambda: SkipConfig(5, 0), "stride=0: must be at least 1"),
     (lambda: Curriculum(-1), "exploration_steps=-1: must not be negative"),
     (lambda: staircase(-1, 10), "lr_decay_steps=-1: must not be negative"),
     (lambda: examples([4, 1]), "environment a, sequence 1: 1 frames of an array (1, 1, 4, 4); it needs at least 2"),
@@ -562,12 +563,14 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: DynamicsNetwork(3, 4, "deep"), "architecture=deep: must be one of plain"),  # type: ignore[arg-type]
     (lambda: rollout(network(), torch.zeros(1, *SHAPE), 0), "depth=0: must be at least 1"),
     (lambda: of_numbers(lambda x: x[:, :0], [1, 2], 1), "model: gives (1, 0) for frames (1, 1); they must be alike"),
-    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([1]), Skips()), "it has 1 frames; it needs"),
-    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([3]), Skips(5, 3)), "needs 4 with --stride 3"),
-    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([4]), Skips()), "4 is more than the 3 frames"),
-    (lambda: unroll(network(), torch.zeros(0, 3, *SHAPE), torch.zeros(0), Skips()), "at least one"),
+    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([1]), SkipConfig()), "it has 1 frames; it"),
+    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([3]), SkipConfig(5, 3)), "4 with --stride 3"),
+    (lambda: unroll(network(), torch.zeros(1, 3, *SHAPE), torch.tensor([4]), SkipConfig()), "4 is more than the 3"),
+    (lambda: unroll(network(), torch.zeros(0, 3, *SHAPE), torch.zeros(0), SkipConfig()), "at least one"),
     (
-        lambda: unroll(network(), torch.zeros(1, 9, *SHAPE), torch.tensor([9]), Skips(), draws=torch.rand(1, 2, 3)),
+        lambda: unroll(
+            network(), torch.zeros(1, 9, *SHAPE), torch.tensor([9]), SkipConfig(), draws=torch.rand(1, 2, 3)
+        ),
         "draws (1, 2, 3): expected (1, 8, 3), or of more predictions",
     ),
     (lambda: accuracies(torch.zeros(2, 3), torch.zeros(3)), "do not fit each other"),
@@ -625,11 +628,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_sequence() -> None
         train(job, config, ProcessContext(), Silent())
 
 
-def test_a_job_needs_a_loss_a_risk_or_an_objective_and_its_evaluation_follows_from_the_options() -> None:
+def test_a_job_needs_a_loss_a_risk_or_an_objective() -> None:
     with pytest.raises(InputError, match="give a loss"):
         Job(TOY.environments, TOY.model)
     config = TOY.config.with_options(horizon=3)
-    assert TOY.risk_of(config).skips == Skips(3)
+    assert TOY.risk_of(config).skips == SkipConfig(3)
     wrong = dataclasses.replace(TOY, evaluation=lambda _: {"score": 1.0})
     with pytest.raises(InputError, match="evaluation gave dict, expected EnvironmentEvaluation"):
         wrong.evaluation_of(config)

@@ -27,7 +27,6 @@ from concord.environments import (
     Environments,
     ExampleSource,
     InMemory,
-    Spirals,
     Switching,
     from_folder,
     split_held_out,
@@ -36,6 +35,7 @@ from concord.environments.collection import generator_for
 from concord.environments.source import joined
 from concord.environments.summary import summarize
 from concord.errors import InputError
+from concord_jobs.synthetic.spirals import Spirals
 
 claim = settings(max_examples=40, deadline=None)
 
@@ -189,9 +189,7 @@ def test_parts_that_lie_one_after_the_other_are_joined_without_a_copy() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
 @pytest.mark.parametrize("sizes", [[6], [6, 6, 6], [2, 9, 4, 30]])
-def test_environments_split_to_train_on_are_those_split_one_by_one_laid_end_to_end(
-    fraction: float, sizes: list[int]
-) -> None:
+def test_environments_split_together_are_those_split_one_by_one(fraction: float, sizes: list[int]) -> None:
     environments = Environments.from_arrays({f"e{size}-{at}": numbered("", size).data for at, size in enumerate(sizes)})
     found = environments.split(environments.train, fraction, seed=3)
     for ours, theirs in zip(found, map(split_by_itself(environments, fraction), environments.train), strict=True):
@@ -225,7 +223,7 @@ class Counting(ExampleSource):
         return {"number": found, "square": found[..., None] ** 2}
 
 
-def test_an_environment_takes_examples_of_any_source_and_a_loss_says_that_it_needs_them_in_memory() -> None:
+def test_an_environment_takes_examples_of_any_source() -> None:
     environment = Environments(lambda _: Counting(), ["a"])["a"]
     assert len(environment) == 5
     assert environment.form == {"number": "() float32", "square": "(1,) float32"}
@@ -274,7 +272,7 @@ def test_batch_size_below_one_is_refused() -> None:
 
 ELSEWHERE = """
 import hashlib, json
-from concord.environments import Spirals
+from concord_jobs.synthetic.spirals import Spirals
 from concord.environments.collection import generator_for
 import torch
 digest = lambda tensor: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
@@ -754,7 +752,7 @@ def test_radius_is_uniform_from_008_to_1_with_noise_of_002(name: str, spirals: A
 
 
 @pytest.mark.parametrize("revolutions", [1.0, 3.0])
-def test_an_oracle_that_knows_the_spiral_makes_no_mistake_in_any_environment(revolutions: float) -> None:
+def test_an_oracle_of_the_spiral_makes_no_mistake_in_any_environment(revolutions: float) -> None:
     made = Spirals(revolutions=revolutions, examples=3000, test_examples=3000, validation_environments=1)
     for name in ("train-000", "validation-000", "ood"):
         inputs, targets = made.load(name)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from concord.environments import image_dataset, images, shuffle_labels
+from concord.environments import image_dataset, shuffle_labels
 from concord.environments.files import RemoteFile, download
 from concord.environments.images import read_cifar10, read_idx
 from concord.errors import InputError
@@ -119,7 +119,7 @@ def test_the_real_datasets_are_what_they_are_known_to_be():
 
 @needs_shared_data
 def test_the_real_cifar10_has_its_sizes():
-    test = images._parquet(SHARED / "cifar10" / "test.parquet")
+    test = image_dataset("cifar10", SHARED).test
     assert test.images.shape == (10_000, 3, 32, 32)
     assert test.labels.bincount().tolist() == [1000] * 10
 
@@ -287,7 +287,7 @@ def home(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_download_comes_from_the_first_home_that_has_it_once_and_is_checked(home, tmp_path, monkeypatch):
+def test_a_download_comes_once_from_the_first_home_and_is_checked(home, tmp_path, monkeypatch):
     monkeypatch.setenv("CONCORD_CACHE", str(tmp_path / "cache"))
     right = hashlib.sha256(b"content").hexdigest()
     path = download(RemoteFile("file.bin", right, (home + "missing.bin", home + "file.bin")), "things")

@@ -1,6 +1,6 @@
 """More votes: averages of each environment's gradients over its steps, and several batches of each before an update.
 
-Both against a loop in float64 that follows the formulas; over several processes in ``collective_checks.py``, in runs in
+Both against a loop in float64 that follows the formulas; over several processes in ``test_collective.py``, in runs in
 ``test_training.py``.
 """
 
@@ -168,7 +168,7 @@ def test_each_parameter_counts_its_own_finite_gradients() -> None:
 # It stays what it is
 
 
-def test_the_first_step_is_that_of_the_gradients_to_the_last_bit_whatever_was_timed() -> None:
+def test_the_first_step_is_bit_for_bit_that_of_the_gradients() -> None:
     inputs, targets = (each.float() for each in batches())
     for vectorize in (None, True, False):
         plain, averaged = network(torch.float32), network(torch.float32)
@@ -180,7 +180,7 @@ def test_the_first_step_is_that_of_the_gradients_to_the_last_bit_whatever_was_ti
             assert torch.equal(one.grad, other.grad)
 
 
-def test_a_loop_of_one_s_own_goes_on_from_a_state_by_the_environments_names() -> None:
+def test_an_own_loop_resumes_from_a_state_by_environment_names() -> None:
     names, model = ["a", "b", "c"], network()
     gradients = source(model, RULES["and-mask"], "vectorized", names=names, environment_momentum=0.9)
     for seed in range(3):
@@ -213,7 +213,7 @@ def test_a_beta_out_of_range_is_refused(beta: float) -> None:
         (lambda m, **o: AggregationHook(Mean(), **o), "environment_momentum=0.9: is kept by parameter; register"),
     ],
 )
-def test_where_environments_have_no_gradient_that_goes_on_momentum_is_refused(make: Any, said: str) -> None:
+def test_momentum_is_refused_without_a_gradient_of_each_environment(make: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         make(network(), environment_momentum=0.9)
 

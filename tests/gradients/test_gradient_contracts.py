@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from concord.aggregation import AndMask, Mean, aggregate
+from concord.aggregation import AndMask, Mean, TemporalAndMaskAdam, aggregate
 from concord.errors import InputError
 from concord.gradients import PerExampleGradients, StackedGradients, per_example
 from concord.objectives import IRMv1, ObjectiveGradients, PenaltyWeight
-from concord.optim import TemporalAndMaskAdam
 
 ENVIRONMENTS, BATCH, CLASSES, STEPS = 4, 3, 3, 3
 
@@ -162,7 +161,7 @@ def test_training_does_not_depend_on_how_parameters_lie_in_memory(
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_temporal_and_mask_adam_goes_on_from_a_checkpoint_of_another_memory_format(fused: bool) -> None:
+def test_temporal_and_mask_adam_resumes_in_another_memory_format(fused: bool) -> None:
     data = list(batches())
     plain = Network()
     reference = TemporalAndMaskAdam(plain.parameters(), 1e-2, threshold=0.1)
@@ -183,7 +182,7 @@ def test_temporal_and_mask_adam_goes_on_from_a_checkpoint_of_another_memory_form
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_temporal_and_mask_adam_leaves_gaps_between_a_parameter_s_components_alone(fused: bool) -> None:
+def test_temporal_and_mask_adam_leaves_gaps_between_components_alone(fused: bool) -> None:
     rows = torch.randn(4, 6)
     before = rows.clone()
     parameter, dense = nn.Parameter(rows[:, ::2]), nn.Parameter(rows[:, ::2].clone())

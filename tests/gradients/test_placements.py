@@ -1,6 +1,6 @@
 """A rule is the same wherever its sums are formed: every placement against a float64 loop over environments.
 
-The placements over several processes are among ``collective_checks.py``.
+The placements over several processes are among ``test_collective.py``.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def test_statistics_that_nobody_has_seen_are_summed_as_a_loop_does(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_rule_that_has_no_gradient_still_names_the_environment_that_is_not_finite(placement: str) -> None:
+def test_a_rule_without_gradients_names_the_non_finite_environment(placement: str) -> None:
     if placement == "pooled":
         placement = "vectorized"  # which stands in for such a rule
     inputs, targets = batches()
@@ -163,13 +163,13 @@ class WithStatistics:
         (WithStatistics(Statistic("norm", lambda g: g.norm())), r"norm maps a gradient of shape \(2, 3\) to \(\)"),
         (WithStatistics(Statistic("unit", lambda g: g / g.norm())), "unit gives a component another value beside"),
         (WithStatistics(Statistic("clip", lambda g: g.clamp_(-1, 1))), "clip writes into the gradient"),
-        (WithStatistics(Statistic("half", lambda g: g.sign() / 2, whole=1)), "half is said to give whole numbers"),
+        (WithStatistics(Statistic("half", lambda g: g.sign() / 2, whole=1)), "half claims whole numbers"),
         (
             WithStatistics(Statistic("dead", lambda g: g.sign() * (g.abs() > 0.5), "multiplicative")),
-            "dead is said to be multiplicative, and is not",
+            "dead claims to be multiplicative, and is not",
         ),
-        (WithStatistics(Statistic("root", lambda g: g.abs().sqrt(), "additive")), "root is said to be additive"),
-        (WithStatistics(Statistic("cut", lambda g: g.clamp(-1, 1), degree=1)), "cut is said to have degree 1"),
+        (WithStatistics(Statistic("root", lambda g: g.abs().sqrt(), "additive")), "root claims to be additive"),
+        (WithStatistics(Statistic("cut", lambda g: g.clamp(-1, 1), degree=1)), "cut claims degree 1"),
     ],
     ids=lambda value: value.replace("\\", "") if isinstance(value, str) else "",
 )

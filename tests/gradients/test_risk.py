@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from concord.aggregation import AndMask, Mean, SandMask, Statistic, Statistics, Update, aggregate
 from concord.errors import ArgumentError, InputError
@@ -20,6 +19,8 @@ ENVIRONMENTS, BATCH, WORDS = 5, 3, 6
 
 
 def classifier() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification  # seconds, in every process that reads this file
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
     config = BertConfig(vocab_size=20, max_position_embeddings=WORDS, num_labels=3, **sizes)
@@ -63,6 +64,8 @@ def looped(model: nn.Module, risk: Any, rule: Any, batch: Any, environments: int
 @pytest.mark.parametrize("vectorize", [True, False, None])
 @pytest.mark.parametrize("rule", [AndMask(0.6), SandMask(0.2)], ids=["and-mask", "sand-mask"])
 def test_a_hugging_face_classifier_trains_on_dictionaries_of_tokens(rule: Any, vectorize: bool | None) -> None:
+    from transformers import BatchEncoding
+
     model, batch = classifier(), tokens()
     gradients = StackedGradients(model, risk, rule, vectorize=vectorize)
     for given in (batch, BatchEncoding(batch)):  # as a tokenizer gives it
@@ -259,7 +262,7 @@ def test_a_scaler_scales_the_update_of_unscaled_gradients(rule: Any, source: Any
     assert_close(scaled.state_dict(), before, rtol=0, atol=0)
 
 
-def test_environments_are_skipped_only_once_the_scale_is_not_what_makes_them_overflow() -> None:
+def test_environments_are_skipped_only_if_the_scale_is_not_to_blame() -> None:
     """With a scaler that never sees what is not finite, its scale would grow until nothing is left."""
     model = nn.Linear(6, 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
-from transformers import BertConfig, BertForSequenceClassification
 
 from concord.aggregation import AGGREGATORS, AndMask, Mean, aggregate, aggregator
 from concord.environments import Environments
@@ -332,6 +331,8 @@ def test_the_representation_is_the_input_of_the_named_layer() -> None:
 
 def bert() -> nn.Module:
     """A Hugging Face classifier; attention is the plain one, which has second derivatives."""
+    from transformers import BertConfig, BertForSequenceClassification  # seconds, in every process that reads this file
+
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=20,
@@ -430,7 +431,7 @@ TEXT_CASES: dict[str, tuple[Callable[[Any], Objective], Callable[[nn.Module, dic
 
 
 @pytest.mark.parametrize("case", TEXT_CASES)
-def test_an_objective_of_a_hugging_face_classifier_is_the_few_lines_of_its_paper(case: str) -> None:
+def test_objectives_of_a_hugging_face_classifier_follow_their_papers(case: str) -> None:
     made, reference = TEXT_CASES[case]
     model, batch = bert(), texts()
     expected = reference(model, batch)

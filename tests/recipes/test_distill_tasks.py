@@ -17,10 +17,7 @@ from torch.testing import assert_close
 
 from concord.cli import main
 from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
-from concord.distillation.frame_attention import FrameAttention
-from concord.distillation.trajectory_teacher import TrajectoryTeacher
 from concord.environments import Environments
-from concord.environments.life import following, random_trajectories
 from concord.environments.reward_trajectories import (
     HORIZON,
     SIZES,
@@ -39,6 +36,9 @@ from concord.runs.made_returns import ReturnOptions, examples_of, make_returns, 
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.distill_life.frame_attention import FrameAttention
+from concord_jobs.distill_life.life import following, random_trajectories
+from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 
 # --- Life
 
@@ -241,7 +241,7 @@ def small_trajectory_teacher(**options: Any) -> TrajectoryTeacher:
     return TrajectoryTeacher(4, 3, [5, 6], channels=(8, 7), wide=9, **options).double()
 
 
-def test_a_teacher_that_normalizes_is_asked_once_and_says_what_it_says_of_each_batch() -> None:
+def test_a_normalizing_teacher_is_asked_once_and_agrees_with_each_batch() -> None:
     """The same meta-gradient as of a teacher that is asked batch by batch, which running statistics make it be."""
     torch.manual_seed(0)
     teacher = small_trajectory_teacher()
@@ -310,7 +310,7 @@ def test_files_hold_the_examples_in_their_order(data: Path) -> None:
             assert np.array_equal(vars(there)[name][first : first + 4], array)
 
 
-def test_any_number_of_workers_makes_the_same_files_and_only_what_is_missing(copied: Path) -> None:
+def test_any_number_of_workers_makes_the_same_missing_files(copied: Path) -> None:
     before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
     lost, torn = copied / "train" / "part-0000.parquet", copied / "validation" / "part-0001.parquet"
     lost.unlink()
@@ -464,12 +464,6 @@ REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no returns": (lambda: ReturnBins(np.zeros(0)), r"returns \(0,\): expected \(examples,\), at least one"),
     "a return of NaN": (lambda: ReturnBins(np.array([1.0, np.nan])), "all of them finite"),
     "an unknown simulator": (lambda: simulate("Ant", "train", 0, 0, 1), "simulator=Ant: must be one of Swimmer"),
-    "no frames": (lambda: FrameAttention(0, 1, 1), "frames=0: must be at least 1"),
-    "a negative scale": (lambda: FrameAttention(1, 1, 1, -1.0), "scale=-1.0: must be a finite number"),
-    "other frames": (lambda: FrameAttention(3, 1, 1)(torch.ones(2, 4, 5)), r"gets frames \(2, 4, 5\); expected"),
-    "x* of another size": (lambda: small_trajectory_teacher()(torch.ones(2, 13).double()), r"gets \(2, 13\); expected"),
-    "no board": (lambda: random_trajectories(1, 0, size=0), "size=0: must be at least 1"),
-    "a probability": (lambda: random_trajectories(1, 0, alive=2.0), r"alive=2.0: must lie in \[0, 1\]"),
 }
 
 

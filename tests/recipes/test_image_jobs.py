@@ -30,7 +30,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Mappi
     return status, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
-def test_random_labels_are_learned_by_averaging_and_evaluated_beside_the_test(mnist: Path) -> None:
+def test_random_labels_are_learned_by_averaging_and_evaluated(mnist: Path) -> None:
     job = load_job("memorization").job
     config = job.config.with_options(
         data="mnist", data_dir=mnist, model="mlp", batch_size=10, threshold=0.0, lr=5e-3, epochs=60, evaluations=1
@@ -136,7 +136,7 @@ LAPTOP: dict[str, Any] = {"train_images": 6000, "lr": 1e-3}
 
 @needs_shared_data
 @pytest.mark.slow
-def test_on_mnist_the_average_memorizes_random_labels_and_the_and_mask_does_not() -> None:
+def test_on_mnist_only_the_average_memorizes_random_labels() -> None:
     """The claim of Fig. 8 at the laptop's size, seed 0; the README has the command, and more thresholds and seeds."""
     tune_process()
     job = load_job("memorization").job

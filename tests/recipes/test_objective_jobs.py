@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_comparison import planned
 from test_images import write_mnist
 from test_shortcut_environments import write_sst2
 
 from concord.cli import main
-from concord.cli.comparing import planned
 from concord.job_files import built_in_jobs
 from concord.runs.champion import criterion_of, shortfall
 from concord.runs.preflight import preflight
@@ -115,7 +115,7 @@ def test_the_table_of_punctuated_sst2_has_the_papers_rows(
 
 @pytest.mark.parametrize("job", sorted(set(built_in_jobs()) - {"coinrun-expert"}))
 def test_every_configuration_of_every_table_is_right(job: str) -> None:
-    plan = planned(load_job(job), [], [], "concord compare", check=False)
+    plan = planned(load_job(job), [], [], check=False)
     assert plan.tables
     assert all(len(runs) >= len(plan.tables[name].configurations) for name, runs in plan.runs.items())
 

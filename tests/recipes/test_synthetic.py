@@ -12,19 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from concord.aggregation import TMask
-from concord.analysis.gradient_correlation import (
-    Correlation,
-    Moments,
-    Summary,
-    gradient_correlations,
-    read_correlations,
-    summarize,
-    write_correlations,
-)
-from concord.environments import BatchStream, Spirals
+from concord.environments import BatchStream
 from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
@@ -33,6 +23,16 @@ from concord.studies.spaces import derived
 from concord.training import FinishedRun, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.process import tune_process
+from concord_jobs.synthetic.correlations import (
+    Correlation,
+    Moments,
+    Summary,
+    gradient_correlations,
+    read_correlations,
+    summarize,
+    write_correlations,
+)
+from concord_jobs.synthetic.spirals import Spirals
 
 JOB = load_job("synthetic").job
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 1.0)
@@ -49,7 +49,7 @@ def accuracies(aggregator: str, seeds: range, **changes: Any) -> dict[str, list[
     return {metric: [run[metric] for run in runs] for metric in ("train_accuracy", "ood_accuracy")}
 
 
-def test_the_and_mask_finds_the_mechanism_where_the_average_takes_the_shortcuts() -> None:
+def test_the_and_mask_finds_the_mechanism_and_the_average_shortcuts() -> None:
     """One revolution, 16 environments and a third of the steps: easy enough for half a minute."""
     small = {"environments": 16, "revolutions": 1.0, "examples": 512, "batch_size": 64, "epochs": 40}
     masked = accuracies("and-mask", range(1), **small)
@@ -60,10 +60,10 @@ def test_the_and_mask_finds_the_mechanism_where_the_average_takes_the_shortcuts(
 
 
 @pytest.mark.parametrize(("environments", "there_is_one"), [(4, True), (10, True), (32, True), (100, False)])
-def test_a_linear_function_of_the_shortcuts_holds_in_all_of_up_to_as_many_environments_as_they_have_dimensions(
-    environments: int, there_is_one: bool
-) -> None:
+def test_a_linear_shortcut_holds_in_as_many_environments_as_dimensions(environments: int, there_is_one: bool) -> None:
     """So nothing in those environments refutes it: only environments that did not train do."""
+    from scipy.optimize import linprog
+
     for seed in (101, 102, 103):
         spirals = Spirals(environments=environments, examples=1, seed=seed)
         names = spirals.as_environments().train
@@ -75,7 +75,7 @@ def test_a_linear_function_of_the_shortcuts_holds_in_all_of_up_to_as_many_enviro
         assert (found.status == 0) == there_is_one
 
 
-def test_agreement_raises_the_mechanisms_part_of_the_gradient_and_disagreement_lowers_it() -> None:
+def test_agreement_raises_the_mechanisms_part_of_the_gradient() -> None:
     """Fig. 7 in small: ρ with the mechanism's gradient at τ = 0, at τ = 0.6, and under the XOR-mask."""
     spirals = Spirals(environments=16, examples=1024).as_environments()
     batch = BatchStream(spirals.load(spirals.train), 1024, seed=0).batch(0)
@@ -201,7 +201,7 @@ def test_a_study_around_few_environments_varies_what_their_rule_looks_at() -> No
     ],
     ids=str,
 )
-def test_the_rule_follows_from_the_number_of_environments_where_none_is_given(
+def test_the_default_rule_follows_from_the_number_of_environments(
     options: dict[str, Any], rule: str, averaged: float
 ) -> None:
     asked = config(**options)
@@ -236,7 +236,7 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
     assert [list(line.get_xdata()) for line in drawn.axes[0].lines[:2]] == [[2, 3], [2, 3]]
 
 
-def test_two_jobs_of_the_same_seed_see_the_same_data_whatever_the_aggregator() -> None:
+def test_jobs_of_one_seed_see_the_same_data_with_any_aggregator() -> None:
     one, other = (JOB.environments(config(aggregator=name))["train-003"] for name in ("mean", "and-mask"))
     assert torch.equal(one.inputs, other.inputs)
 

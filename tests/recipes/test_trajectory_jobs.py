@@ -10,16 +10,17 @@ import torch
 
 from concord.cli import main
 from concord.environments import BatchStream
-from concord.environments.room_runner import RoomRunner
 from concord.environments.sharded import ShardedData
 from concord.environments.trajectories import Trajectories
-from concord.environments.trajectory_examples import TrajectoryExamples
 from concord.errors import InputError
-from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
+from concord.runs.made_trajectories import make_trajectories
 from concord.runs.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+from concord_jobs.room_runner.job import RoomRunnerOptions
+from concord_jobs.room_runner.simulator import RoomRunner
 
 ROOMS = load_job("room-runner")
 SMALL = {"size": 32, "trajectories": 4, "epochs": 1, "evaluations": 1, "kernels": 4}
@@ -36,7 +37,7 @@ def made(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_examples_are_the_trajectories_padded_to_the_longest_that_is_asked_for(made: Path) -> None:
+def test_examples_are_trajectories_padded_to_the_longest_requested(made: Path) -> None:
     trajectories = Trajectories(ShardedData(made / "data" / RoomRunner(size=32).folder, "room-runner"), "train")
     examples = TrajectoryExamples("standard", trajectories, 4)
     assert len(examples) == 4

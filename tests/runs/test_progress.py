@@ -113,3 +113,26 @@ def test_a_study_shows_its_bar_and_the_best_so_far_in_80_columns(terminal: Termi
     terminal.go_on()
     terminal.process.wait(SECONDS)
     assert terminal.process.returncode == 0
+
+
+def test_a_run_in_this_process_starts_no_workers(tmp_path: Path) -> None:
+    job = tmp_path / "slow.py"
+    job.write_text(SLOW)
+    words = ("train", str(job), "--epochs", "1", "--no-register", "--output", str(tmp_path / "output"))
+    terminal = Terminal(sys.executable, "-m", "concord", *words)
+    assert terminal.line(rf"^\S (starting workers|loading data) {BAR}").group(1) == "loading data"
+    terminal.close()
+
+
+SLOW = """
+import time
+import torch
+from concord.environments import Environments
+from concord.training import Job
+
+def environments(config):
+    time.sleep(1)  # longer than the bar takes to be drawn again
+    return Environments.from_arrays({"a": (torch.randn(64, 3), torch.arange(64) % 2)})
+
+job = Job(environments, lambda config: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)
+"""

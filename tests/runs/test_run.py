@@ -17,6 +17,7 @@ import pytest
 from mlflow_server import Server
 from safetensors.torch import load_file
 
+from concord.cli import main
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, RECORD, read_events
 from concord.runs.preflight import preflight
@@ -63,7 +64,7 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: FinishedRun)
     assert json.loads(json.dumps(said)) == said
 
 
-def test_mlflow_has_parameters_metrics_figures_configuration_and_code_version(calm: FinishedRun) -> None:
+def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: FinishedRun) -> None:
     store = Store.open(calm.folder.parent.parent, None)
     (kept,) = store.runs("shared-rule")
     assert kept.run_id == calm.run_id
@@ -211,7 +212,7 @@ def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_of_the_same_name_is_refused_and_a_finished_one_is_not_run_again(calm: FinishedRun) -> None:
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_kept(calm: FinishedRun) -> None:
     output = calm.folder.parent.parent
     with pytest.raises(InputError, match="--name calm: there is a run of this name"):
         start(output, name="calm")
@@ -249,7 +250,7 @@ def test_wrong_data_found_by_a_worker_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
+def test_a_non_finite_gradient_fails_the_run_at_once_and_says_where(
     ray_cluster: None, output: Path, workers: int
 ) -> None:
     with pytest.raises(RunFailedError, match="gradient of environment c is not finite at step 0"):
@@ -259,9 +260,7 @@ def test_a_gradient_that_is_not_finite_fails_the_run_at_once_and_says_where(
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers_the_model(
-    ray_cluster: None, output: Path, server: Server
-) -> None:
+def test_a_server_that_dies_in_mid_training_costs_no_metric(ray_cluster: None, output: Path, server: Server) -> None:
     def kill_after_first_checkpoint() -> None:
         wait_for(lambda: list(output.glob("runs/outage/checkpoints/checkpoint_*")), 120)
         server.kill()
@@ -287,7 +286,7 @@ def test_a_server_that_dies_in_mid_training_costs_no_metric_and_resume_registers
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_mistake_in_the_job_ends_the_run_with_its_traceback_once_and_a_line(
+def test_a_mistake_in_the_job_ends_the_run_with_one_traceback(
     ray_cluster: None, output: Path, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
     lines: list[str] = []
@@ -342,8 +341,8 @@ def children_named(parent: int, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
-def test_a_run_whose_process_is_killed_ends_with_the_metrics_of_an_undisturbed_one(
-    calm: FinishedRun, output: Path, killed: str
+def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
+    calm: FinishedRun, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes on with another number of workers."""
     before, after = ("1", 2) if killed == "one worker" else ("2", 1)
@@ -358,26 +357,24 @@ def test_a_run_whose_process_is_killed_ends_with_the_metrics_of_an_undisturbed_o
     events = output / "runs" / "hit" / EVENTS
     with events.open("ab") as file:
         file.write(b'{"event":"evaluated","at":17952')  # as if the machine had died with it
-    (listed,) = listed_runs(output)
+    (listed,) = listed_runs(output, capsys)
     assert (listed["name"], listed["status"]) == ("hit", "interrupted")
     report = start(output, name="hit", pause=0.15, resume=True, workers=after).as_json()
     check_resumed(calm, output, report)
     assert [event.name for event in read_events(events) if event.name in ("began", "ended")] == ["began"] * 2 + [
         "ended"
     ]
-    (listed,) = listed_runs(output)
+    (listed,) = listed_runs(output, capsys)
     assert listed["status"] == "finished"
 
 
-def listed_runs(output: Path) -> Any:
-    words = [sys.executable, "-m", "concord", "runs", "--output", str(output), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout)["runs"]
+def listed_runs(output: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert main(["runs", "--output", str(output), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
 
 
-def test_a_run_whose_worker_is_killed_ends_with_the_metrics_of_an_undisturbed_one(
-    calm: FinishedRun, output: Path
-) -> None:
+def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: FinishedRun, output: Path) -> None:
     def kill() -> None:
         wait_for_checkpoints(output)
         os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
@@ -402,7 +399,7 @@ def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
     assert isinstance(ENV_VARS_TO_PROPAGATE, set)
 
 
-def test_a_run_whose_last_checkpoint_is_spoiled_goes_on_from_the_one_before(calm: FinishedRun, output: Path) -> None:
+def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: FinishedRun, output: Path) -> None:
     with pytest.raises(RunFailedError):
         start(output, name="hit", workers=1, trouble="late exit")
     checkpoints = sorted((output / "runs" / "hit" / "checkpoints").iterdir())

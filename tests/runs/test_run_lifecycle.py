@@ -115,7 +115,7 @@ def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch
     assert not (output / "runs").exists()
 
 
-def test_a_name_whose_process_was_killed_before_it_recorded_a_run_can_be_used(output: Path) -> None:
+def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) -> None:
     with elsewhere(output, "a", "new") as other:
         with pytest.raises(InputError, match="another process is at work on this run"):
             train(output)
@@ -137,7 +137,7 @@ def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
 # --- what becomes of a run
 
 
-def test_wrong_input_leaves_nothing_of_a_new_run_and_everything_of_an_earlier_one(output: Path) -> None:
+def test_wrong_input_leaves_no_new_run_and_earlier_runs_untouched(output: Path) -> None:
     with pytest.raises(InputError, match="for a test"):
         train(output, fails(InputError), name="new")
     assert not (output / "runs").exists()
@@ -169,7 +169,7 @@ def test_a_run_whose_folder_goes_away_says_so_and_removes_nothing(
     assert tracked(output, uri)["a"].status == "FAILED"
 
 
-def test_a_run_whose_store_goes_away_with_its_folder_still_says_what_happened(output: Path) -> None:
+def test_a_run_whose_store_and_folder_vanish_still_says_what_happened(output: Path) -> None:
     with pytest.raises(RunFailedError, match=r"was removed while the run was at work$"):
         train(output, lambda: shutil.rmtree(output), fails(InputError))
 
@@ -323,7 +323,13 @@ def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("workers", "stop"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGINT)]
+    ("workers", "stop"),
+    [
+        (1, signal.SIGTERM),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+        (2, signal.SIGINT),
+    ],
 )
 def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     ray_cluster: None, output: Path, workers: int, stop: signal.Signals

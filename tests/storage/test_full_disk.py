@@ -97,7 +97,7 @@ def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_whose_disk_is_full_ends_at_once_in_one_line_and_goes_on_when_there_is_space(
+def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     ray_cluster: None,
     disk: Path,
     capfd: pytest.CaptureFixture[str],

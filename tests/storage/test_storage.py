@@ -24,7 +24,6 @@ from test_images import write_mnist
 from concord.cli import main
 from concord.environments import from_folder
 from concord.environments.images import image_dataset
-from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, Events, read_history
@@ -42,6 +41,7 @@ from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Store
 from concord.training import ProcessContext, Silent, load_job, train
+from concord_jobs.punctuated_sst2.data import SST2
 
 JOBS = Path(__file__).parents[1] / "jobs"
 # The way is given, not timed: a run at an address is to be the run in a folder to the last bit.
@@ -151,7 +151,7 @@ def test_a_file_address_is_the_folder_itself_and_an_address_stays_one() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["train", "tune"])
-def test_an_address_that_cannot_be_used_is_refused_in_one_line_before_anything_starts(
+def test_an_unusable_address_is_refused_before_anything_starts(
     storage: s3_server.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     option: str, value: str, line: str, command: str,
 ) -> None:  # fmt: skip
@@ -203,7 +203,7 @@ def test_a_run_that_is_not_there_and_reports_elsewhere_are_refused(
 # --- folders and growing files
 
 
-def test_what_is_kept_is_there_on_another_machine_and_what_is_not_is_removed(
+def test_kept_files_are_on_another_machine_and_removed_ones_are_not(
     storage: s3_server.Server, elsewhere: Callable[[], None]
 ) -> None:
     folder = Folder(ADDRESS / "folders") / "a"
@@ -283,7 +283,7 @@ def test_access_of_another_process_replaces_this_ones_keys_as_a_whole(monkeypatc
 # --- data
 
 
-def test_environments_from_a_storage_are_those_of_the_folder_and_only_what_is_asked_for_is_fetched(
+def test_environments_from_a_storage_are_the_folders_and_fetched_alone(
     storage: s3_server.Server, tmp_path: Path
 ) -> None:
     write_environments(tmp_path / "data")
@@ -298,9 +298,7 @@ def test_environments_from_a_storage_are_those_of_the_folder_and_only_what_is_as
         from_folder(ADDRESS / "none")
 
 
-def test_mnist_sst2_and_a_folder_of_images_from_a_storage_are_the_local_ones(
-    storage: s3_server.Server, tmp_path: Path
-) -> None:
+def test_mnist_sst2_and_images_from_a_storage_are_the_local_ones(storage: s3_server.Server, tmp_path: Path) -> None:
     from PIL import Image
 
     write_mnist(tmp_path / "data" / "mnist", train=30, test=10)
@@ -323,9 +321,7 @@ def test_mnist_sst2_and_a_folder_of_images_from_a_storage_are_the_local_ones(
         image_dataset(f"s3://{BUCKET}/nothing", None)
 
 
-def test_a_file_is_fetched_again_only_when_it_changed_and_is_gone_when_it_was_removed(
-    storage: s3_server.Server, tmp_path: Path
-) -> None:
+def test_a_file_is_fetched_again_if_it_changed_and_gone_if_removed(storage: s3_server.Server, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x").write_text("one")
     address = upload(storage, tmp_path / "data", "changing")
@@ -466,7 +462,7 @@ def result(process: subprocess.Popen[str], seconds: float = 400) -> dict[str, An
 
 
 @pytest.mark.slow
-def test_a_lost_machines_run_ends_elsewhere_with_every_metric_of_an_undisturbed_one_once(
+def test_a_lost_machines_run_ends_elsewhere_with_every_metric_once(
     storage: s3_server.Server, server: Server, tmp_path: Path
 ) -> None:
     options = OPTIONS | {"checkpoints": 2}
@@ -491,7 +487,7 @@ def test_a_lost_machines_run_ends_elsewhere_with_every_metric_of_an_undisturbed_
 
 
 @pytest.mark.slow
-def test_a_lost_machines_study_is_continued_elsewhere_with_what_was_missing_alone(
+def test_a_lost_machines_study_resumes_elsewhere_with_missing_trials(
     storage: s3_server.Server, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     witness = tmp_path / "witness"
@@ -528,7 +524,7 @@ def test_a_lost_machines_study_is_continued_elsewhere_with_what_was_missing_alon
 
 
 @pytest.mark.slow
-def test_a_storage_that_goes_away_in_mid_run_fails_it_in_one_line_and_resume_ends_it(
+def test_a_storage_lost_in_mid_run_fails_it_in_one_line_until_resumed(
     ray_cluster: None, storage: s3_server.Server, server: Server, tmp_path: Path
 ) -> None:
     job = load_job(str(JOBS / "shared_rule.py"))

@@ -6,38 +6,32 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from planned_comparison import planned
 from test_run import wait_for
 from test_study import comparable
 
 from concord.cli import main
-from concord.cli.job_options import read_command
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
 from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
-from concord.studies.comparison_plan import ComparisonPlan, plan_comparison
+from concord.studies.comparison_plan import plan_as_recorded
 from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
-from concord.training import Comparison, JobFile, ProcessContext, load_job, train
+from concord.training import Comparison, ProcessContext, load_job, train
 from concord.training.context import Silent
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_compared.py")
 NAME = "tiny-compared"
 ROOT = Path(__file__).parents[2]
-
-
-def planned(job: JobFile, tables: Sequence[str], words: Sequence[str], *, check: bool = True) -> ComparisonPlan:
-    """What ``concord compare`` with these words is going to do."""
-    command = read_command("compare", job, [*tables, *words], "concord compare")
-    return plan_comparison(command.job, command.tables, command.options, command.given, check=check)
 
 
 def compared(output: Path, *tables: str, **options: Any) -> ComparisonResult:
@@ -162,6 +156,23 @@ def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
         return len(read_comparison(plan).missing.get("rates", []))
 
     assert (missing(), missing("--width", "6")) == (0, 4)
+
+
+def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text("from concord.aggregation import AndMask\n\n\nclass Mine(AndMask):\n    pass\n")
+    job = load_job(JOB_FILE)
+    job = dataclasses.replace(
+        job, job=dataclasses.replace(job.job, comparisons={"rates": Comparison({"1": {"lr": 1.0}})})
+    )
+    words = ["--aggregator", f"{rule}:Mine", "--seeds", "3", "--output", str(tmp_path)]
+    plan = planned(job, ["rates"], words, check=False)
+    record = json.loads(json.dumps({"asked": {"rates": plan.given}, "sources": plan.base.sources()}))
+    rule.unlink()
+    recorded = plan_as_recorded(job, "rates", record, tmp_path, None)
+    assert [run.identity for run in recorded.runs["rates"]] == [run.identity for run in plan.runs["rates"]]
+    assert len(recorded.runs["rates"]) == 3
+    assert recorded.command() == plan.command()
 
 
 def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it(

@@ -41,7 +41,7 @@ def plan(file: str, output: Path, config: Mapping[str, Any], **options: Any) -> 
     return plan_methods(job, asked, {*options, *config})
 
 
-def test_every_method_gets_a_study_that_is_judged_as_the_others_and_the_best_is_recommended(
+def test_every_method_is_studied_alike_and_the_best_is_recommended(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -115,7 +115,7 @@ def compared(*runs: Sequence[float], environments: int = 10, **options: Any) -> 
     return MethodsResult("job", studies, {}, environments)
 
 
-def test_a_method_that_is_better_on_every_seed_is_recommended_though_seeds_differ_more_than_methods() -> None:
+def test_a_method_that_is_better_on_every_seed_is_recommended() -> None:
     result = compared([0.2, 0.5, 0.8], [0.25, 0.56, 0.85])
     assert result.recommended == "and-mask"
     assert result.lines() == [
@@ -186,9 +186,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
     assert refused("compare", SENSORS, "methods", *words.split()) == line
 
 
-def test_jobs_that_no_method_can_change_and_tables_of_that_name_are_refused(
-    refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     assert refused("compare", "coinrun-expert", "methods") == (
         "compare methods: job coinrun-expert has a loop of its own; this needs the platform's"
     )
@@ -211,7 +209,7 @@ def test_jobs_that_no_method_can_change_and_tables_of_that_name_are_refused(
 
 
 @pytest.mark.parametrize("method", sorted({*KNOWN} - {"mean"}))
-def test_every_method_has_a_space_that_a_job_of_the_platform_can_begin_with(tmp_path: Path, method: str) -> None:
+def test_every_method_has_a_space_that_a_built_in_job_can_begin_with(tmp_path: Path, method: str) -> None:
     study = plan("synthetic", tmp_path, {}, methods=("mean", method)).studies[method]
     assert study.own is not None
     assert study.space.varied()

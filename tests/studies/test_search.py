@@ -99,7 +99,7 @@ def test_a_search_takes_observations_of_any_point_of_the_space(data: st.DataObje
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_that_is_told_its_observations_again_goes_on_as_it_would_have(kind: Any) -> None:
+def test_a_search_told_its_observations_again_proposes_the_same(kind: Any) -> None:
     count = 14
     whole = Search(BRANCHED, kind, 3, [], startup=5)
     expected = searched(whole, range(count))
@@ -427,7 +427,7 @@ def test_a_switch_may_be_an_option() -> None:
     )
 
 
-def test_a_configuration_has_the_fixed_values_and_the_chosen_ones_and_no_switch() -> None:
+def test_a_configuration_has_fixed_and_chosen_values_and_no_switch() -> None:
     point: Point = {"lr": 0.5, "dropped": "l1", "l1": 1e-4, "threshold": 0.25}
     assert config_at(BASE, REGULARIZED, point) == BASE.with_options(
         lr=0.5, l1=1e-4, l2=0.0, threshold=0.25, optimizer="sgd"
@@ -452,7 +452,7 @@ def test_first_points_of_the_command_line_come_before_those_of_the_job() -> None
     ]
 
 
-def test_what_the_command_line_took_from_a_job_is_no_mistake_of_its_suggestions() -> None:
+def test_suggestions_may_name_what_the_command_line_fixed() -> None:
     suggestions: list[Point] = [{"lr": 0.1, "dropped": "l1", "l1": 1e-5, "threshold": 0.5}]
     without_l1 = study_space(REGULARIZED, options(), {"l1"}, BASE)
     assert first_points(without_l1, [], suggestions) == [{"lr": 0.1, "dropped": "l1", "threshold": 0.5}]
@@ -535,7 +535,7 @@ def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> No
                             "optimizer": "adam"}, {"l2": 0.0}),
     ],
 )  # fmt: skip
-def test_the_point_of_a_jobs_own_settings_is_the_nearest_that_the_space_has(
+def test_the_point_of_a_jobs_own_settings_is_the_nearest_in_the_space(
     space: Space, base: Config, point: Point, moved: Point
 ) -> None:
     own = own_point(space, base.decided(8) if isinstance(base, TrainConfig) else base)

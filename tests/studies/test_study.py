@@ -53,7 +53,7 @@ SEARCH: dict[str, Any] = {
 CALM: dict[str, Any] = {"name": "calm", "concurrent": 2, "reruns": 2, "shortlist": 2, "register": True}
 # One trial after the other, of which the first five are random: these are repeatable.
 IN_TURN: dict[str, Any] = {"concurrent": 1, "startup": 5}
-MANY = 24
+MANY = 12
 
 
 def planned(output: Path, job_file: str = JOB_FILE, **options: Any) -> StudyPlan:
@@ -178,7 +178,7 @@ def test_the_space_is_searched_with_its_branches(calm: StudyResult) -> None:
     assert {point["penalty"] for point in points(calm)} == {"none", "l2"}
 
 
-def test_a_trial_gives_exactly_what_the_same_training_gives_in_this_process(calm: StudyResult) -> None:
+def test_a_trial_gives_exactly_the_metrics_of_the_same_training_here(calm: StudyResult) -> None:
     plan = planned(calm.folder.parent.parent, name="compared")
     for ended in calm.finished:
         expected = trained_here(config_at(plan.base, plan.space, ended.run.point))
@@ -194,7 +194,7 @@ def test_trials_whose_data_differ_load_their_own_and_are_as_exact(ray_cluster: N
         assert comparable(ended.metrics) == trained_here(config_at(plan.base, plan.space, ended.run.point)), ended.run
 
 
-def test_the_best_is_run_again_over_new_seeds_and_the_shortlist_with_environments_left_out(calm: StudyResult) -> None:
+def test_the_best_is_rerun_over_seeds_and_the_shortlist_with_left_out(calm: StudyResult) -> None:
     plan = planned(calm.folder.parent.parent, name="compared")
     best = config_at(plan.base, plan.space, calm.best.run.point)
     assert set(calm.reruns) == {1, 2}
@@ -246,9 +246,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     assert any("trials are there, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
 
 
-def test_a_study_keeps_what_is_smallest_where_the_job_or_the_mode_says_that_small_is_good(
-    ray_cluster: None, output: Path
-) -> None:
+def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, output: Path) -> None:
     lines: list[str] = []
     options: dict[str, Any] = {"metric": "worst_off", "mode": "min", "trials": 4}
     result = study(output, lines.append, job_file=MEASURED, **options)
@@ -310,7 +308,7 @@ def test_what_an_option_stands_for_is_found_for_each_trial(ray_cluster: None, ou
     ]
 
 
-def test_more_votes_are_options_of_a_study_and_both_ways_at_once_are_refused(ray_cluster: None, output: Path) -> None:
+def test_a_study_varies_votes_and_both_ways_at_once_are_refused(ray_cluster: None, output: Path) -> None:
     vary = ("environment_momentum=0.0,0.9", "steps_per_update=1,3")
     result = study(output, job_file=MEASURED, vary=vary, lr=0.1, search="grid")
     config = load_job(MEASURED).job.config.with_options(lr=0.1)
@@ -338,9 +336,7 @@ def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cl
     assert folds.best.metrics["worst_left_out_distance"] >= folds.best.metrics["left_out_distance"]
 
 
-def test_leave_one_out_judges_by_separate_trainings_that_leave_each_environment_out(
-    ray_cluster: None, output: Path
-) -> None:
+def test_leave_one_out_judges_by_one_training_for_each_environment(ray_cluster: None, output: Path) -> None:
     result = study(output, trials=3, selection="leave-one-out")
     plan = planned(output, name="compared", selection="leave-one-out")
     assert len(result.finished) == 3
@@ -371,7 +367,7 @@ def test_a_trial_ends_early_when_the_stop_rule_holds(ray_cluster: None, output: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["median", "asha"])
-def test_a_scheduler_stops_trials_that_fall_behind_also_those_of_a_study_that_continues(
+def test_a_scheduler_stops_trials_that_fall_behind_also_when_resumed(
     ray_cluster: None, output: Path, scheduler: str
 ) -> None:
     options = IN_TURN | {"scheduler": scheduler, "epochs": 4, "trials": 14}
@@ -434,16 +430,16 @@ def again(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield study(tmp_path_factory.mktemp("again") / "runs", **IN_TURN)
 
 
-def test_one_trial_at_a_time_the_same_seed_gives_the_same_study_and_another_seed_another(
+def test_one_trial_at_a_time_a_seed_decides_the_study(
     undisturbed: StudyResult, again: StudyResult, output: Path
 ) -> None:
     assert outline(again) == outline(undisturbed)[:8]
-    first, *others = points(study(output, seed=1, **IN_TURN))
+    first, *others = points(study(output, seed=1, trials=4, **IN_TURN))
     assert first == points(undisturbed)[0]  # the job's own settings
     assert all(point not in points(undisturbed) for point in others)
 
 
-def test_a_study_is_extended_by_asking_for_more_and_continued_by_its_name_alone(
+def test_a_study_is_extended_by_more_trials_and_continued_by_its_name(
     undisturbed: StudyResult, again: StudyResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = again.folder.parent.parent
@@ -545,16 +541,14 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
 
 
 @pytest.mark.slow
-def test_a_study_whose_driver_is_killed_twice_has_the_trials_of_an_undisturbed_one(
-    undisturbed: StudyResult, output: Path
-) -> None:
+def test_a_study_killed_twice_has_the_trials_of_an_undisturbed_one(undisturbed: StudyResult, output: Path) -> None:
     address = ray.get_runtime_context().gcs_address  # of a cluster that outlives the driver
     result = killed_and_continued(output, MANY, 2, "--concurrent", "1", "--startup", "5", "--address", address)
     assert outline(result) == outline(undisturbed)
 
 
 @pytest.mark.slow
-def test_a_study_of_200_trials_whose_driver_is_killed_five_times_has_each_once(output: Path) -> None:
+def test_a_study_of_200_trials_killed_five_times_has_each_once(output: Path) -> None:
     """Every driver starts a Ray of its own, which goes with it."""
     killed_and_continued(output, 200, 5)
 
@@ -581,10 +575,11 @@ def interrupted(words: Sequence[str], when: Callable[[], Any], by: int = signal.
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_study_that_is_interrupted_says_how_to_go_on_and_keeps_what_was_finished(
+def test_an_interrupted_study_says_how_to_resume_and_keeps_its_trials(
     ray_cluster: None, output: Path, by: signal.Signals
 ) -> None:
     options = ["--name", "s", "--trials", "12", "--pause", "0.05", "--shortlist", "0", "--reruns", "0", "--no-register"]
+    options += ["--address", ray.get_runtime_context().gcs_address]
     done, words = interrupted(command(output, *options), lambda: ended(output) >= 2, by)
     folder = folder_of(output)
     before = (folder.path / EVENTS).read_bytes()
@@ -602,9 +597,7 @@ def test_a_study_that_is_interrupted_says_how_to_go_on_and_keeps_what_was_finish
 
 
 @pytest.mark.slow
-def test_a_study_that_is_interrupted_while_its_winner_is_trained_goes_on_with_it(
-    ray_cluster: None, output: Path
-) -> None:
+def test_a_study_interrupted_while_its_winner_trains_resumes_with_it(ray_cluster: None, output: Path) -> None:
     words = command(output, "--name", "s", "--trials", "12", "--pause", "0.5", "--epochs", "8", "--concurrent", "2")
     words += ["--reruns", "0", "--shortlist", "0", "--stop-when", "train_accuracy>0", "--evaluations", "8"]
     checkpoint = "s-winner-*/checkpoints/checkpoint_*/model.safetensors"

@@ -144,7 +144,7 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         assert (modules / "concord" / "VERSION").read_text() == concord.__version__
         own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
         assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
-        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic.py"} <= own
+        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic/job.py", "concord_jobs/tumours.py"} <= own
         assert not any(name.endswith(".pyc") for name in own)
     assert not modules.exists()
     subprocess.run(["git", "init", "-q", str(work)], check=True)
@@ -285,7 +285,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_named(
     )
 
 
-def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_does_here(
+def test_a_submitted_run_takes_its_rule_along_and_ends_as_it_does_here(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "rules").mkdir(parents=True)
@@ -320,7 +320,7 @@ def test_a_submitted_run_takes_its_rule_along_is_followed_listed_and_ends_as_it_
     assert "data: 3 environments for training" in capfd.readouterr().out
 
 
-def test_a_submitted_comparison_takes_its_tables_and_the_options_of_a_file_along(
+def test_a_submitted_comparison_takes_its_tables_and_options_along(
     head: Head, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
@@ -352,7 +352,7 @@ def test_a_submitted_comparison_takes_its_tables_and_the_options_of_a_file_along
     assert said.items() <= runs["run 1"].point.items()
 
 
-def test_files_on_the_command_line_and_in_a_file_of_options_go_along_or_are_refused(
+def test_files_in_options_and_option_files_go_along_or_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from ray_head import _free_port
+from ray_head import free_port
 
 CONFIGURATION = Path(__file__).parents[2] / "cluster" / "grafana" / "prometheus.yml"
 PROGRAM = shutil.which("prometheus")
@@ -22,7 +22,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, ray: Path) -> None:
         assert PROGRAM is not None
-        self.address = f"http://127.0.0.1:{_free_port()}"
+        self.address = f"http://127.0.0.1:{free_port()}"
         self.folder = folder
         text = CONFIGURATION.read_text().replace("/tmp/ray/", f"{ray}/")
         (folder / "prometheus.yml").write_text(re.sub(r"scrape_interval: \S+", "scrape_interval: 1s", text))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from planned_comparison import planned
 
-from concord.cli.comparing import planned
 from concord.runs.failures import is_outage
 from concord.runs.run import run
 from concord.studies.comparison import run_comparison
@@ -88,8 +88,8 @@ def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
 ) -> None:
     words = ["--epochs", "20", "--lr", "0.1", "--output", str(output)]
     assert f"concord compare stations_job.py stations {' '.join(words[:4])}\n" in PAGE
-    plan = planned(load_job("stations_job.py"), ["stations"], words, "concord compare")
-    result = run_comparison(plan, words, lambda _: None)
+    plan = planned(load_job("stations_job.py"), ["stations"], words)
+    result = run_comparison(plan, lambda _: None)
     found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
     assert found["AND-mask"]["mean"] > 0.7 > 0.5 > found["average"]["mean"]
     assert "75" in next((result.folder / "tables").iterdir()).read_text()
@@ -131,7 +131,7 @@ def test_every_room_of_the_package_is_in_the_table_of_places_or_needs_none() -> 
             assert (ROOT / target).exists(), target
 
 
-def test_github_runs_what_a_change_has_to_pass_on_every_python_there_is_support_for() -> None:
+def test_github_runs_the_checks_on_every_supported_python() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert "run: .ci/run\n" in workflow
     tested = re.findall(r'"(\d\.\d+)"', re.findall(r"python: \[(.*)\]", workflow)[0])

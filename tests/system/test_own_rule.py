@@ -168,7 +168,7 @@ def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
         (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
         (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
         (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
-        (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "finish gives () as the value of sums"),
+        (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "rule Rule: finish gives () as"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_one_line(refused: Callable[..., str], source: str, line: str) -> None:
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..
     beyond = refused(source, "--dead-zone", "1", "--threshold", "2")
     assert beyond == "--threshold 2.0: the agreement threshold must lie in [0, 1]"
     assert refused(source, reference="no.py:Rule") == "--aggregator no.py:Rule: there is no such file"
-    unnamed = "--aggregator my_rule.py: name the rule in the file, too: FILE.py:RULE"
+    unnamed = "--aggregator my_rule.py: name the rule in the file: FILE.py:RULE"
     assert refused(source, reference="my_rule.py") == unnamed
     study = with_fields("trials: int = 1")
     assert refused(study, command="tune") == "job option --trials: also an option of concord tune; rename it"
@@ -196,7 +196,7 @@ def test_a_rule_s_own_refusal_names_the_option(refused: Callable[..., str]) -> N
     assert refused(source, "--size", "3") == "--size 3: odd"
 
 
-def test_a_job_with_a_way_of_its_own_takes_no_rule(rule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_with_a_loop_of_its_own_takes_no_rule(rule_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "coinrun-expert", "--aggregator", "my_rule.py:TrimmedSign"]) == 2
     assert "job coinrun-expert has a loop of its own" in capsys.readouterr().err
 
@@ -272,7 +272,7 @@ def test_the_space_of_every_job_has_the_threshold_of_a_rule_that_has_one(rule_fi
 # --- real runs
 
 
-def test_a_run_trains_by_the_rule_is_tracked_with_it_and_goes_on_from_another_folder(
+def test_a_run_trains_by_the_rule_and_resumes_from_another_folder(
     without_ray: None, rule_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

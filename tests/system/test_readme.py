@@ -76,7 +76,7 @@ def test_a_snippet_trains_the_classifier_of_the_readme_in_a_plain_loop(tmp_path:
     assert float(found[1]) < 0.4  # a guess has 0.69
 
 
-def test_the_job_on_privileged_information_registers_a_student_that_predicts_from_inputs_alone(
+def test_the_privileged_job_registers_a_student_that_needs_inputs_alone(
     without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
@@ -100,7 +100,7 @@ def test_the_job_on_privileged_information_registers_a_student_that_predicts_fro
     assert np.isfinite(predictions).all()
 
 
-def test_the_job_on_sequences_trains_alone_and_masked_and_its_model_predicts_frames(
+def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
     without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
@@ -232,9 +232,10 @@ def test_every_linked_file_and_heading_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
-    """By its path from the root, or from the package."""
+    """By its path from the root, or from one of the packages."""
+    roots = (ROOT, ROOT / "platform" / "concord", ROOT / "jobs", page.parent)
     for named in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+\.(?:py|toml|yaml|sh))`", page.read_text()):
-        assert any((root / named).exists() for root in (ROOT, ROOT / "platform" / "concord", page.parent)), named
+        assert any((root / named).exists() for root in roots), named
 
 
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown() -> None:

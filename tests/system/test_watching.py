@@ -97,7 +97,7 @@ def adds_up(seconds: Mapping[str, float]) -> bool:
 
 
 @pytest.mark.parametrize("way", ["stacked", "per-example", "objective"])
-def test_in_one_process_the_parts_add_up_to_the_steps_and_nothing_is_exchanged(way: str) -> None:
+def test_in_one_process_the_parts_add_up_to_the_steps(way: str) -> None:
     seconds = timed(way, ProcessContext())
     assert seconds["exchange"] == 0
     assert seconds["gradients"] > 0
@@ -246,7 +246,7 @@ def concord(*words: str, log: str = "json", **environment: str) -> "subprocess.C
     )
 
 
-def test_an_error_is_one_json_object_on_standard_error_and_the_result_stays_where_it_is() -> None:
+def test_an_error_is_one_json_object_on_standard_error() -> None:
     ended = concord("train", "synthetic", "--lr", "0", "--json", CONCORD_SUBMISSION="s-1")
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()

@@ -63,7 +63,7 @@ def test_importing_the_package_does_not_import_mlflow_or_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_first_run_prints_nothing_and_leaves_nothing_in_the_working_folder(tmp_path: Path) -> None:
+def test_a_first_run_prints_nothing_and_leaves_no_file_behind(tmp_path: Path) -> None:
     code = """
         import pathlib, concord.tracking as t
         store = t.Store.open(pathlib.Path("out"))
@@ -77,7 +77,7 @@ def test_a_first_run_prints_nothing_and_leaves_nothing_in_the_working_folder(tmp
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["artifacts", "mlflow.db", "out"]
 
 
-def test_the_address_is_the_argument_then_the_environment_then_the_output_folder(
+def test_the_address_is_the_argument_the_environment_or_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
     file = store.uri.removeprefix("sqlite:///")

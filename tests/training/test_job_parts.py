@@ -78,7 +78,7 @@ def test_an_objectives_parameters_are_trained_as_in_a_loop_of_ones_own(tmp_path:
     assert objective.module.logs.abs().max() > 0.05  # it has learned
 
 
-def test_a_resumed_run_with_an_objective_of_its_own_ends_bit_for_bit_as_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_resumed_run_with_an_own_objective_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     whole, rest = Kept(tmp_path / "whole"), Kept(tmp_path / "rest")
     undisturbed = train(JOB, config(), ProcessContext(), whole)
     resumed = train(JOB, config(), ProcessContext(), rest, resume_from=whole.checkpoints[0])
@@ -117,7 +117,7 @@ class Uncoupled(Objective):
         (lambda _: Objective(lambda outputs, _: outputs.detach().mean()), {}, "a scalar with a gradient"),
     ],
 )
-def test_an_objective_that_cannot_be_trained_with_is_refused_before_the_run(
+def test_an_objective_that_cannot_be_trained_is_refused_before_the_run(
     objective: Any, changes: dict[str, Any], said: str
 ) -> None:
     job = JOB if objective is None else dataclasses.replace(JOB, objective=objective)
@@ -125,7 +125,7 @@ def test_an_objective_that_cannot_be_trained_with_is_refused_before_the_run(
         preflight(dataclasses.replace(FILE, job=job), config(**changes))
 
 
-def test_auto_is_the_mean_where_the_jobs_own_objective_couples_the_environments() -> None:
+def test_auto_is_the_mean_where_an_own_objective_couples_environments() -> None:
     assert JOB.config.aggregation.aggregator == JOB.config.method == "mean"
     assert "threshold" in JOB.config.resolved().unused()
     automatic = JOB.config.with_options(aggregator="auto")
@@ -139,7 +139,7 @@ def test_auto_is_the_mean_where_the_jobs_own_objective_couples_the_environments(
 # Evaluations of whole environments
 
 
-def test_an_evaluation_is_reported_by_environment_and_averaged_like_a_measure() -> None:
+def test_an_evaluation_is_reported_by_environment_and_averaged() -> None:
     def sizes(model: nn.Module, environment: Environment) -> dict[str, float]:
         assert not model.training
         assert not torch.is_grad_enabled()
@@ -156,7 +156,7 @@ def test_an_evaluation_is_reported_by_environment_and_averaged_like_a_measure() 
     assert "validation_examples" in train(no_validation, config(epochs=1), ProcessContext(), Silent()).metrics
 
 
-def test_an_evaluation_can_be_the_criterion_and_the_least_of_it_be_the_best() -> None:
+def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     checked = preflight(FILE, config())
     metrics = train(JOB, config(epochs=1), ProcessContext(), Silent()).metrics
     assert criterion_of(JOB, metrics, checked.reported) == ("validation_calibration_error", "min")
@@ -169,7 +169,7 @@ def test_an_evaluation_can_be_the_criterion_and_the_least_of_it_be_the_best() ->
         plan_study(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
 
 
-def test_random_numbers_of_an_evaluation_depend_on_seed_environment_and_step_alone() -> None:
+def test_an_evaluations_draws_depend_on_seed_environment_and_step_alone() -> None:
     def drawn(**changes: Any) -> list[float]:
         history = train(JOB, config(**changes), ProcessContext(), Silent()).history
         return [each.metrics[f"drawn/{part}"] for each in history for part in ("train/a", "train/b", "held_out/a")]

@@ -11,6 +11,7 @@ import yaml
 from command_line import Concord
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_comparison import planned
 
 from concord.aggregation import (
     AGGREGATORS,
@@ -24,7 +25,6 @@ from concord.aggregation import (
     chance_of,
     default_threshold,
 )
-from concord.cli.comparing import planned
 from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
@@ -82,9 +82,7 @@ def test_it_follows_from_what_votes_at_a_step(options: dict[str, Any], environme
 
 
 @given(st.sampled_from(AGGREGATORS), st.integers(1, 300))
-def test_the_default_is_as_strict_as_chance_asks_where_that_can_be_and_no_stricter(
-    name: str, environments: int
-) -> None:
+def test_the_default_is_as_strict_as_chance_asks_and_no_stricter(name: str, environments: int) -> None:
     threshold = default_threshold(name, environments)
     if name in ("and-mask", "geometric-mean") and 2.0 ** (1 - environments) <= 1e-5:
         assert 0.5 <= threshold <= 1
@@ -143,7 +141,7 @@ def test_a_study_is_refused_what_its_trials_could_not_have(refused: Callable[...
 MASKED = Space({"lr": LogUniform(1e-4, 1), "threshold": Uniform(0.0, 1.0)})
 
 
-def test_a_study_varies_either_and_what_is_given_takes_the_place_of_what_is_declared() -> None:
+def test_a_study_varies_either_and_given_options_replace_declared_ones() -> None:
     varied = study_space(MASKED, StudyOptions(vary=("significance=log:1e-6:1e-2",)), set(), BASE)
     assert varied == Space({"lr": LogUniform(1e-4, 1), "significance": LogUniform(1e-6, 1e-2)})
     assert least_significance(varied, BASE) == 1e-6
@@ -171,7 +169,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
     )
 
     def rules(*words: str) -> list[Any]:
-        return [run.config.rule(8) for run in planned(file, ["t"], words, "concord compare").runs["t"]]
+        return [run.config.rule(8) for run in planned(file, ["t"], words).runs["t"]]
 
     assert rules() == [Mean(), AndMask(0.6), AndMask(0.75)]
     assert rules("--significance", "0.01") == [Mean(), AndMask(1.0), AndMask(1.0)]
@@ -244,7 +242,7 @@ def only(**purposes: Any) -> Environments:
     return Environments(lambda name: DATA[name].data, train="abcdefgh", **purposes)
 
 
-def test_the_test_alone_is_called_an_oracle_and_without_either_nothing_is_said() -> None:
+def test_only_the_test_is_called_an_oracle() -> None:
     said = str(said_after(JOB, only(test="t"), **AVERAGED))
     assert "in the test (oracle: only it shows this, and nothing should be chosen by it) 0." in said
     assert "oracle" not in str(said_after(JOB, only(validation="v", test="t"), **AVERAGED))
@@ -273,7 +271,7 @@ def test_what_to_try_depends_on_the_rule_and_the_number_of_environments() -> Non
     assert "try --significance 0.01, or more" in str(said_after(JOB, many, threshold=0.2, epochs=5))
 
 
-def test_the_t_test_is_advised_after_a_mask_of_many_signs_and_not_after_their_average() -> None:
+def test_the_t_test_is_advised_after_a_mask_of_many_signs_alone() -> None:
     names = [f"{name}{copy}" for name in "abcdefgh" for copy in range(3)]
     many = Environments(lambda name: DATA[name[0]].data, train=names, validation="v")
     advised = "--aggregator t-mask --environment-momentum 0.9"

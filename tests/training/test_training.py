@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import os
@@ -120,7 +121,7 @@ def test_a_resumed_run_ends_exactly_as_an_undisturbed_one(tmp_path: Path, change
                 assert torch.equal(value, other[name])
 
 
-def test_every_step_and_every_epoch_is_logged_once_with_the_metrics_promised() -> None:
+def test_every_step_and_epoch_is_logged_once_with_its_metrics() -> None:
     kept = Kept()
     outcome = train(JOB, CONFIG, ProcessContext(), kept)
     steps = [step for step, metrics in kept.logged if "step/loss" in metrics]
@@ -166,7 +167,7 @@ def test_a_regression_reports_losses_and_the_measures_of_the_job() -> None:
     assert metrics["ood_absolute_error"] < 0.3
 
 
-def test_evaluation_is_the_mean_over_examples_whatever_the_size_of_environments() -> None:
+def test_evaluation_is_the_mean_over_examples_of_all_environments() -> None:
     model = nn.Linear(5, 3)
     loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
     small = Environment("b", loaded[1].take(slice(7)))
@@ -252,7 +253,7 @@ def test_averages_of_environments_go_on_in_other_processes(tmp_path: Path, of: A
                 torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_without_the_averages_of_these_environments_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_checkpoint_without_these_environments_averages_is_refused(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "without")
     train(JOB, CONFIG.with_options(epochs=1), ProcessContext(), kept)
     with pytest.raises(InputError, match=r"of a run without --environment-momentum; it has no environment_momentum\."):
@@ -267,7 +268,7 @@ def test_a_checkpoint_without_the_averages_of_these_environments_is_refused_by_n
         train(JOB, MOMENTUM_CONFIG, ProcessContext(), Kept(), resume_from=kept.checkpoints[0])
 
 
-def test_an_epoch_of_several_batches_an_update_is_a_part_of_as_many_updates() -> None:
+def test_an_epoch_with_several_batches_an_update_has_fewer_updates() -> None:
     """54 training examples of each environment are 4 batches of 16: with 3 an update 2 updates, the rest of the second
     from the next pass; every environment's loss is the mean of its batches'."""
     kept = Kept()
@@ -286,7 +287,7 @@ def test_an_epoch_of_several_batches_an_update_is_a_part_of_as_many_updates() ->
     assert kept.logged[0][1]["step/worst_loss"] == pytest.approx(max(losses), rel=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_or_is_left_out_and_counted() -> None:
+def test_a_non_finite_gradient_ends_the_run_or_is_left_out_and_counted() -> None:
     def exploding(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = blobs(name)
         return (inputs * 1e30 if name == "b" else inputs), targets
@@ -359,7 +360,7 @@ def weighted_risk(model: nn.Module, batch: dict[str, Tensor], step: int) -> tupl
     return (losses * weights).sum(), weights.sum()
 
 
-def test_a_risk_that_says_its_weight_is_evaluated_by_it_whatever_the_chunks_are() -> None:
+def test_a_weighted_risk_is_evaluated_by_its_weight_in_any_chunks() -> None:
     model = nn.Linear(5, 3)
     loaded = Environments(blob_tree, train=["a", "b"]).load(["a", "b"])
     parts = [
@@ -467,7 +468,7 @@ def _step_metrics(kept: Kept) -> list[list[float]]:
 WEIGHTED_JOB = dataclasses.replace(RISK_JOB, model=plain_network, risk=weighted_risk)
 
 
-def test_processes_that_share_a_batch_report_its_loss_by_what_their_parts_weigh(tmp_path: Path) -> None:
+def test_processes_that_share_a_batch_report_its_weighted_loss(tmp_path: Path) -> None:
     """3 processes have 5 or 6 of the 16 examples each, of unlike weights."""
     alone = Kept()
     train(WEIGHTED_JOB, EXAMPLES_CONFIG, ProcessContext(), alone)
@@ -581,23 +582,25 @@ def test_a_run_resumed_anywhere_computes_gradients_in_the_same_way(
 
 _FRESH = """
 import sys, test_training
-from concord.training import ProcessContext, TrainConfig, train
-job = test_training.dataclasses.replace(test_training.JOB, model=getattr(test_training, sys.argv[1]))
-kept = test_training.Kept(test_training.Path(sys.argv[2]))
-metrics = train(job, test_training.CONFIG, ProcessContext(), kept).metrics
-print(test_training.json.dumps(test_training.without_time(metrics)))
+from concord.training import ProcessContext, train
+for model in ("plain_network", "network"):
+    job = test_training.dataclasses.replace(test_training.JOB, model=getattr(test_training, model))
+    kept = test_training.Kept(test_training.Path(sys.argv[1]) / model)
+    metrics = train(job, test_training.CONFIG, ProcessContext(), kept).metrics
+    print(test_training.json.dumps(test_training.without_time(metrics)))
 """
 
 
-@pytest.mark.parametrize("model", ["plain_network", "network"])
-def test_two_fresh_runs_are_equal_to_the_last_bit(tmp_path: Path, model: str) -> None:
+def test_two_fresh_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
     ends, environment = [], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for name in ("one", "other"):
-        command = [sys.executable, "-c", _FRESH, model, str(tmp_path / name)]
+        command = [sys.executable, "-c", _FRESH, str(tmp_path / name)]
         ends.append(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
     assert ends[0] == ends[1]
-    for checkpoint in range(3):
-        one, other = (load_file(tmp_path / each / f"checkpoint-{checkpoint}" / MODEL) for each in ("one", "other"))
+    for model, checkpoint in itertools.product(("plain_network", "network"), range(3)):
+        one, other = (
+            load_file(tmp_path / each / model / f"checkpoint-{checkpoint}" / MODEL) for each in ("one", "other")
+        )
         assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -612,7 +615,7 @@ def _read(folder: Path, model: nn.Module) -> None:
     read_checkpoint(folder, model, Optimization(list(model.parameters()), CONFIG, 10))
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_parameter_that_differs(checkpoint: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(checkpoint: Path) -> None:
     wider = nn.Sequential(nn.Linear(5, 17, bias=False), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(), nn.Linear(17, 3))
     with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) there and \(17, 5\) here"):
         _read(checkpoint, wider)
@@ -701,7 +704,7 @@ def test_one_logit_for_two_classes_trains_with_a_measure_of_the_jobs_own() -> No
     assert train(job, config, ProcessContext(), Kept()).metrics["train_accuracy"] > 0.75
 
 
-def test_the_worst_environment_is_the_one_that_the_measure_says_whatever_its_name_is() -> None:
+def test_the_worst_environment_follows_from_the_measure_not_its_name() -> None:
     loaded = Environments(blobs, train=["a", "b"]).load(["a", "b"])
     parts = [EvaluatedPart("train", environment.name, environment) for environment in loaded]
 

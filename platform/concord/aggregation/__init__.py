@@ -1,8 +1,8 @@
 """Rules that turn the gradients of several environments into one update: map, sum, finish.
 
-A rule never sees the environments' gradients side by side. It says which statistics of one environment's gradient it
-needs (``statistics``), their values are added (by whoever has them: over a stacked dimension, over processes, over
-examples, over time), and it turns the sums into the update (``finish``). Three rules as instances:
+A rule never sees the environments' gradients side by side. It names the statistics of one environment's gradient that
+it needs (``statistics``), their values are added (over a stacked dimension, over processes, over examples, over time),
+and it turns the sums into the update (``finish``). Three rules as instances:
 
 * mean: statistics ``g``; finish ``Σg / d``.
 * AND-mask: statistics ``g, sign g``; finish ``Σg / d`` where ``|Σ sign g| ≥ τd``, else 0.
@@ -42,6 +42,7 @@ from concord.aggregation.statistic import (
     check_statistics,
 )
 from concord.aggregation.t_mask import TMask
+from concord.aggregation.temporal_agreement import TemporalAgreementAdam, TemporalAndMaskAdam
 from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
@@ -63,6 +64,8 @@ __all__ = [
     "Statistic",
     "Statistics",
     "TMask",
+    "TemporalAgreementAdam",
+    "TemporalAndMaskAdam",
     "Update",
     "XorMask",
     "aggregate",

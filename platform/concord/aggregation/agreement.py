@@ -1,4 +1,4 @@
-"""The agreement of signs that the masks share, and the rescaling that makes up for what a mask takes away."""
+"""The agreement of signs that the masks share, and the rescaling of a masked update."""
 
 import functools
 
@@ -11,7 +11,7 @@ from concord.errors import ArgumentError
 
 
 def check_threshold(threshold: float) -> None:
-    """Refuse an agreement threshold τ that is no number in [0, 1] (ArgumentError)."""
+    """Refuse an agreement threshold τ outside [0, 1] (ArgumentError)."""
     if not 0.0 <= threshold <= 1.0:
         raise ArgumentError("threshold", threshold, "the agreement threshold must lie in [0, 1]")
 
@@ -57,5 +57,5 @@ def rescaled(update: Update) -> Tensor:
 
 
 def rescaling_factor(kept_fraction: Tensor) -> Tensor:
-    """What a layer is multiplied with when ``kept_fraction`` of it was kept."""
+    """The factor of a layer of which ``kept_fraction`` was kept."""
     return 1.0 / (kept_fraction + 1e-10)

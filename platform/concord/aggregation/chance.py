@@ -1,4 +1,4 @@
-"""How often signs agree by chance, and the threshold with which they seldom do.
+"""How often signs agree by chance, and the threshold that they seldom reach by chance.
 
 Where environments have nothing in common, each sign of a component is a fair coin. At most u of d such signs are in the
 minority with probability 2 · Σ C(d, i) / 2ᵈ over i ≤ u < d/2, and then |Σ sign g| ≥ d - 2u (learning explanations that
@@ -17,15 +17,15 @@ from concord.aggregation.agreement import check_threshold, required_agreement
 from concord.errors import ArgumentError
 
 DEFAULT_SIGNIFICANCE = 1e-5
-"""The part of the components that chance keeps where neither a threshold nor a significance is given, at most."""
+"""The default significance: the largest part of the components that chance may keep."""
 
 MUCH_BY_CHANCE = 0.01
-"""A mask is to hold chance back: that more than this part of the components pass by chance alone is much."""
+"""A run warns where chance alone lets more than this part of the components pass."""
 
 
 @functools.lru_cache(maxsize=1024)
 def chance_of(threshold: float, environments: int) -> float:
-    """The probability that independent fair signs agree as threshold τ asks of d environments: |Σ sign| ≥ τd.
+    """The probability that independent fair signs of d environments reach threshold τ: |Σ sign| ≥ τd.
 
     Raises:
         ArgumentError: τ is outside [0, 1], or there is no environment.
@@ -36,7 +36,7 @@ def chance_of(threshold: float, environments: int) -> float:
 
 
 def agreeing_signs(threshold: float, environments: int) -> int:
-    """How many of d signs have to be the same so that |Σ sign| ≥ τd, where none of them is zero.
+    """The number of equal signs among d, none of them zero, for which |Σ sign| ≥ τd.
 
     Raises:
         ArgumentError: τ is outside [0, 1], or there is no environment.
@@ -55,7 +55,7 @@ def threshold_at_chance(significance: float, environments: int) -> float:
         environments: d, at least 1.
 
     Returns:
-        The agreement |Σ sign| that is asked for, over d.
+        The required agreement |Σ sign|, divided by d.
 
     Raises:
         ArgumentError: even full agreement is likelier, or an argument is out of its range.
@@ -85,7 +85,7 @@ def least_environments(significance: float) -> int:
 
 
 def format_chance(probability: float) -> str:
-    """Two digits, such as ``2.6e-6``; 1 as it is."""
+    """Two digits, such as ``2.6e-6``, or ``1``."""
     mantissa, _, exponent = f"{probability:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if int(exponent) else "1"
 
@@ -103,4 +103,4 @@ def _outcomes(environments: int, most: int | None = None) -> Iterator[tuple[int,
 
 def _check_environments(environments: int) -> None:
     if environments < 1:
-        raise ArgumentError("environments", environments, "there has to be at least one")
+        raise ArgumentError("environments", environments, "must be at least 1")

@@ -15,7 +15,7 @@ or in slices by several processes. So it has no generator: it names its draws, a
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsInt
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ _GAMMA, _FIRST, _SECOND = (
 )
 
 
-def with_draws(rule: Any, sums: Statistics, step: int, components: Callable[[], Tensor]) -> Statistics:
+def with_draws(rule: Any, sums: Statistics, step: SupportsInt, components: Callable[[], Tensor]) -> Statistics:
     """The sums, and beside them what the rule draws.
 
     Args:
@@ -42,7 +42,7 @@ def with_draws(rule: Any, sums: Statistics, step: int, components: Callable[[], 
     if not names:
         return sums
     numbers = components()
-    return sums | {name: uniform(numbers, f"{getattr(rule, 'seed', 0)} {step} {name}") for name in names}
+    return sums | {name: uniform(numbers, f"{getattr(rule, 'seed', 0)} {int(step)} {name}") for name in names}
 
 
 def uniform(components: Tensor, key: str) -> Tensor:

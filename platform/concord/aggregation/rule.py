@@ -16,7 +16,7 @@ _BLOCK_ELEMENTS = 1 << 19
 
 
 class Update(NamedTuple):
-    """What a rule makes of the sums.
+    """The result of a rule.
 
     Attributes:
         value: the aggregated gradient, shaped as one environment's.
@@ -37,7 +37,7 @@ class Aggregator(Protocol):
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """What environments contribute."""
+        """The statistics that are summed over environments."""
         ...
 
     def finish(self, sums: Statistics, environments: int) -> Update:
@@ -62,8 +62,8 @@ def sum_over_environments(
         rule: the rule.
         gradients: ``(environments, *shape)``, floating point. Half precision is summed in float32, so that a
             count of signs stays exact.
-        out: where the sums go, each contiguous and ``shape``; new tensors if None. A statistic of the rule that is
-            not among them is not wanted.
+        out: where the sums go, each contiguous and ``shape``; new tensors if None. Statistics of the rule that
+            are not among them are not computed.
         accumulate: add to ``out`` (which holds the sums of other environments) instead of overwriting it.
 
     Returns:
@@ -83,7 +83,7 @@ def add_statistics(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor
     Args:
         wanted: the statistics, and where the sum of each goes: contiguous, ``shape``, in the dtype to compute in.
         gradients: ``(environments, *shape)``, floating point.
-        accumulate: add to what is there instead of overwriting it.
+        accumulate: add to the present values instead of overwriting them.
     """
     environments = gradients.shape[0]
     flat = gradients.reshape(environments, -1)
@@ -102,7 +102,7 @@ def add_statistics(wanted: Sequence[tuple[Statistic, Tensor]], gradients: Tensor
 
 
 def new_statistics(rule: Aggregator, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Statistics:
-    """Room for the rule's sums over gradients of this shape; zeros, in ``dtype`` or what a statistic needs at least."""
+    """Zeros for the rule's sums over gradients of this shape, in ``dtype`` or a wider one that a statistic needs."""
     return {
         each.name: torch.zeros(shape, dtype=torch.promote_types(dtype, each.dtype), device=device)
         for each in rule.statistics
@@ -118,8 +118,8 @@ def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
         step: for a rule that draws at random: it draws anew at each step, for each component.
 
     Raises:
-        InputError: there is no environment, the gradients are no floating-point numbers, or the rule's statistics are
-            not what they say.
+        InputError: there is no environment, the gradients are no floating-point numbers, the rule's statistics are
+            wrong, or its update has another shape.
     """
     if gradients.ndim == 0 or gradients.shape[0] == 0:
         raise InputError(f"gradients: shape {tuple(gradients.shape)}, expected (environments, *shape) with at least 1")
@@ -129,5 +129,10 @@ def aggregate(rule: Aggregator, gradients: Tensor, step: int = 0) -> Update:
     sums = sum_over_environments(rule, gradients.detach())
     shape = gradients.shape[1:]
     sums = with_draws(rule, sums, step, lambda: torch.arange(shape.numel(), device=gradients.device).reshape(shape))
-    value, kept = rule.finish(sums, gradients.shape[0])
-    return Update(value.to(gradients.dtype), kept)
+    update = Update(*rule.finish(sums, gradients.shape[0]))
+    for part, values in update._asdict().items():
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if found != tuple(shape):
+            given = f"finish gives {found} as the {part} of sums of shape {tuple(shape)}"
+            raise InputError(f"rule {type(rule).__name__}: {given}; expected the same shape")
+    return Update(update.value.to(gradients.dtype), update.kept)

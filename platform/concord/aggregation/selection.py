@@ -26,15 +26,15 @@ _RULES: dict[str, Callable[[float], Aggregator]] = {
     "sand-mask": SandMask,
     "t-mask": lambda _: TMask(),
 }
-# The SAND-mask is none: how much it keeps, of what the signs let through, depends on magnitudes.
+# The SAND-mask is not among them: how much it keeps depends on magnitudes as well.
 SIGN_MASKS: tuple[str, ...] = tuple(
     name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)
 )
 WITH_CHANCE: tuple[str, ...] = (*SIGN_MASKS, "t-mask")
 
 # The published experiments have 0.8. With their 32 environments chance reaches it with probability 2.6e-6. With 20 it
-# does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and too little of what all of them
-# share does, too (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
+# does with 4.0e-4, often enough to learn shortcuts; with 100 it does with 3e-17, and so does too little of what all
+# of them share (``concord compare synthetic environments``). Below 0.5 fewer than three quarters of the signs have
 # to agree: a shortcut of most environments would pass.
 _USUAL, _LEAST = 0.8, 0.5
 _BY_CHANCE: tuple[str, ...] = ("and-mask", "geometric-mean")
@@ -54,7 +54,7 @@ def aggregator(name: AggregatorName, threshold: float = 1.0) -> Aggregator:
 def default_threshold(name: str, environments: int) -> float:
     """0.8; of ``and-mask`` and ``geometric-mean`` the least that chance reaches with at most 1e-5, and 0.5 at least.
 
-    With 17 environments or fewer even full agreement is likelier by chance: there it is 0.8, too.
+    With 17 environments or fewer even full agreement is likelier by chance, and the default is 0.8.
     """
     by_chance = name in _BY_CHANCE and 2.0 ** (1 - environments) <= DEFAULT_SIGNIFICANCE
     return max(_LEAST, threshold_at_chance(DEFAULT_SIGNIFICANCE, environments)) if by_chance else _USUAL
@@ -64,7 +64,7 @@ def aggregator_at_chance(name: AggregatorName, significance: float, environments
     """The rule called ``name`` that keeps a component of d environments by chance with at most this probability.
 
     Raises:
-        ArgumentError: the rule goes by other than signs or a test of the mean, or signs of d cannot be so strict.
+        ArgumentError: the rule decides by neither signs nor a test of the mean, or d signs cannot be as strict.
     """
     if name == "t-mask":
         return TMask(significance)
@@ -74,5 +74,5 @@ def aggregator_at_chance(name: AggregatorName, significance: float, environments
 
 
 def without_chance(name: str) -> str:
-    """Why a significance is refused for a rule for which chance is not known, in words."""
+    """Why a rule cannot have a significance."""
     return f"{name} does not keep components by their signs alone; it is for {', '.join(WITH_CHANCE)}"

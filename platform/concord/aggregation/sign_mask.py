@@ -1,4 +1,4 @@
-"""What the rules have in common that keep a component, or drop it, by the agreement of its signs alone."""
+"""The common part of rules that keep a component by the agreement of its signs alone."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -31,5 +31,5 @@ class SignMask:
         return cls(threshold_at_chance(significance, environments))
 
     def chance(self, environments: int) -> float:
-        """The part of the components that is kept of d environments where their signs are independent and fair."""
+        """The part of the components that is kept by chance, if the d environments' signs are independent and fair."""
         return chance_of(self.threshold, environments)

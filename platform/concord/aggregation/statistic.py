@@ -1,4 +1,4 @@
-"""What environments contribute to a rule: functions of one gradient that are added, and what is known about them."""
+"""Statistics of a gradient, which a rule sums over environments, and their known properties."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -28,7 +28,7 @@ class Statistic:
         name: the key of its sum in what the rule's ``finish`` gets.
         of: maps a gradient of any shape to values of this shape, and leaves the gradient as it is.
         on_products: ``multiplicative``: f(a·b) = f(a)·f(b). ``additive``: f(a·b) = f(a) + f(b). None: neither is known.
-        degree: p, where f(c·a) = cᵖ·f(a) for every c > 0. None: it is not known, or there is none.
+        degree: p, where f(c·a) = cᵖ·f(a) for every c > 0. None: unknown, or none.
         whole: the values are whole numbers of at most this magnitude, so that sums may travel as integers.
         dtype: the least dtype in which it is computed and summed, where float32 is too coarse.
     """
@@ -41,7 +41,7 @@ class Statistic:
     dtype: torch.dtype = torch.float32
 
     def wire_dtype(self, environments: int, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the sum over so many ``environments`` travels: the smallest integer one, or ``dtype``."""
+        """The dtype in which the sum over ``environments`` travels: the smallest integer one, or ``dtype``."""
         integers = (torch.int8, torch.int16, torch.int32) if self.whole is not None else ()
         fitting = (each for each in integers if environments * (self.whole or 0) <= torch.iinfo(each).max)
         return next(fitting, torch.promote_types(dtype, self.dtype))
@@ -56,7 +56,7 @@ class Statistic:
             return total / float(scale**self.degree)
         if self.on_products is None:
             raise InputError(
-                f"scale={scale}: how the statistic {self.name} follows the loss's scale is not known; say its degree, "
+                f"scale={scale}: how the statistic {self.name} follows the loss's scale is not known; give its degree, "
                 "or give the scaler before backward, so that gradients are unscaled first"
             )
         of_scale = float(self.of(torch.tensor(scale, dtype=torch.float64)))
@@ -82,11 +82,11 @@ _PROBE = torch.tensor([[-3.0, -0.75, 0.0], [0.3, 1.0, 250.0]])
 
 
 def check_statistics(rule: Any) -> None:
-    """Refuse a rule whose statistics are none, or are not what they say, as far as a few numbers tell.
+    """Refuse a rule whose statistics are wrong, as far as a few numbers tell.
 
     Raises:
-        InputError: the rule has none, two have one name, or one of them: gives another shape, is no function of single
-            components, writes into the gradient, or has not a property that it claims.
+        InputError: the rule has none, two have one name, or one of them gives another shape, is no function of single
+            components, writes into the gradient, or lacks a property that it claims.
     """
     statistics = getattr(rule, "statistics", None)
     kind = type(rule).__name__
@@ -116,15 +116,15 @@ def _problem(statistic: Statistic) -> str | None:
         return "gives a component another value beside other components; expected a function of each by itself"
     whole = torch.equal(values, values.round()) and bool((values.abs() <= (statistic.whole or 0)).all())
     if statistic.whole is not None and not whole:
-        return f"is said to give whole numbers up to {statistic.whole}, and does not"
+        return f"claims whole numbers up to {statistic.whole}, and gives others"
     left, right = values[:, :, None], statistic.of(probe.flatten()).double()
     product = statistic.of(probe[:, :, None] * probe.flatten()).double()
     if statistic.on_products == "multiplicative" and not _alike(product, left * right):
-        return "is said to be multiplicative, and is not: f(a·b) is not f(a)·f(b)"
+        return "claims to be multiplicative, and is not: f(a·b) is not f(a)·f(b)"
     if statistic.on_products == "additive" and not _alike(product, left + right):
-        return "is said to be additive on products, and is not: f(a·b) is not f(a) + f(b)"
+        return "claims to be additive on products, and is not: f(a·b) is not f(a) + f(b)"
     if statistic.degree is not None and not _alike(statistic.of(2 * probe), 2**statistic.degree * values):
-        return f"is said to have degree {statistic.degree:g}, and has not: f(2a) is not 2^{statistic.degree:g}·f(a)"
+        return f"claims degree {statistic.degree:g}, and has another: f(2a) is not 2^{statistic.degree:g}·f(a)"
     return None
 
 

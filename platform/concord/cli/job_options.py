@@ -41,9 +41,9 @@ class JobCommand:
         """The given options with their values."""
         return {name: value for name, value in option_values(self.options).items() if name in self.given}
 
-    def words(self, without: Sequence[str] = ()) -> list[str]:
-        """The given options as the command line has them, but for those ``without``."""
-        return as_words({name: value for name, value in self.given_values().items() if name not in without})
+    def words(self) -> list[str]:
+        """The given options as the command line has them."""
+        return as_words(self.given_values())
 
 
 def read_command(

@@ -5,9 +5,9 @@ what came after x, say. It says what the student's layers should compute, h* = T
 
     label loss + α Σ_k L_t(h_k, h*_k).
 
-Nobody knows what is worth saying, so the teacher learns it: a copy of the student takes n steps on that loss, and the
-derivative of the label loss afterwards, on examples that the copy was not trained on, goes back through all n steps to
-the teacher. Then the student itself takes N steps with the new teacher, and so on.
+Useful targets are unknown in advance, so the teacher learns them: a copy of the student takes n steps on that loss, and
+the derivative of the label loss afterwards, on examples that the copy was not trained on, goes back through all n steps
+to the teacher. Then the student itself takes N steps with the new teacher, and so on.
 
 Parts that are combined:
 
@@ -19,8 +19,8 @@ a rule             :class:`SGD` or :class:`Adam`, the steps of the copy; the run
 =================  ====================================================================================
 
 :class:`Distillation` is all of them as an objective of a job; :func:`meta_gradient` is the derivative alone, for any
-loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is what a teacher is
-compared with: x* as something to predict.
+loop, and with :class:`Stacked` networks for several seeds at once. :class:`AuxiliaryPrediction` is the method
+that a teacher is compared with: the student predicts x*.
 """
 
 from concord.distillation.auxiliary import AuxiliaryPrediction

@@ -112,7 +112,7 @@ class Distillation(Objective):
         """Make the teacher and its optimizer.
 
         Raises:
-            InputError: the model has no layer that is taught, or there is nothing to learn in a teacher that learns.
+            InputError: the model has no taught layer, or a teacher that learns has no parameters.
         """
         Student(model, self.risk, self.teaching)
         self.module = self._teacher()
@@ -152,13 +152,13 @@ class Distillation(Objective):
             return
         if self._batch_at is None or self._students is None or self.optimizer is None:
             raise ArgumentError("objective", "distillation", "call begin and attach before its first step")
-        teacher, parameters = self._told(), list(trainable(model).values())
+        teacher, parameters = self._require_teacher(), list(trainable(model).values())
         rule, state = (self.meta.rule, None) if self.meta.rule else as_rule(self._students, parameters)
         coming, judges = self._parts(step, parameters[0].device)
         student = Student(model, self.risk, self.teaching, self.autocast)
         sums = MetaSums(self.meta.aggregator or Mean(), teacher, rescale=self.meta.rescale)
         devices = [parameters[0].device] if parameters[0].is_cuda else []
-        with torch.random.fork_rng(devices):  # what the copies draw, the student draws too
+        with torch.random.fork_rng(devices):  # the student draws the same numbers as the copies
             for index in range(len(own)):
                 found = meta_gradient(
                     student,
@@ -185,7 +185,7 @@ class Distillation(Objective):
         own: Sequence[int] | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Label loss and teaching of each environment; the teacher is a constant here."""
-        teacher, student = self._told(), Student(model, self.risk, self.teaching, self.autocast)
+        teacher, student = self._require_teacher(), Student(model, self.risk, self.teaching, self.autocast)
         losses, weights = [], []
         for index in range(len(pytree.tree_leaves(batch)[0])):
             part = take(batch, index)
@@ -213,7 +213,7 @@ class Distillation(Objective):
         joined = pytree.tree_map(lambda *leaves: torch.cat(leaves, 1), *others)
         return [inner[at % real] for at in range(steps)], lambda index: take(joined, index)
 
-    def _told(self) -> nn.Module:
+    def _require_teacher(self) -> nn.Module:
         if self.module is None:
             raise ArgumentError("objective", "distillation", "it has no teacher yet; call begin with the model first")
         return self.module

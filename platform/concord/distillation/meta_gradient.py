@@ -65,8 +65,8 @@ def meta_gradient(
         privileged: takes x* out of a batch.
         step: for the risk.
     """
-    said = _targets(teacher, [privileged(batch) for batch in batches])
-    graph = [pytree.tree_flatten(each) for each in said]
+    targets = _targets(teacher, [privileged(batch) for batch in batches])
+    graph = [pytree.tree_flatten(each) for each in targets]
     cut = [[leaf.detach().requires_grad_() for leaf in leaves] for leaves, _ in graph]
     targets = [pytree.tree_unflatten(leaves, form) for leaves, (_, form) in zip(cut, graph, strict=True)]
     loss = _unrolled_loss(student, batches, targets, outer, rule, state, step)
@@ -100,8 +100,8 @@ def _targets(teacher: nn.Module, privileged: Sequence[Any]) -> list[Any]:
         stacked = pytree.tree_map(lambda *leaves: torch.stack(leaves), *privileged)
         leaves, form = pytree.tree_flatten(vmap(teacher, randomness="different")(stacked))
         return [pytree.tree_unflatten(parts, form) for parts in zip(*leaves, strict=True)]
-    said = teacher(pytree.tree_map(lambda *leaves: torch.cat(leaves), *privileged))
-    leaves, form = pytree.tree_flatten(said)
+    targets = teacher(pytree.tree_map(lambda *leaves: torch.cat(leaves), *privileged))
+    leaves, form = pytree.tree_flatten(targets)
     return [pytree.tree_unflatten(parts, form) for parts in zip(*(leaf.split(sizes) for leaf in leaves), strict=True)]
 
 

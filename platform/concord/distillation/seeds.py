@@ -4,7 +4,7 @@ Small networks spend their time on launching operations. Of S seeds that are ali
 operation is launched once. Nothing mixes them: the loss is a vector, and the gradient of its sum is, seed by seed, each
 one's own. Optimizers that go element by element, SGD and Adam, take every seed's own step.
 
-Batches begin with the examples, and then have the seeds: ``(examples, seeds, ...)``. So what is done with batches
+Batches begin with the examples, and then have the seeds: ``(examples, seeds, ...)``. Whatever is done with batches
 (joined, split, taken in order) stays as it is.
 """
 
@@ -33,7 +33,7 @@ class Stacked(nn.Module):
         networks: alike in their parameters' and buffers' names and shapes. Their numbers are copied.
 
     Raises:
-        InputError: there is none, or they are not alike.
+        InputError: no network is given, or they are not alike.
     """
 
     form: nn.Module
@@ -94,7 +94,7 @@ class StackedStudent(Student):
         autocast: what layers compute in.
 
     Raises:
-        InputError: the networks have no layer of a name that is taught.
+        InputError: the networks have no layer of a taught name.
     """
 
     def __init__(self, model: Stacked, risk: Risk, teaching: Teaching, autocast: torch.dtype | None = None) -> None:

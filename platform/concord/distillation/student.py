@@ -21,13 +21,13 @@ class Student:
     """A model that learns from labels and from a teacher.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         risk: of a batch, by its labels.
         teaching: which layers are taught, and how.
         autocast: what layers compute in.
 
     Raises:
-        InputError: the model has no layer of a name that is taught.
+        InputError: the model has no layer of a taught name.
     """
 
     def __init__(self, model: nn.Module, risk: Risk, teaching: Teaching, autocast: torch.dtype | None = None) -> None:

@@ -35,7 +35,7 @@ class TeacherOptions(OptionGroup):
     teacher: Literal["meta", "none", "fixed", "oracle"] = "meta"
     """One that learns what to say, none, a random one that stays as it is, or one that says what nobody knows."""
     teaching_weight: float = 1000.0
-    """α, the weight of what is taught beside the labels."""
+    """α, the weight of the teacher's targets beside the labels."""
     auxiliary_weight: float = 0.0
     """With --teacher none, the weight of predicting x* from the student's last hidden layer, beside the labels."""
     resample_split: bool = False

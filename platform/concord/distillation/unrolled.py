@@ -1,7 +1,7 @@
 """Optimizers as functions: weights, gradients and a state give the next weights and the next state.
 
 ``torch.optim`` changes its parameters in place, where no derivative can follow. These give the same numbers out of
-place, so the derivative goes through the step, the moments too.
+place, so the derivative goes through the step and its moments.
 """
 
 from collections.abc import Sequence

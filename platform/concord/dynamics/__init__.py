@@ -9,7 +9,7 @@ author's thesis.
 Parts that are combined:
 
 ==================  ===================================================================================
-:class:`Skips`      H, or a fixed stride
+:class:`SkipConfig` H, or a fixed stride
 :class:`Curriculum` μ and ε: when targets are drawn at random, when the data's own frames are fed
 a loss              :class:`CrossEntropy` of logits, :class:`SquaredError`, or one of your own
 a model             anything that maps frames to outputs of their shape
@@ -26,16 +26,16 @@ from concord.dynamics.objective import PredictionMean, SkipRisk, skip_objective
 from concord.dynamics.options import SkipOptions
 from concord.dynamics.rollout import accuracies, collected, rollout, rollout_depth
 from concord.dynamics.sequences import keys, sequences
-from concord.dynamics.unroll import Skips, Unrolled, unroll
+from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 
 __all__ = [
     "CrossEntropy",
     "Curriculum",
     "FrameLoss",
     "PredictionMean",
+    "SkipConfig",
     "SkipOptions",
     "SkipRisk",
-    "Skips",
     "SquaredError",
     "Unrolled",
     "accuracies",

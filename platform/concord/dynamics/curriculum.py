@@ -37,7 +37,7 @@ class Curriculum:
 
 
 def staircase(every: int, steps: int) -> tuple[float, ...]:
-    """When a rate falls that falls every so many steps, as fractions of a run of ``steps``: its ``--milestones``.
+    """The ``--milestones`` of a rate that falls every ``every`` steps, as fractions of a run of ``steps``.
 
     Args:
         every: steps between two falls; 0: none.

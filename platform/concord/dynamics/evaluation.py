@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from concord.dynamics.matching import FrameLoss
 from concord.dynamics.rollout import accuracies, rollout, rollout_depth
 from concord.dynamics.sequences import parts_of
-from concord.dynamics.unroll import Skips, unroll
+from concord.dynamics.unroll import SkipConfig, unroll
 
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]
 
@@ -34,13 +34,13 @@ def skip_measures(times: Iterable[Tensor]) -> dict[str, float]:
 def task_measures(
     model: nn.Module,
     batches: Batches,
-    skips: Skips,
+    skips: SkipConfig,
     read_label: Callable[[Tensor, Tensor], Tensor],
     sees_object: Callable[[Tensor], Tensor],
     *,
     loss: FrameLoss | None = None,
 ) -> dict[str, float]:
-    """What is told of sequences with a label by a model that is left to itself from their first frame on.
+    """Measures of a model's rollouts from the first frames of labelled sequences.
 
     Args:
         model: in evaluation mode.

@@ -11,7 +11,7 @@ from concord.dynamics.curriculum import Curriculum
 from concord.dynamics.draws import uniform
 from concord.dynamics.matching import FrameLoss, as_float
 from concord.dynamics.sequences import number_of, parts_of
-from concord.dynamics.unroll import Skips, Unrolled, unroll
+from concord.dynamics.unroll import SkipConfig, Unrolled, unroll
 from concord.gradients.risk import Batch
 from concord.objectives import ERM, Objective
 
@@ -30,7 +30,7 @@ class SkipRisk:
     counts_evaluations: ClassVar[bool] = True
     """Its weight is the number of the model's evaluations, a prediction each."""
 
-    def __init__(self, skips: Skips, curriculum: Curriculum, seed: int = 0, loss: FrameLoss | None = None) -> None:
+    def __init__(self, skips: SkipConfig, curriculum: Curriculum, seed: int = 0, loss: FrameLoss | None = None) -> None:
         self.skips, self.curriculum, self.seed, self.loss = skips, curriculum, seed, loss
 
     def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:

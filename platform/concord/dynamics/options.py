@@ -5,7 +5,7 @@ from typing import Literal
 
 from concord.dynamics.curriculum import Curriculum
 from concord.dynamics.objective import SkipRisk
-from concord.dynamics.unroll import Skips
+from concord.dynamics.unroll import SkipConfig
 from concord.options import OptionGroup, option_values
 
 
@@ -42,9 +42,9 @@ class SkipOptions(OptionGroup):
         self.require("stride", right, "--skip adaptive finds its own; give --skip fixed")
 
     @property
-    def skips(self) -> Skips:
+    def skips(self) -> SkipConfig:
         """How far a prediction reaches."""
-        return Skips(self.horizon, None if self.skip == "adaptive" else self.stride)
+        return SkipConfig(self.horizon, None if self.skip == "adaptive" else self.stride)
 
     def risk(self, seed: int) -> SkipRisk:
         """The risk of a batch of sequences; draws follow the seed."""

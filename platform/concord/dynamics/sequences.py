@@ -31,7 +31,7 @@ def sequences(
             them: a list of arrays, or one array ``(sequences, longest, ...)``. Bytes stand for 0 to 1; floating point
             has to lie there, unless they are not ``bounded``.
         lengths: of the sequences, where ``frames`` is one array of which not all is meant; None: all of it.
-        longest: pad to so many frames, since all environments need the same; None: to the longest sequence.
+        longest: pad to this number of frames, the same for all environments; None: to the longest sequence.
         bounded: False for states of any range, which are not for :class:`CrossEntropy` but for
             :class:`SquaredError`, or for a loss of one's own.
         more: further arrays with a row for each sequence, such as ``label``.
@@ -41,7 +41,7 @@ def sequences(
         whatever else was given.
 
     Raises:
-        InputError: there is no sequence, one has fewer than 2 frames, frames differ in shape or type, values lie
+        InputError: no sequence is given, one has fewer than 2 frames, frames differ in shape or type, values lie
             outside of [0, 1] or are not finite, or a further array has another number of rows.
     """
     parts = [_tensor(environment, each) for each in frames]
@@ -120,11 +120,11 @@ def _is_floating(values: Any) -> bool:
 
 
 def _check(environment: str, number: int, part: Tensor, length: int, first: Tensor, bounded: bool) -> None:
-    said = f"environment {environment}, sequence {number}"
+    where = f"environment {environment}, sequence {number}"
     if part.ndim < 2 or not 2 <= length <= len(part):
-        raise InputError(f"{said}: {length} frames of an array {tuple(part.shape)}; it needs at least 2")
+        raise InputError(f"{where}: {length} frames of an array {tuple(part.shape)}; it needs at least 2")
     if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
         found, expected = ((tuple(each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in (part, first))
-        raise InputError(f"{said}: a frame is {found[0]} {found[1]}, but {expected[0]} {expected[1]} in sequence 0")
+        raise InputError(f"{where}: a frame is {found[0]} {found[1]}, but {expected[0]} {expected[1]} in sequence 0")
     if part.is_floating_point() and (wrong := _wrong(part[:length], bounded)):
-        raise InputError(f"{said}: its frames hold values {wrong}")
+        raise InputError(f"{where}: its frames hold values {wrong}")

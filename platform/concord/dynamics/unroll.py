@@ -24,12 +24,12 @@ from concord.errors import ArgumentError, InputError
 
 
 @dataclass(frozen=True)
-class Skips:
+class SkipConfig:
     """How far a prediction reaches.
 
     Args:
         horizon: H, the farthest frame that it may match.
-        stride: so many frames, always; a last piece that is shorter is left out. None: what it matches best.
+        stride: always this number of frames; a shorter last piece is left out. None: the best match.
 
     Raises:
         InputError: a number is below 1.
@@ -73,7 +73,7 @@ def unroll(
     model: Callable[[Tensor], Tensor],
     frames: Tensor,
     lengths: Tensor,
-    skips: Skips,
+    skips: SkipConfig,
     *,
     loss: FrameLoss | None = None,
     exploration: float = 0.0,
@@ -217,7 +217,7 @@ def _fed(loss: FrameLoss, outputs: Tensor, targets: Tensor, known: Tensor) -> Te
     return torch.where(mask, targets, loss.frames(outputs))
 
 
-def _check(frames: Tensor, lengths: Tensor, skips: Skips) -> None:
+def _check(frames: Tensor, lengths: Tensor, skips: SkipConfig) -> None:
     if frames.ndim < 2 or lengths.shape != frames.shape[:1] or len(lengths) == 0:
         raise InputError(
             f"frames {tuple(frames.shape)} and lengths {tuple(lengths.shape)}: expected (trajectories, longest, ...) "

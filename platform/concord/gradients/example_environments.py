@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from concord.aggregation import GRADIENT, Aggregator
 from concord.aggregation.rule import add_statistics
+from concord.aggregation.strides import match_strides
 from concord.errors import ArgumentError
-from concord.gradients.layout import match_strides
 from concord.gradients.per_example import PerExample
 from concord.gradients.risk import (
     Batch,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.aggregation.rule import accumulation_dtype
+from concord.aggregation.strides import match_strides
 from concord.errors import InputError
 
 
@@ -136,18 +137,3 @@ def leave_gradients(parameters: Sequence[nn.Parameter], layout: Layout, flat: Te
     """Leave the parts of ``flat`` in the parameters' ``grad``, as views where dtype and strides allow it."""
     for index, parameter in enumerate(parameters):
         parameter.grad = match_strides(layout.part(flat, index).to(parameter.dtype), parameter)
-
-
-def match_strides(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` with the strides of ``parameter``, as PyTorch leaves a gradient behind; itself if it has them already.
-
-    Fused optimizers walk through a parameter, its gradient and its state side by side in memory, so that other strides
-    pair components that do not belong together. For a parameter with gaps or overlaps in memory the result is dense.
-
-    Args:
-        value: shaped as the parameter.
-        parameter: whose gradient or state it is.
-    """
-    if value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,4 +1,4 @@
-"""Objectives across environments: what is minimized, where aggregators say how gradients are combined.
+"""Objectives across environments: the number to minimize. Aggregators combine gradients instead.
 
 Each is a function of a model and of a batch of each environment, for any loop::
 
@@ -8,7 +8,7 @@ With a risk in place of the loss (:mod:`concord.gradients.risk`), batches are an
 
 :class:`ERM` and :class:`IRMv1` average a term of each environment, so any aggregator can take the average's place:
 their ``risk`` is what a gradient source of :mod:`concord.gradients` takes. The others couple environments;
-:class:`ObjectiveGradients` computes their gradient, over several processes too.
+:class:`ObjectiveGradients` computes their gradient, also over several processes.
 """
 
 from concord.objectives.dann import DANN, DomainClassifier, reverse_gradient

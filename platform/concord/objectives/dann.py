@@ -36,13 +36,13 @@ class DomainClassifier(nn.Sequential):
 
     Args:
         model: the network whose representation it gets.
-        environments: how many there are to tell apart.
+        environments: the number of environments to tell apart.
         hidden_units: width of the two hidden layers.
         layer: name (in ``model.named_modules()``) of the linear layer whose input is the representation; None takes
             the last linear layer.
 
     Raises:
-        InputError: there is no linear layer of this name.
+        InputError: the model has no linear layer of this name.
     """
 
     def __init__(self, model: nn.Module, environments: int, hidden_units: int = 256, layer: str | None = None) -> None:
@@ -78,7 +78,7 @@ class DANN(Penalized):
 
     (1/d) Σ R_e(f) + L_e(domain classifier), where the gradient of the domain loss L_e (cross-entropy between told and
     true environment) is multiplied by -λ on its way into the representation: the domain classifier learns to tell the
-    environments, the representation not to be told apart. Ganin et al., Domain-Adversarial Training of Neural
+    environments, the representation to hide them. Ganin et al., Domain-Adversarial Training of Neural
     Networks, 2016, section 4.2.
 
     Args:
@@ -115,7 +115,7 @@ class DANN(Penalized):
         """Risk and domain loss, one sum an environment.
 
         Raises:
-            InputError: there is no domain classifier yet, or the representation has not one row for each example.
+            InputError: :meth:`begin` was not called, or the representation has not one row for each example.
         """
         classifier = self.module
         if not isinstance(classifier, DomainClassifier):

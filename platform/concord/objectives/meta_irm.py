@@ -28,12 +28,12 @@ class MetaIRM(Penalized):
     Args:
         loss: the loss or the risk of one environment.
         inner_lr: α.
-        inner_steps: how many inner steps.
+        inner_steps: the number of inner steps.
         weight: λ; 0 during its warm-up.
         drop_grad: rate p of Gaussian DropGrad (Tseng et al., Regularizing Meta-Learning via Gradient Dropout, 2020):
             each component of an inner gradient is multiplied by a draw from N(1, p / (1 - p)).
-        outer: how many other environments judge each θ'_i, drawn anew at each step; 0 takes all.
-        first_order: take θ'_i for a constant distance from θ (an ablation of the paper).
+        outer: the number of other environments that judge each θ'_i, drawn anew at each step; 0 takes all.
+        first_order: treat θ'_i - θ as a constant (an ablation of the paper).
         same_environment: judge θ'_i by environment i itself (an ablation of the paper).
         autocast: what layers compute in.
 
@@ -76,7 +76,7 @@ class MetaIRM(Penalized):
     def terms(
         self, model: nn.Module, batch: Batch, step: int = 0, own: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The meta-losses R_j(θ'_i) of each environment i, in the order of j; i weighs what a judge does."""
+        """The meta-losses R_j(θ'_i) of each environment i, in the order of j; i has the mean weight of its judges."""
         environments = len(pytree.tree_leaves(batch)[0])
         if not self.same_environment:
             require_several(environments, "meta-irm")

@@ -1,4 +1,4 @@
-"""What is minimized over environments: terms that environments give, and how they become one number."""
+"""The number to minimize over environments: each environment's terms, combined."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -39,7 +39,7 @@ class Objective:
 
     Args:
         loss: the loss or the risk of one environment, see :mod:`concord.gradients.risk`.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
+        autocast: the dtype in which ``torch.autocast`` computes layers; a loss gets float32. None disables autocast.
 
     An objective may train a network of its own beside the model, such as a classifier of environments: it makes one in
     :meth:`begin` and names it :attr:`module`. Then it has to be coupled.
@@ -57,7 +57,7 @@ class Objective:
         takes_aggregator: the objective applies the run's aggregator itself, to gradients of its own; then it may be
             coupled, and --aggregator other than the mean.
         default_weight: the weight of the penalty that :func:`~concord.objectives.objective` takes where none is given;
-            None: there is no penalty.
+            None: the objective has no penalty.
     """
 
     coupled: ClassVar[bool] = True
@@ -75,33 +75,33 @@ class Objective:
         self._supervised = isinstance(self.risk, Supervised)
 
     def begin(self, model: nn.Module, environments: int, steps: int) -> None:
-        """Make what can only be made for a certain model: module, optimizer, schedule. Called once, before any step.
+        """Make module, optimizer and schedule for this model. Called once, before any step.
 
         Args:
-            model: what is trained.
-            environments: how many training environments there are, in all processes.
+            model: the model to train.
+            environments: the number of training environments, in all processes.
             steps: of the whole run, for schedules.
         """
 
     def attach(
         self, batch_at: Callable[[int], Batch], optimizer: torch.optim.Optimizer, steps_per_pass: int | None = None
     ) -> None:
-        """Get to know the run, once, after :meth:`begin`.
+        """Receive the run's batches and optimizer. Called once, after :meth:`begin`.
 
         Args:
-            batch_at: gives the batch of any step of this process's environments, of steps to come, too.
+            batch_at: gives the batch of this process's environments at any step, also a later one.
             optimizer: of the model.
             steps_per_pass: the steps in which every example comes exactly once, counted from step 0; None: passes do
-                not end with a step.
+                not end at a step.
         """
 
     def prepare(self, model: nn.Module, step: int, own: Sequence[int], total: Callable[[Tensor], Tensor]) -> None:
-        """Do what comes before the terms of a step, such as training the module. Called in every process.
+        """Prepare the terms of a step, by training the module for instance. Called in every process.
 
         Args:
-            model: what is trained.
+            model: the model to train.
             step: the step's number.
-            own: which environments this process has, counted among all.
+            own: the indices of this process's environments among all.
             total: gives the sum of a tensor over all processes, each of which has to call it as often.
         """
 
@@ -126,7 +126,7 @@ class Objective:
             batch: a tree of tensors ``(environments, batch, ...)``: of the environments whose terms are wanted, or with
                 :attr:`others` of all of them.
             step: the step's number, for schedules.
-            own: which environments those are whose terms are wanted, counted among all; None: all.
+            own: the indices, among all, of the environments whose terms are wanted; None: all.
 
         Returns:
             The terms ``(terms,)`` and what each environment weighs, ``(environments,)``, see
@@ -139,7 +139,7 @@ class Objective:
         return terms.mean()
 
     def losses(self, terms: Tensor) -> Tensor:
-        """What a run reports as the losses of environments, ``(environments,)``, of terms ``(environments, terms)``."""
+        """The losses ``(environments,)`` that a run reports, from terms ``(environments, terms)``."""
         return terms.mean(1)
 
     def __call__(self, model: nn.Module, batch: Batch, *more: Any, step: int | None = None) -> Tensor:
@@ -179,7 +179,7 @@ class Objective:
             inputs = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
             with autocast_to(first.device, self.autocast):
                 outputs = model(inputs) if weights is None else functional_call(model, dict(weights), (inputs,))
-            # What the loss is to get passes through a model that does nothing.
+            # The loss gets these outputs through a model that does nothing.
             batch = pytree.tree_map(lambda leaf: leaf.unflatten(0, first.shape[:2]), outputs), targets
             model, weights = nn.Identity(), None
         risk = MeanRisk(model, self.risk, self.autocast, first.device)
@@ -208,6 +208,6 @@ class Penalized(Objective):
 
 
 def require_several(environments: int, name: str) -> None:
-    """Refuse one environment alone (ArgumentError)."""
+    """Refuse a single environment (ArgumentError)."""
     if environments < 2:
         raise ArgumentError("objective", name, "compares environments, but there is only one; give at least 2")

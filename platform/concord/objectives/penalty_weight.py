@@ -38,10 +38,10 @@ class PenaltyWeight:
         return self.weight if step >= self.warmup else min(self.before, self.weight)
 
     def after_warmup(self, step: int) -> float:
-        """The weight at this step, counted from 0; nothing during the warm-up."""
+        """The weight at this step, counted from 0; 0 during the warm-up."""
         return self.weight if step >= self.warmup else 0.0
 
 
 def scale(weight: float) -> float:
-    """What an objective with this penalty is multiplied by, so that a large weight does not make large gradients."""
+    """The factor of an objective with this penalty, so that a large weight does not make large gradients."""
     return 1 / max(weight, 1.0)

@@ -28,7 +28,7 @@ _TYPES: dict[str, type[Objective]] = {
 
 
 def objective_type(name: str) -> type[Objective]:
-    """The class of the objective called ``name``, for what all of its objects have: ``coupled``, ``default_weight``.
+    """The class of the objective called ``name``, whose attributes are ``coupled`` and ``default_weight``.
 
     Raises:
         ArgumentError: no objective has this name.
@@ -55,7 +55,7 @@ def objective(
     representation: str | None = None,
     autocast: torch.dtype | None = None,
 ) -> Objective:
-    """The objective called ``name``; options that it does not have are not looked at.
+    """The objective called ``name``; options that it does not have are ignored.
 
     Args:
         name: of the objective.

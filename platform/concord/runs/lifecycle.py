@@ -231,10 +231,9 @@ def _reserved(
             finally:
                 if record is None and not reserved.begun:
                     shutil.rmtree(folder.path, ignore_errors=True)
-                if record is None:  # nothing of a refused one is left: the folders above it, where they are empty
+                with contextlib.suppress(OSError):  # where something is in them
                     for above in list(folder.path.parents)[: 1 + new_output]:
-                        with contextlib.suppress(OSError):
-                            above.rmdir()
+                        above.rmdir()
 
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 from concord.environments.box2d_extra import require_box2d
-from concord.environments.funnel_board import FunnelBoard
-from concord.environments.room_runner import SIZES, RoomRunner
 from concord.environments.sharded import SPLITS, Rows, Split, data_folder
 from concord.environments.trajectories import TrajectoryTask
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
@@ -56,34 +54,6 @@ class TrajectoryOptions(MakingOptions):
             said = f"must be at least {least}" if least else "must not be negative"
             self.require(option, getattr(self, option) >= least, said)
         self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoomRunnerOptions(TrajectoryOptions):
-    """Trajectories of room runner: an agent walks through rooms to the red or the blue one."""
-
-    size: int = 64
-    """Pixels of a frame's height and width: 64, or 32 for its 2 × 2 means."""
-
-    @property
-    def task(self) -> RoomRunner:
-        """Room runner in that size."""
-        return RoomRunner(size=self.size, perturbed=self.perturbed)
-
-    def check(self) -> None:
-        """Validate options."""
-        super().check()
-        self.require("size", self.size in SIZES, f"must be one of {', '.join(map(str, SIZES))}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunnelBoardOptions(TrajectoryOptions):
-    """Trajectories of funnel board: a ball falls through funnels onto one of five platforms."""
-
-    @property
-    def task(self) -> FunnelBoard:
-        """Funnel board."""
-        return FunnelBoard(perturbed=self.perturbed)
 
 
 def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:

@@ -108,7 +108,11 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
     logs.bind_context(study=plan.name, job=plan.job.name)
     try:
         with open_group(plan, plan.description(), info) as pool:
-            pool.group.describe(**plan.asked_of(pool.group.record))
+            record = pool.group.record
+            pool.group.describe(
+                asked={**record.get("asked", {}), **dict.fromkeys(plan.tables, plan.given)},
+                sources={**record.get("sources", {}), **plan.base.sources()},
+            )
             _train(plan, pool, info)
             result = write_results(read_comparison(plan, pool.runs), info, pool.group)
     except StoppedError:

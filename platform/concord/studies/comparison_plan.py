@@ -124,12 +124,6 @@ class ComparisonPlan(GroupPlan):
         """The command that makes the tables, or goes on with them."""
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
 
-    def asked_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What is recorded of what this and earlier commands asked for, by table, with the files that it names."""
-        asked = {**record.get("asked", {}), **dict.fromkeys(self.tables, self.given)}
-        sources = {**record.get("sources", {}), **self.base.sources()}
-        return {"asked": asked, **({"sources": sources} if sources else {})}
-
     @property
     def detail(self) -> tuple[str, ...]:
         """What any table of the job wants to be kept of single environments: a run may be in several."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
+from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.figures import save
 from concord.analysis.spread import finite, median_and_range
 from concord.analysis.study_figures import methods_figure, searches_figure
@@ -26,6 +26,7 @@ from concord.studies.tables import Shown, write_lines
 from concord.training import JobFile
 
 Info = Callable[[str], None]
+Keep = Callable[[str, Any], None]  # takes a figure, after its name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class ReportOptions:
     name: str | None = None
     """Name of the comparison whose tables are shown; the job's if not given."""
     results: Path | None = None
-    """Folder in which to keep what each table is made of, too: a file a table, a JSON line a run."""
+    """Folder that also keeps what each table is made of: a file a table, a JSON line a run."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, studies and figures."""
     # fmt: on
@@ -89,7 +90,7 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
         def keep(name: str, figure: Any) -> None:
             figures[name] = str(save(figure, folder / f"{name.replace(' ', '-')}.png"))
 
-        reported |= _side_by_side(studies, options.best, keep)
+        reported |= _methods(studies, keep) | _best_trials(studies, options.best, keep) | _searches(studies, keep)
     shown: list[Shown] = [table.cells() for each in compared.values() if each.finished for table in each.tables]
     for study in finished:
         shown += study.shown()
@@ -115,8 +116,8 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
         result = read_comparison(plan)
         if result.finished:
             result = write_results(result, info)
-            for table in result.tables if options.results is not None else ():
-                write_lines(table.lines, options.results, job.name, table.name)
+            if options.results is not None:
+                write_lines(result.tables[0].lines, options.results, job.name, name)
         found[name] = result
         if lost := sum(map(len, result.missing.values())):
             info(f"{name}: {lost} of {len(plan.runs[name])} runs are missing; {plan.command(plan.place)} makes them")
@@ -139,112 +140,70 @@ def _studies(job: str, options: Any) -> list[StudyResult]:
     return sorted((each for each in there if each.record["job"] == job), key=lambda each: each.record["started"])
 
 
-def _side_by_side(results: Sequence[StudyResult], most: int, keep: Callable[[str, Any], None]) -> dict[str, Any]:
-    """Methods over seeds, the best trials of each, and searches; ``keep`` takes the figures by name."""
-    shown: dict[str, Any] = {}
-    measure = results[-1].measure
-    if methods := method_runs(results):
-        shown["methods"] = {
-            name: {split: median_and_range(runs[split]) for split in runs} for name, runs in methods.items()
-        }
-        keep("methods", methods_figure(methods, measure))
-    best = best_trials(results, most)
-    if len(best) > 1:
-        values = {method: each.values for method, each in best.items()}
-        shown["best trials"] = {
-            method: {f"test {measure}": median_and_range(each, "trials")} for method, each in values.items()
-        }
-        keep("best-runs", best_runs_figure(values, f"best test {measure}"))
-        panels = {
-            title: {method: each.curves[split] for method, each in best.items()}
-            for title, split in (("training", "train"), ("test", "ood"))
-        }
-        keep("curves", mean_curves_figure(panels, measure))
-    for name, searches in compared_searches(results).items():
-        of, mode = max if searches.mode == "max" else min, searches.mode
-        shown.setdefault("searches", {})[name] = {
-            search: median_and_range([of(values) for values in found]) for search, found in searches.values.items()
-        }
-        keep(f"searches {name}", searches_figure(searches.values, searches.metric, mode))
-    return shown
-
-
-def method_runs(results: Sequence[StudyResult]) -> dict[str, dict[str, list[float]]]:
-    """Accuracy (or loss) over seeds of the newest study of every method that was run again with several seeds."""
-    found = {}
+def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
+    """Every method over the seeds of its newest study that trained the best trial again with several."""
+    methods = {}
     for result in results:
         runs = {split: result.over_seeds(split) for split in ("train", "ood")}
         if len(result.reruns) > 1 and all(len(values) == len(result.reruns) for values in runs.values()):
-            found[result.method] = runs
-    return found
+            methods[result.method] = runs
+    if not methods:
+        return {}
+    keep("methods", methods_figure(methods, results[-1].measure))
+    return {
+        "methods": {
+            name: {split: median_and_range(values) for split, values in runs.items()} for name, runs in methods.items()
+        }
+    }
 
 
-@dataclass(frozen=True)
-class BestTrials:
-    """The best trials of a method's studies by the best moment of each on the test, an oracle.
-
-    Attributes:
-        values: their best values, the best first.
-        curves: of each, by split, as ``(fraction of the run, value)``.
-    """
-
-    values: Sequence[float]
-    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]
-
-
-def best_trials(results: Sequence[StudyResult], most: int) -> dict[str, BestTrials]:
-    """This many of each method, by the measure of the newest study; nothing where its trials do not report it."""
+def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[str, Any]:
+    """The best trials of each method by their best moment on the test, an oracle, where their trials report it."""
     measure, largest = results[-1].measure, results[-1].criterion.mode == "max"
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
 
     def top(run: EndedRun) -> float:
         return (max if largest else min)(at.metrics[metrics["ood"]] for at in run.history)
 
+    def curve(run: EndedRun, metric: str) -> list[tuple[float, float]]:
+        return [(at.epoch / run.history[-1].epoch, at.metrics[metric]) for at in run.history]
+
     found: dict[str, list[EndedRun]] = {}
     for result in results:
         if there := [each for each in result.ended if set(metrics.values()) <= each.metrics.keys()]:
             found.setdefault(result.method, []).extend(there)
-    best = {}
-    for method, runs in found.items():
-        chosen = sorted(runs, key=top, reverse=largest)[:most]
-        curves = {
-            split: [[(at.epoch / run.history[-1].epoch, at.metrics[metric]) for at in run.history] for run in chosen]
-            for split, metric in metrics.items()
-        }
-        best[method] = BestTrials([top(run) for run in chosen], curves)
-    return best
+    if len(found) < 2:
+        return {}
+    best = {method: sorted(runs, key=top, reverse=largest)[:most] for method, runs in found.items()}
+    values = {method: [top(run) for run in runs] for method, runs in best.items()}
+    keep("best-runs", best_runs_figure(values, f"best test {measure}"))
+    panels = {
+        title: {method: [curve(run, metrics[split]) for run in runs] for method, runs in best.items()}
+        for title, split in (("training", "train"), ("test", "ood"))
+    }
+    keep("curves", mean_curves_figure(panels, measure))
+    shown = {method: {f"test {measure}": median_and_range(each, "trials")} for method, each in values.items()}
+    return {"best trials": shown}
 
 
-@dataclass(frozen=True)
-class ComparedSearches:
-    """Studies that differ in nothing but search and seed.
-
-    Attributes:
-        metric, mode: what they are judged by.
-        values: by search, each study's values in the order of the trials' ends.
-    """
-
-    metric: str
-    mode: Any
-    values: Mapping[str, list[list[float]]]
-
-
-def compared_searches(results: Sequence[StudyResult]) -> dict[str, ComparedSearches]:
-    """The groups of studies with more than one search, by method."""
+def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
+    """The best values of studies that differ in nothing but search and seed, by method and search."""
     groups: dict[str, list[StudyResult]] = {}
     for result in results:
         identity = result.record["identity"]
         config = {name: value for name, value in identity["config"].items() if name != "seed"}
         same = {name: identity[name] for name in identity if name not in ("search", "startup")} | {"config": config}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(result)
-    found: dict[str, ComparedSearches] = {}
+    shown: dict[str, Any] = {}
     for group in groups.values():
-        values: dict[str, list[list[float]]] = {}
+        values: dict[str, list[list[float]]] = {}  # by search, of each study the trials in the order of their ends
         criterion, name = group[0].criterion, group[0].method
         for result in group:
             if each := finite(run.metrics.get(criterion.metric, math.nan) for run in result.ended):
                 values.setdefault(result.record["identity"]["search"], []).append(each)
         if len(values) > 1:
-            name = name if name not in found else f"{name}-{len(found) + 1}"
-            found[name] = ComparedSearches(criterion.metric, criterion.mode, values)
-    return found
+            name = name if name not in shown else f"{name}-{len(shown) + 1}"
+            best: Callable[[list[float]], float] = max if criterion.mode == "max" else min
+            shown[name] = {search: median_and_range([*map(best, found)]) for search, found in values.items()}
+            keep(f"searches {name}", searches_figure(values, criterion.metric, criterion.mode))
+    return {"searches": shown} if shown else {}

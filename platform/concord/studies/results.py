@@ -58,14 +58,6 @@ class GroupResult(abc.ABC):
     def summary(self) -> Mapping[str, float]:
         """The metrics of the group's own run in MLflow."""
 
-    @abc.abstractmethod
-    def shown(self) -> list[Shown]:
-        """What its command shows."""
-
-    @abc.abstractmethod
-    def as_json(self) -> dict[str, Any]:
-        """What its command shows with ``--json``."""
-
 
 Result = TypeVar("Result", bound=GroupResult)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from concord.analysis.consistency.measurement import as_cells, read_measurements
 from concord.analysis.figures import method_name
 from concord.analysis.spread import mean_and_std, with_spread
-from concord.runs.consistency_report import values_of
 from concord.storage import json_line
 from concord.training import Comparison
 
@@ -184,7 +184,13 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
         results: the folder.
     """
     lines = [
-        KeptLine(each["method"], each["seed"], values_of(each), each["seconds"], {"command": command, **each["origin"]})
+        KeptLine(
+            each["method"],
+            each["seed"],
+            as_cells(read_measurements(each)),
+            each["seconds"],
+            {"command": command, **each["origin"]},
+        )
         for each in analyses
     ]
     return write_lines(lines, results, analyses[0]["job"], ANALYZED)

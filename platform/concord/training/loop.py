@@ -444,13 +444,21 @@ class _Run:
 
     def consistency(self) -> dict[str, float]:
         """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
-        from concord.training.consistency import consistency_metrics  # imports SciPy, which few runs need
+        # Imports SciPy, which few runs need.
+        from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
 
         started = time.perf_counter()
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
+        batches = {each.name: each.take(slice(0, EXAMPLES)) for each in own}
         count = len(self.environments.train)
-        found = consistency_metrics(self.model, self.risk, own, count, self.place.world_size)
+        found = consistency_metrics(self.model, self.risk, batches, count, self._summed)
         return found | {"consistency/seconds": time.perf_counter() - started}
+
+    def _summed(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.place.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
     def write(
         self, folder: Path, progress: Progress, stopping: SpreadStopping | None, momentum: Mapping[str, Tensor]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR
 
+from concord.aggregation import TemporalAndMaskAdam
 from concord.gradients.layout import trainable
 from concord.objectives import Objective
-from concord.optim import TemporalAndMaskAdam
 from concord.training.options import TrainConfig
 
 

@@ -1,4 +1,4 @@
-"""Consistency of a solution (learning explanations that are hard to vary, §2 and appendix A), exact where it can be.
+"""Consistency of a solution (learning explanations that are hard to vary, §2 and appendix A), measured of networks.
 
 Each environment e has a loss L_e around a solution θ*. N_e is the largest path-connected region around θ* in which
 |L_e(θ) - L_e(θ*)| ≤ ε: as far as e can tell, its points are as good as θ*. The inconsistency is the most that another
@@ -6,7 +6,6 @@ environment's loss can change there (eq. 1)::
 
     I^ε(θ*) = max over (e, e') of max over θ in N_e of |L_e'(θ) - L_e(θ*)|
 
-A solution is consistent if what one environment takes for equally good is so for the others. Here are its exact values
-for quadratic losses and on grids in the plane, the means of Hessians that it is about, and the paper's propositions. No
-dataset, Ray or MLflow is needed.
+A solution is consistent if all environments take the same points for equally good. ``network.measure`` gives one list
+of measurements; no dataset, Ray or MLflow is needed.
 """

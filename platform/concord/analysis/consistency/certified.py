@@ -1,4 +1,4 @@
-"""A lower bound on a network's inconsistency, on its true losses: points of N_e that are looked for and checked.
+"""A lower bound on a network's inconsistency, on its true losses: points of N_e that are searched for and checked.
 
 From θ* the search goes out along a direction and climbs |L_e' - L_e(θ*)| within N_e: along the gradient of L_e' less
 its part along that of L_e, which would leave N_e first. A step is taken only if L_e stays within ε of L_e(θ*) at its
@@ -8,22 +8,20 @@ I^ε (but for what L_e does between the points).
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from concord.analysis.consistency.curvature import check_radius
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
-from concord.analysis.consistency.quadratic import check_epsilon
 
 _HALVINGS = 12  # of the first step along a direction
 _BACKTRACKS = 5  # of a step of the climb
 _FIRST_STEP, _LONGER = 0.1, 1.5  # of the radius, the first step's length; how much longer the next one is tried
+_CHECKS = 3  # points of each segment at which L_e is checked, its end among them
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """What was found for a pair of environments.
 
     Attributes:
@@ -43,7 +41,6 @@ def certified_bound(
     radius: float,
     directions: Iterable[Tensor],
     steps: int = 8,
-    checks: int = 3,
 ) -> Bound:
     """The largest change of L_e' that is found within N_e and the ball ‖δ‖ ≤ ρ.
 
@@ -54,77 +51,49 @@ def certified_bound(
         radius: ρ, above 0, in units of θ.
         directions: to begin with, ``(n,)`` each; both senses of each are tried.
         steps: of the climb, from each.
-        checks: points of each segment at which L_e is checked, its end among them; at least 1.
-
-    Raises:
-        ArgumentError: ε or ρ is not above 0.
     """
-    check_epsilon(epsilon)
-    check_radius(radius)
-    search = _Search(losses, own, other, epsilon, radius, checks)
-    best = Bound(search.change(None), (torch.zeros(losses.size, dtype=losses.dtype, device=losses.device),))
-    for direction in directions:
-        for sense in (1.0, -1.0):
-            found = search.climb(sense * direction / direction.norm(), steps)
-            best = max(best, found, key=lambda each: each.value)
-    return best
+    base = losses.at_solution[own]
 
+    def change(offset: Tensor) -> float:
+        return abs(losses.loss(other, offset) - base)
 
-class _Search:
-    def __init__(
-        self, losses: EnvironmentLosses, own: str, other: str, epsilon: float, radius: float, checks: int
-    ) -> None:
-        self.losses, self.own, self.other = losses, own, other
-        self.epsilon, self.radius, self.checks = epsilon, radius, checks
-        self.base = losses.at_solution[own]
-
-    def change(self, offset: Tensor | None) -> float:
-        """|L_e'(θ* + δ) - L_e(θ*)|."""
-        return abs(self.losses.loss(self.other, offset) - self.base)
-
-    def allowed(self, start: Tensor, end: Tensor) -> bool:
+    def allowed(start: Tensor, end: Tensor) -> bool:
         """Whether the segment stays in N_e, at the points where it is checked."""
-        places = (start + (end - start) * (place / self.checks) for place in range(self.checks, 0, -1))
-        return all(abs(self.losses.loss(self.own, place) - self.base) <= self.epsilon for place in places)
+        places = (start + (end - start) * (place / _CHECKS) for place in range(_CHECKS, 0, -1))
+        return all(abs(losses.loss(own, place) - base) <= epsilon for place in places)
 
-    def climb(self, direction: Tensor, steps: int) -> Bound:
+    def climb(direction: Tensor) -> Bound:
         """Out along a direction as far as is allowed, and from there uphill."""
         path = [torch.zeros_like(direction)]
-        reach = next(
-            (
-                length
-                for halvings in range(_HALVINGS)
-                if self.allowed(path[0], (length := self.radius * 0.5**halvings) * direction)
-            ),
-            0.0,
-        )
-        if reach:
+        reaches = (radius * 0.5**halvings for halvings in range(_HALVINGS))
+        if (reach := next((each for each in reaches if allowed(path[0], each * direction)), None)) is not None:
             path.append(reach * direction)
-        value, length = self.change(path[-1]), _FIRST_STEP * self.radius
+        value, length = change(path[-1]), _FIRST_STEP * radius
         for _ in range(steps):
-            taken = self._step(path[-1], value, length)
-            if taken is None:
+            uphill = _uphill(losses, own, other, path[-1])
+            norm = float(uphill.norm())
+            if not 0 < norm < math.inf:
                 break
-            place, value, length = taken
-            path.append(place)
-            length *= _LONGER
+            for _ in range(_BACKTRACKS):
+                end = path[-1] + uphill * (length / norm)
+                end *= min(1.0, radius / float(end.norm()))  # back into the ball, which holds all that is between
+                if (reached := change(end)) > value and allowed(path[-1], end):
+                    break
+                length /= 2
+            else:
+                break
+            path.append(end)
+            value, length = reached, length * _LONGER
         return Bound(value, tuple(path))
 
-    def _step(self, place: Tensor, value: float, length: float) -> tuple[Tensor, float, float] | None:
-        """The next point, the value there and how long the step was; None if no step is allowed that climbs."""
-        uphill = self.losses.gradient(self.other, place)
-        if self.losses.loss(self.other, place) < self.base:
-            uphill = -uphill
-        leaving = self.losses.gradient(self.own, place)
-        uphill = uphill - leaving * (uphill @ leaving) / (leaving @ leaving).clamp(min=1e-30)
-        norm = float(uphill.norm())
-        if not 0 < norm < math.inf:
-            return None
-        for _ in range(_BACKTRACKS):
-            end = place + uphill * (length / norm)
-            end *= min(1.0, self.radius / float(end.norm()))  # back into the ball, which holds all that is between
-            reached = self.change(end)
-            if reached > value and self.allowed(place, end):
-                return end, reached, length
-            length /= 2
-        return None
+    start = torch.zeros_like(losses.solution)
+    found = [climb(sense * direction / direction.norm()) for direction in directions for sense in (1.0, -1.0)]
+    return max([Bound(change(start), (start,)), *found], key=lambda each: each.value)
+
+
+def _uphill(losses: EnvironmentLosses, own: str, other: str, place: Tensor) -> Tensor:
+    """Where |L_e' - L_e(θ*)| grows and L_e does not change, to first order."""
+    uphill, leaving = losses.gradient(other, place), losses.gradient(own, place)
+    if losses.loss(other, place) < losses.at_solution[own]:
+        uphill = -uphill
+    return uphill - leaving * (uphill @ leaving) / (leaving @ leaving).clamp(min=1e-30)

@@ -20,9 +20,8 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses, own_sum
-from concord.analysis.consistency.quadratic import check_epsilon
-from concord.errors import ArgumentError
+from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses
+from concord.analysis.consistency.measurement import Measurement, layer_means
 
 Product = Callable[[Tensor], Tensor]
 """Maps a vector ``(n,)`` to a symmetric positive semidefinite matrix times it."""
@@ -55,12 +54,7 @@ def largest_ratio(own: Product, other: Product, damping: float, start: Tensor) -
         own, other: products with G and G'.
         damping: γ, above 0, or 0 where G is positive definite.
         start: a vector to begin with, ``(n,)``.
-
-    Raises:
-        ArgumentError: γ is negative.
     """
-    if not damping >= 0:
-        raise ArgumentError("damping", damping, "must not be negative")
 
     def damped(vector: Tensor) -> Tensor:
         return own(vector) + damping * vector
@@ -135,11 +129,8 @@ def pair_ratio(
         start: a direction to begin with, such as another ε's; None draws one, the same each time.
 
     Raises:
-        ArgumentError: ε or ρ is not above 0.
         InputError: the job's risk has no Gauss-Newton matrix.
     """
-    check_epsilon(epsilon)
-    check_radius(radius)
     if start is None:
         drawn = torch.randn(losses.size, generator=torch.Generator().manual_seed(0))
         start = drawn.to(losses.device, losses.dtype)
@@ -158,7 +149,7 @@ def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Te
 
     Args:
         losses: of the network.
-        probes: how many v; the estimate's error falls as one over its square root.
+        probes: the number of v; the estimate's error falls as one over its square root.
         seed: of the signs.
 
     Returns:
@@ -174,9 +165,12 @@ def diagonals(losses: EnvironmentLosses, probes: int, seed: int) -> dict[str, Te
 
 
 def log_ratios(
-    losses: EnvironmentLosses, curvatures: Mapping[str, Tensor], add: Add = own_sum, environments: int | None = None
-) -> dict[str, float]:
-    """By layer, the mean over its components of log(arithmetic / geometric mean of the environments' curvatures).
+    losses: EnvironmentLosses,
+    curvatures: Mapping[str, Tensor],
+    add: Add = lambda values: values,
+    environments: int | None = None,
+) -> list[Measurement]:
+    """``log_ratio``: the mean over components of log(arithmetic / geometric mean of the environments' curvatures).
 
     It is 0 where all environments have the same curvature in every component, adds up over components, and does not
     change with the scale of the losses: the logarithm of proposition 3's ratio, for each component. Entries below a
@@ -186,33 +180,13 @@ def log_ratios(
         losses: of the network, in the environments of this process.
         curvatures: of each of them, ``(n,)``, see :func:`diagonals`.
         add: adds a tensor over processes that have other environments.
-        environments: how many all processes have; None: those of this one.
+        environments: the number of environments of all processes; None: those of this one.
     """
     d = environments or len(curvatures)
-    total = torch.zeros(losses.size, dtype=torch.float64, device=losses.device)
-    for values in curvatures.values():
-        total += values.clamp(min=0)
-    total = add(total)
-    means = {name: float(part.mean()) / d for name, part in losses.by_layer(total).items()}
-    least = torch.cat(
-        [total.new_full((size,), means[name] * _SMALLEST_ENTRY) for name, size in losses.layer_sizes.items()]
-    )
-    sums, logs = torch.zeros_like(total), torch.zeros_like(total)
-    for values in curvatures.values():
-        clipped = torch.maximum(values.double(), least)
-        sums += clipped
-        logs += clipped.log()
-    sums, logs = add(sums), add(logs)
-    ratios = losses.by_layer((sums / d).log() - logs / d)
-    return {name: float(ratio.mean()) if means[name] > 0 else 0.0 for name, ratio in ratios.items()}
-
-
-def mean_log_ratio(losses: EnvironmentLosses, ratios: Mapping[str, float]) -> float:
-    """The mean over all components, from those of the layers."""
-    return sum(ratios[name] * size for name, size in losses.layer_sizes.items()) / losses.size
-
-
-def check_radius(radius: float) -> None:
-    """Refuse a ρ that is not a number above 0 (ArgumentError)."""
-    if not 0 < radius < float("inf"):
-        raise ArgumentError("radius", radius, "must be a number above 0")
+    zeros = torch.zeros(losses.size, dtype=torch.float64, device=losses.device)
+    total = add(sum((values.clamp(min=0) for values in curvatures.values()), zeros))
+    least = torch.cat([part.mean().expand(len(part)) for part in losses.by_layer(total).values()]) / d * _SMALLEST_ENTRY
+    sums = add(sum((torch.maximum(values.double(), least) for values in curvatures.values()), zeros))
+    logs = add(sum((torch.maximum(values.double(), least).log() for values in curvatures.values()), zeros))
+    ratios = torch.where(least > 0, (sums / d).log() - logs / d, 0.0)
+    return layer_means("log_ratio", ratios, losses.by_layer(ratios))

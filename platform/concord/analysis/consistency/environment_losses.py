@@ -1,6 +1,6 @@
 """A network's losses in each environment around its solution θ*, with their gradients and Gauss-Newton products.
 
-Everything that is asked of a network's consistency is asked of these. The model is in evaluation mode and its buffers
+Every measurement of a network's consistency is made of these. The model is in evaluation mode and its buffers
 stay as they are; an environment's examples pass in pieces, whose means are added in float64, so that memory does not
 grow with their number.
 """
@@ -83,11 +83,6 @@ class EnvironmentLosses:
         """The number of θ's components, n."""
         return self.layout.components
 
-    @property
-    def layer_sizes(self) -> dict[str, int]:
-        """How many components each parameter has, by its name."""
-        return {name: shape.numel() for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
-
     def loss(self, name: str, offset: Tensor | None = None) -> float:
         """L_e(θ* + δ), δ of shape ``(n,)``; None is 0."""
         total = weight = 0.0
@@ -143,7 +138,7 @@ class EnvironmentLosses:
         What differs between these differs by sampling alone.
         """
         sizes = {name: self.examples(name) for name in self.names}
-        dealt = dealt_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
+        dealt = deal_out(self.environments.values(), sizes, torch.Generator().manual_seed(seed))
         return EnvironmentLosses(self.model, self.risk, dealt, self._together)
 
     def examples(self, name: str) -> int:
@@ -197,7 +192,7 @@ class EnvironmentLosses:
         return torch.cat([part.double() for part in parts])
 
 
-def dealt_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
+def deal_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator: torch.Generator) -> dict[str, Batch]:
     """The examples of these environments pooled, and dealt out at random to others of these sizes, by name."""
     pooled = pytree.tree_map(lambda *leaves: torch.cat(leaves), *environments)
     places = torch.randperm(sum(sizes.values()), generator=generator).split(list(sizes.values()))
@@ -205,11 +200,6 @@ def dealt_out(environments: Iterable[Batch], sizes: Mapping[str, int], generator
         name: pytree.tree_map(lambda leaf, own=own: leaf[own.to(leaf.device)], pooled)
         for name, own in zip(sizes, places, strict=True)
     }
-
-
-def own_sum(values: Tensor) -> Tensor:
-    """The sum over one process, which has all environments."""
-    return values
 
 
 def second_derivative(loss: Loss, outputs: Tensor, targets: Tensor, by: Tensor) -> Tensor:

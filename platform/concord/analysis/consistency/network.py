@@ -3,254 +3,197 @@
 The paper never computes I^ε of a network. It cannot be had exactly: directions in which one environment's loss is flat
 make N_e unbounded, so a ball of radius ρ around θ* stands beside every number, and what is given are a quadratic's two
 ends (:mod:`~concord.analysis.consistency.curvature`) and a lower bound on the true losses
-(:mod:`~concord.analysis.consistency.certified`). Whatever is measured is measured again on pseudo-environments, dealt
-out at random from the same examples: what these differ by is sampling, not a mechanism.
+(:mod:`~concord.analysis.consistency.certified`). Everything is measured again on pseudo-environments, dealt out at
+random from the same examples: these differ by sampling alone, not by a mechanism.
 """
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from concord.aggregation.agreement import check_threshold
+from concord.aggregation import default_threshold
 from concord.analysis.consistency.certified import certified_bound
-from concord.analysis.consistency.curvature import (
-    Ratio,
-    check_radius,
-    diagonals,
-    log_ratios,
-    mean_log_ratio,
-    pair_ratio,
-)
+from concord.analysis.consistency.curvature import diagonals, log_ratios, pair_ratio
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
-from concord.analysis.consistency.quadratic import check_epsilon
-from concord.analysis.consistency.signs import SignAgreement, sign_agreement
-from concord.analysis.consistency.slices import Slice, line, plane
+from concord.analysis.consistency.measurement import Consistency, Measurement, with_null
+from concord.analysis.consistency.signs import sign_agreement
+from concord.analysis.consistency.slices import slice_along
 from concord.errors import ArgumentError
+from concord.options import OptionGroup
 
 Part = Literal["signs", "curvature", "bound", "slices"]
 PARTS: tuple[Part, ...] = ("signs", "curvature", "bound", "slices")
 
+_BATCHES, _PROBES = 4, 8  # of each environment for the signs; of the diagonal curvatures
 _LINE_POINTS, _PLANE_POINTS = 41, 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is measured, and how closely.
+class Settings(OptionGroup):
+    """What is measured, how closely, and on which examples."""
 
-    Attributes:
-        epsilon: every ε, above 0; they are put in order.
-        radius: ρ over ‖θ*‖, above 0.
-        pairs: how many ordered pairs of environments are measured, drawn by the seed if there are more.
-        parts: what is measured.
-        threshold: τ of the kept fraction.
-        batches: of each environment for the signs.
-        probes: of the diagonal curvatures.
-        seed: of all that is drawn.
-
-    Raises:
-        ArgumentError: one of them is out of its range.
-    """
-
+    # fmt: off
     epsilon: tuple[float, ...] = (0.01, 0.1)
+    """By how much the loss of the environment that does not see the change may change, ε."""
     radius: float = 0.1
-    pairs: int = 16
+    """How far parameters may be moved, ρ, over the norm of all parameters."""
     parts: tuple[Part, ...] = PARTS
-    threshold: float = 0.8
-    batches: int = 4
-    probes: int = 8
+    """What is measured: agreement of signs; curvature, to second order; a bound on the true losses; slices."""
+    pairs: int = 16
+    """Ordered pairs of environments to measure, drawn by the seed if there are more."""
+    examples: int = 256
+    """Examples of each environment, drawn by the seed; all of one that has fewer."""
+    split: Literal["train", "held-out"] = "train"
+    """Of the training environments, what was trained on or what was held out."""
+    environments: int = 0
+    """Deal the pooled examples out at random to this number of groups, for jobs without environments; 0 keeps the
+    job's."""
     seed: int = 0
+    """Seed of examples, pairs, directions and pseudo-environments."""
+    # fmt: on
 
-    def __post_init__(self) -> None:
-        if not self.epsilon:
-            raise ArgumentError("epsilon", None, "give one number above 0, or several")
-        for each in self.epsilon:
-            check_epsilon(each)
-        object.__setattr__(self, "epsilon", tuple(sorted(self.epsilon)))
-        check_radius(self.radius)
-        check_threshold(self.threshold)
-        if self.pairs < 1:
-            raise ArgumentError("pairs", self.pairs, "must be at least 1")
-        if not self.parts or not set(self.parts) <= set(PARTS):
-            raise ArgumentError("parts", self.parts, f"give some of {', '.join(PARTS)}")
-
-
-@dataclass(frozen=True)
-class PairConsistency:
-    """What a change that environment e does not see may do to environment e'.
-
-    Attributes:
-        own, other: e and e'.
-        ratios: μ for each ε; empty if curvature was not asked for.
-        converged: whether all of them are found; where not, they may be larger.
-        bounds: the largest change of L_e' that was found, for each ε; empty if it was not asked for.
-    """
-
-    own: str
-    other: str
-    ratios: tuple[float, ...] = ()
-    converged: bool = True
-    bounds: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class NetworkConsistency:
-    """What was found of a network, on its environments or on pseudo-environments.
-
-    Attributes:
-        settings: of the measurement.
-        radius: ρ, in units of θ.
-        losses: L_e(θ*) by environment.
-        gradient_norms: ‖∇L_e(θ*)‖ by environment; where they are not 0, I^ε does not vanish with ε.
-        pairs: the pairs that were measured, of ``possible_pairs``.
-        possible_pairs: d (d - 1).
-        log_ratios: by layer, see :func:`~concord.analysis.consistency.curvature.log_ratios`.
-        log_ratio: the same of all components together.
-        signs: the agreement in sign.
-        line, plane: slices along the directions of the largest ratios, or random ones without curvature.
-    """
-
-    settings: Settings
-    radius: float
-    losses: dict[str, float]
-    gradient_norms: dict[str, float]
-    pairs: tuple[PairConsistency, ...]
-    possible_pairs: int
-    log_ratios: dict[str, float] = field(default_factory=dict)
-    log_ratio: float | None = None
-    signs: SignAgreement | None = None
-    line: Slice | None = None
-    plane: Slice | None = None
-
-    @property
-    def quadratic(self) -> list[tuple[float, float]]:
-        """For each ε, between what the quadratic's I^ε lies: ε μ, and 2 ε μ or the ε that an environment itself has."""
-        largest = [max(pair.ratios[place] for pair in self.pairs) for place in range(len(self.pairs[0].ratios))]
-        return [
-            (epsilon * ratio, max(2 * epsilon * ratio, epsilon))
-            for epsilon, ratio in zip(self.settings.epsilon, largest, strict=False)
-        ]
-
-    @property
-    def bound(self) -> list[float]:
-        """For each ε, what the network's I^ε is at least."""
-        return [max(pair.bounds[place] for pair in self.pairs) for place in range(len(self.pairs[0].bounds))]
-
-
-def pieces(settings: Settings, environments: int) -> int:
-    """How many pieces of work :func:`measure` has."""
-    pairs = min(settings.pairs, environments * (environments - 1))
-    each = len(settings.epsilon) * (("curvature" in settings.parts) + ("bound" in settings.parts))
-    return pairs * each + len({"signs", "curvature", "slices"}.intersection(settings.parts))
+    def check(self) -> None:
+        """Validate options."""
+        positive = all(0 < each < math.inf for each in self.epsilon)
+        self.require("epsilon", positive and len(self.epsilon) > 0, "give one number above 0, or several")
+        self.require("radius", 0 < self.radius < math.inf, "must be a number above 0")
+        self.require("parts", len(self.parts) > 0, f"give some of {', '.join(PARTS)}")
+        self.require("pairs", self.pairs >= 1, "must be at least 1")
+        self.require("examples", self.examples >= 1, "must be at least 1")
+        right = self.environments == 0 or self.environments >= 2
+        self.require("environments", right, "must be 2 at least, or 0 for those of the job")
 
 
 def measure(
     losses: EnvironmentLosses,
     settings: Settings,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[int, int], None] = lambda *_: None,
     through: Tensor | None = None,
-) -> NetworkConsistency:
-    """Measure a network's consistency.
+) -> Consistency:
+    """Measure a network's consistency, and beside each number the same on pseudo-environments.
 
     Args:
         losses: of the network.
         settings: what is measured.
-        advance: called after each of its :func:`pieces`.
-        through: the offset of another solution, ``(n,)``, which the slices are to lead through.
+        advance: called after each piece of work with the number done and the number of all.
+        through: the offset of another solution, ``(n,)``, through which the slices lead.
 
     Raises:
         ArgumentError: there are fewer than two environments.
         InputError: curvature is asked for, and the job's risk has none.
     """
-    parts, names = set(settings.parts), losses.names
-    if len(names) < 2:
-        raise ArgumentError("environments", len(names), "consistency compares two environments at least")
-    if "curvature" in parts:
+    d = len(losses.names)
+    if d < 2:
+        raise ArgumentError("environments", d, "consistency compares two environments at least")
+    if "curvature" in settings.parts:
         losses.loss_of_outputs()  # which refuses a risk
+    null_settings = replace(settings, parts=tuple(part for part in settings.parts if part != "slices"))
+    pieces = sum(_pieces(each, d) for each in (settings, null_settings))
+    done = itertools.count(1)
+
+    def one_done() -> None:
+        advance(next(done), pieces)
+
+    found = _measure(losses, settings, one_done, through)
+    if not null_settings.parts:
+        return found
+    null = _measure(losses.pseudo_environments(settings.seed), null_settings, one_done)
+    return replace(found, measurements=with_null(found.measurements, null.measurements))
+
+
+def _pieces(settings: Settings, environments: int) -> int:
+    """The number of pieces of work."""
+    pairs = min(settings.pairs, environments * (environments - 1))
+    each = len(settings.epsilon) * (("curvature" in settings.parts) + ("bound" in settings.parts))
+    return pairs * each + len({"signs", "curvature", "slices"}.intersection(settings.parts))
+
+
+def _measure(
+    losses: EnvironmentLosses, settings: Settings, one_done: Callable[[], None], through: Tensor | None = None
+) -> Consistency:
+    names, parts, generator = losses.names, settings.parts, torch.Generator().manual_seed(settings.seed)
+
+    def draw() -> Tensor:
+        return torch.randn(losses.size, generator=generator).to(losses.solution)
+
     radius = settings.radius * float(losses.solution.double().norm())
-    directions = _Directions(losses, settings.seed)
-    pairs, steepest = _pairs(losses, settings, radius, directions, advance)
-    signs, ratios, ratio, along, over = None, dict[str, float](), None, None, None
-    if "signs" in parts:
-        fewest = min(losses.examples(name) for name in names)
-        signs = sign_agreement(losses, settings.threshold, min(settings.batches, fewest))
-        advance()
+    threshold = default_threshold("and-mask", len(names))
+    batches = min(_BATCHES, *(losses.examples(name) for name in names))
+    pairs, steepest = _pairs(losses, settings, radius, draw, one_done)
+    found, line, plane = [*_largest(pairs, sorted(settings.epsilon))], None, None
     if "curvature" in parts:
-        ratios = log_ratios(losses, diagonals(losses, settings.probes, settings.seed))
-        ratio = mean_log_ratio(losses, ratios)
-        advance()
+        found += log_ratios(losses, diagonals(losses, _PROBES, settings.seed))
+        one_done()
+    if "signs" in parts:
+        found += sign_agreement(losses, threshold, batches)
+        one_done()
     if "slices" in parts:
-        first, second = [*steepest, directions.draw(), directions.draw()][:2]
-        along, over = _slices(losses, radius, first, second) if through is None else _through(losses, through, first)
-        advance()
-    return NetworkConsistency(
-        settings=settings,
-        radius=radius,
-        losses=dict(losses.at_solution),
-        gradient_norms={name: float(losses.gradient(name).double().norm()) for name in names},
-        pairs=pairs,
-        possible_pairs=len(names) * (len(names) - 1),
-        log_ratios=ratios,
-        log_ratio=ratio,
-        signs=signs,
-        line=along,
-        plane=over,
-    )
-
-
-class _Directions:
-    """Random directions, by a seed."""
-
-    def __init__(self, losses: EnvironmentLosses, seed: int) -> None:
-        self._like, self._generator = losses.solution, torch.Generator().manual_seed(seed)
-
-    def draw(self) -> Tensor:
-        return torch.randn(len(self._like), generator=self._generator).to(self._like)
+        directions, least, most = [*steepest, draw(), draw()], -radius, radius
+        if through is not None:  # as far again on both sides of the two solutions' distance, by half
+            distance = float(through.double().norm())
+            directions, least, most = [through, *directions], -0.5 * distance, 1.5 * distance
+        line = slice_along(losses, directions[:1], np.linspace(least, most, _LINE_POINTS))
+        plane = slice_along(losses, directions[:2], np.linspace(least, most, _PLANE_POINTS))
+        one_done()
+    for name in names:
+        norm = float(losses.gradient(name).double().norm())
+        found.append(Measurement("loss", losses.at_solution[name], environments=(name,)))
+        found.append(Measurement("gradient_norm", norm, environments=(name,)))
+    return Consistency(found + pairs, radius, len(names) * (len(names) - 1), threshold, batches, line, plane)
 
 
 def _pairs(
-    losses: EnvironmentLosses, settings: Settings, radius: float, random: _Directions, advance: Callable[[], None]
-) -> tuple[tuple[PairConsistency, ...], list[Tensor]]:
-    """The pairs that are drawn, and the directions of their ratios of curvatures, the largest first."""
+    losses: EnvironmentLosses,
+    settings: Settings,
+    radius: float,
+    draw: Callable[[], Tensor],
+    one_done: Callable[[], None],
+) -> tuple[list[Measurement], list[Tensor]]:
+    """What was measured of the pairs that are drawn, and the directions of their ratios, the largest ratio first.
+
+    ``ratio`` is μ of :func:`pair_ratio`, ``converged`` whether that is found for every ε (1) or may be larger (0), and
+    ``bound`` the largest change of L_e' that was found.
+    """
     possible = list(itertools.permutations(losses.names, 2))
     drawn = np.random.default_rng(settings.seed).permutation(len(possible))[: settings.pairs]
-    pairs: list[PairConsistency] = []
+    found: list[Measurement] = []
     steepest: list[tuple[float, Tensor]] = []
     for own, other in (possible[index] for index in sorted(drawn.tolist())):
-        ratios: list[Ratio] = []
-        bounds: list[float] = []
-        for epsilon in settings.epsilon:
-            directions = [random.draw()]
+        pair = own, other
+        ratio, converged, bound = None, True, 0.0
+        for epsilon in sorted(settings.epsilon):
+            directions = [draw()]
             if "curvature" in settings.parts:
-                start = ratios[-1].direction if ratios else None
-                ratios.append(pair_ratio(losses, own, other, epsilon, radius, start))
-                directions.insert(0, ratios[-1].direction)
-                advance()
+                ratio = pair_ratio(losses, own, other, epsilon, radius, None if ratio is None else ratio.direction)
+                converged &= ratio.converged
+                directions.insert(0, ratio.direction)
+                found.append(Measurement("ratio", ratio.value, epsilon, environments=pair))
+                one_done()
             if "bound" in settings.parts:
-                found = certified_bound(losses, own, other, epsilon, radius, directions).value
-                bounds.append(max([found, *bounds[-1:]]))  # a path within a smaller ε is one within this
-                advance()
+                # A path within a smaller ε is one within this.
+                bound = max(bound, certified_bound(losses, own, other, epsilon, radius, directions).value)
+                found.append(Measurement("bound", bound, epsilon, environments=pair))
+                one_done()
+        if ratio is not None:
+            found.append(Measurement("converged", float(converged), environments=pair))
+            steepest.append((ratio.value, ratio.direction))
+    steepest.sort(key=lambda each: -each[0])
+    return found, [direction for _, direction in steepest]
+
+
+def _largest(pairs: Sequence[Measurement], epsilons: Sequence[float]) -> Iterator[Measurement]:
+    """For each ε what I^ε is at least, and between what the quadratic's lies: ε μ, and 2 ε μ or the ε of e = e'."""
+    for epsilon in epsilons:
+        at = [each for each in pairs if each.epsilon == epsilon]
+        bounds, ratios = ([each.value for each in at if each.name == name] for name in ("bound", "ratio"))
+        if bounds:
+            yield Measurement("bound", max(bounds), epsilon)
         if ratios:
-            steepest.append((ratios[-1].value, ratios[-1].direction))
-        values, converged = tuple(ratio.value for ratio in ratios), all(ratio.converged for ratio in ratios)
-        pairs.append(PairConsistency(own, other, values, converged, tuple(bounds)))
-    steepest.sort(key=lambda found: -found[0])
-    return tuple(pairs), [direction for _, direction in steepest]
-
-
-def _slices(losses: EnvironmentLosses, reach: float, first: Tensor, second: Tensor) -> tuple[Slice, Slice]:
-    """Along the first direction, and over the plane of both, as far as is said on each side."""
-    along = line(losses, first / first.norm(), np.linspace(-reach, reach, _LINE_POINTS))
-    return along, plane(losses, first, second, np.linspace(-reach, reach, _PLANE_POINTS))
-
-
-def _through(losses: EnvironmentLosses, other: Tensor, second: Tensor) -> tuple[Slice, Slice]:
-    """To another solution and half as far on both sides, along the line and over the plane with a second direction."""
-    distance = float(other.double().norm())
-    least, most = -0.5 * distance, 1.5 * distance
-    along = line(losses, other / other.norm(), np.linspace(least, most, _LINE_POINTS))
-    return along, plane(losses, other, second, np.linspace(least, most, _PLANE_POINTS))
+            yield Measurement("quadratic_low", epsilon * max(ratios), epsilon)
+            yield Measurement("quadratic_high", max(2 * epsilon * max(ratios), epsilon), epsilon)

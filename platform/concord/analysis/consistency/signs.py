@@ -4,113 +4,63 @@ At convergence gradients are noise, so their norms stand beside their agreement.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from concord.aggregation import chance_of
-from concord.aggregation.agreement import check_threshold, required_agreement
-from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses, own_sum
-from concord.errors import ArgumentError
-
-
-@dataclass(frozen=True)
-class LayerSigns:
-    """How one layer's gradients agree.
-
-    Attributes:
-        agreement: mean over components and batches of |Σ sign| / d.
-        kept: part of the components with |Σ sign| ≥ τd, mean over batches.
-        norm: of the mean gradient over environments, mean over batches.
-    """
-
-    agreement: float
-    kept: float
-    norm: float
-
-
-@dataclass(frozen=True)
-class SignAgreement:
-    """How the environments' gradients agree in sign.
-
-    Attributes:
-        layers: by the parameter's name.
-        whole: of all components together.
-        chance_agreement, chance_kept: what both are where signs are independent and fair.
-        threshold: τ.
-        batches: how many batches of each environment it is of.
-    """
-
-    layers: dict[str, LayerSigns]
-    whole: LayerSigns
-    chance_agreement: float
-    chance_kept: float
-    threshold: float
-    batches: int
+from concord.aggregation.agreement import required_agreement
+from concord.analysis.consistency.environment_losses import Add, EnvironmentLosses
+from concord.analysis.consistency.measurement import Measurement, layer_means
 
 
 def sign_agreement(
     losses: EnvironmentLosses,
     threshold: float,
     batches: int,
-    add: Add = own_sum,
+    add: Add = lambda values: values,
     environments: int | None = None,
-) -> SignAgreement:
-    """The agreement of gradients at θ*, on so many batches of every environment, one after the other.
+) -> list[Measurement]:
+    """The agreement of gradients at θ* on batches of every environment, of the whole network and by layer.
+
+    ``agreement`` is the mean of |Σ sign| / d over components and batches, ``kept_fraction`` the part of the components
+    with |Σ sign| ≥ τd, ``norm`` that of the mean gradient. ``chance_agreement`` and ``chance_fraction`` are what the
+    first two are where signs are independent and fair.
 
     Args:
         losses: of the network, in the environments of this process; each one's examples are divided into the batches
             in their order.
-        threshold: τ, above 0 where anything is to be left out.
+        threshold: τ.
         batches: at least 1, and no more than the smallest environment has examples.
         add: adds a tensor over processes that have other environments.
-        environments: how many all processes have; None: those of this one.
-
-    Raises:
-        ArgumentError: τ is outside [0, 1], or the number of batches does not fit.
+        environments: the number of environments of all processes; None: those of this one.
     """
-    check_threshold(threshold)
-    fewest = min(losses.examples(name) for name in losses.names)
-    if not 1 <= batches <= fewest:
-        raise ArgumentError("batches", batches, f"must be 1 at least, and {fewest} at most: so many examples there are")
     d = environments or len(losses.names)
-    required = required_agreement(threshold, d)
-    parts = dict.fromkeys(losses.layout.names, (0.0, 0.0, 0.0))
+    agreed, kept = (torch.zeros(losses.size, dtype=torch.float64, device=losses.device) for _ in range(2))
+    norms = dict.fromkeys(losses.layout.names, 0.0)
     for batch in range(batches):
         signs = torch.zeros(losses.size, device=losses.device)
-        mean = torch.zeros(losses.size, device=losses.device, dtype=losses.dtype)
+        mean = torch.zeros_like(losses.solution)
         for name in losses.names:
             count = losses.examples(name) // batches
             gradient = losses.gradient(name, None, slice(batch * count, (batch + 1) * count))
             signs += gradient.sign()
             mean += gradient / d
-        signs, mean = add(signs), add(mean)
-        of_signs, of_means = losses.by_layer(signs.abs()), losses.by_layer(mean)
-        for name, seen in parts.items():
-            now = _sums(of_signs[name], of_means[name], required)
-            parts[name] = tuple(before + new for before, new in zip(seen, now, strict=True))  # type: ignore[assignment]
-    sizes = {name: len(values) for name, values in of_signs.items()}
-    layers = {name: _of(seen, sizes[name], d, batches) for name, seen in parts.items()}
-    agreed, kept, _ = (sum(each) for each in zip(*parts.values(), strict=True))
-    whole = LayerSigns(
-        agreed / d / losses.size / batches,
-        kept / losses.size / batches,
-        math.sqrt(sum(layer.norm**2 for layer in layers.values())),
-    )
-    return SignAgreement(layers, whole, chance_agreement(d), chance_of(threshold, d), threshold, batches)
+        signs, mean = add(signs).abs(), add(mean)
+        agreed += signs / d / batches
+        kept += (signs >= required_agreement(threshold, d)).double() / batches
+        for name, part in losses.by_layer(mean).items():
+            norms[name] += float(part.double().norm()) / batches
+    return [
+        *layer_means("agreement", agreed, losses.by_layer(agreed)),
+        *layer_means("kept_fraction", kept, losses.by_layer(kept)),
+        Measurement("norm", math.hypot(*norms.values())),
+        *(Measurement("norm", norm, layer=name) for name, norm in norms.items()),
+        Measurement("chance_agreement", chance_agreement(d)),
+        Measurement("chance_fraction", chance_of(threshold, d)),
+    ]
 
 
 def chance_agreement(environments: int) -> float:
     """E|Σ sign| / d of d independent fair signs."""
     d = environments
     return math.fsum(math.comb(d, k) * abs(2 * k - d) for k in range(d + 1)) / 2.0**d / d
-
-
-def _sums(signs: Tensor, mean: Tensor, required: float) -> tuple[float, float, float]:
-    return float(signs.double().sum()), float((signs >= required).sum()), float(mean.double().norm())
-
-
-def _of(sums: tuple[float, float, float], components: int, environments: int, batches: int) -> LayerSigns:
-    agreed, kept, norms = (each / batches for each in sums)
-    return LayerSigns(agreed / environments / components, kept / components, norms)

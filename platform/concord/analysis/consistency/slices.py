@@ -4,6 +4,8 @@ Beside each environment stand the arithmetic mean of all, the surface that poole
 mean, which is low only where no environment's loss is high (AND-mask paper, Fig. 1 and 11).
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from concord.analysis.consistency.environment_losses import EnvironmentLosses
-from concord.errors import ArgumentError
+from concord.errors import InputError
 
 _LEAST = 1e-12  # a loss is taken for this much where it is less, so that it has a logarithm
 
@@ -25,15 +27,13 @@ class Slice:
 
     Attributes:
         names: of the environments.
-        first: places along the first direction, in units of θ, ``(points,)``.
-        second: those along the second one; None on a line.
-        losses: ``(environments, points)`` on a line, ``(environments, points, points)`` with the second direction's
-            places first on a plane.
+        places: along each direction, in units of θ, ``(points,)``.
+        losses: ``(environments, points)`` on a line, ``(environments, points, points)`` on a plane, the second
+            direction's places first.
     """
 
     names: tuple[str, ...]
-    first: Array
-    second: Array | None
+    places: Array
     losses: Array
 
     @property
@@ -49,46 +49,26 @@ class Slice:
         return mean
 
 
-def line(losses: EnvironmentLosses, direction: Tensor, places: Array) -> Slice:
-    """Every environment's loss at θ* + t · direction.
+def slice_along(losses: EnvironmentLosses, directions: Sequence[Tensor], places: Array) -> Slice:
+    """Every environment's loss at θ* + Σ t · direction, of one direction or two, which are made orthonormal.
 
     Args:
         losses: of the network.
-        direction: ``(n,)``, not 0; taken as it is.
-        places: the t, ``(points,)``.
+        directions: ``(n,)`` each.
+        places: the t, ``(points,)``, in units of θ.
 
     Raises:
-        ArgumentError: the direction is 0, as between a solution and itself.
+        InputError: the directions lie on one line.
     """
-    _check_direction(direction)
-    found = [[losses.loss(name, float(t) * direction) for t in places] for name in losses.names]
-    return Slice(losses.names, places, None, np.array(found))
-
-
-def plane(losses: EnvironmentLosses, first: Tensor, second: Tensor, places: Array) -> Slice:
-    """Every environment's loss at θ* + s · first + t · second, both made orthonormal.
-
-    Args:
-        losses: of the network.
-        first, second: directions, ``(n,)``, neither 0 nor on one line.
-        places: the s and the t, ``(points,)``, in units of θ.
-
-    Raises:
-        ArgumentError: the directions span no plane.
-    """
-    _check_direction(first)
-    first = first / first.norm()
-    rest = second - first * (first @ second)
-    if not float(rest.norm()) > 1e-6 * float(second.norm()):
-        raise ArgumentError("second", "a direction", "lies on one line with the first; two are needed for a plane")
-    second = rest / rest.norm()
-    found = [
-        [[losses.loss(name, float(s) * first + float(t) * second) for s in places] for t in places]
-        for name in losses.names
+    basis: list[Tensor] = []
+    for direction in directions:
+        rest = direction - sum(each * (each @ direction) for each in basis)
+        if not float(rest.norm()) > 1e-6 * float(direction.norm()):
+            raise InputError("slices: the two directions lie on one line; --parts without slices leaves them out")
+        basis.append(rest / rest.norm())
+    offsets = [
+        sum((float(t) * each for t, each in zip(reversed(at), basis, strict=True)), torch.zeros_like(basis[0]))
+        for at in itertools.product(places, repeat=len(basis))
     ]
-    return Slice(losses.names, places, places, np.array(found))
-
-
-def _check_direction(direction: Tensor) -> None:
-    if not float(torch.linalg.vector_norm(direction)) > 0:
-        raise ArgumentError("direction", "0", "a slice needs two different solutions, or a direction that is not 0")
+    found = np.array([[losses.loss(name, offset) for offset in offsets] for name in losses.names])
+    return Slice(losses.names, places, found.reshape(-1, *[len(places)] * len(basis)))

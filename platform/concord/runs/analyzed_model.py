@@ -1,0 +1,206 @@
+"""What is measured of one trained model: the options that ask for it, its losses, and the report that is kept."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from concord.analysis.consistency.environment_losses import EnvironmentLosses, deal_out
+from concord.analysis.consistency.figures import layers_figure, slice_figures
+from concord.analysis.consistency.measurement import ACCURACIES, as_json, as_metrics
+from concord.analysis.consistency.network import Settings, measure
+from concord.analysis.figures import save
+from concord.defaults import DEFAULT_OUTPUT
+from concord.environments.collection import generator_for
+from concord.errors import ArgumentError, InputError, RunFailedError
+from concord.machine import machine
+from concord.options import OptionGroup
+from concord.runs.execute import only_process
+from concord.runs.folder import run_folder
+from concord.runs.resources import check_local_gpus
+from concord.runs.tags import run_tags
+from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
+from concord.storage import Folder
+from concord.tracking import Store
+from concord.training.job import JobFile
+from concord.training.options import TrainConfig
+
+FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and among its artifacts in MLflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(OptionGroup):
+    """How consistent what was learned is across environments: how far a change that one environment does not see (its
+    loss stays within ε) may change another's loss. Beside it stands the same on pseudo-environments, dealt out at
+    random from the same examples."""
+
+    name: tuple[str, ...] = ()
+    """Finished runs; several that differ in the seed alone are one method, others stand side by side."""
+    model: str | None = None
+    """A registered model in their place: NAME@champion, or NAME/VERSION."""
+    settings: Settings = field(default_factory=Settings)
+    through: str | None = None
+    """Another run of the same network, through whose solution the slices go."""
+    use_gpu: bool = False
+    """Compute on a GPU."""
+    results: Path | None = None
+    """Folder that keeps the main numbers as well, a line a run: JOB-analyzed.jsonl."""
+    again: bool = False
+    """Measure anew what was measured before with the same options."""
+    data_dir: Path | None = None
+    """Folder of the data, if it is not where the run had it."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder of the runs, and of MLflow's store without a tracking URI."""
+    tracking_uri: str | None = None
+    """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
+    address: str | None = None
+    """Ray cluster for several runs, or local; without it (or RAY_ADDRESS) Ray is started on this machine."""
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        if bool(self.name) == bool(self.model):
+            raise InputError(
+                "analyze: of what? give --name RUN, or several, or --model NAME@champion; concord runs lists"
+            )
+        if self.through is not None:
+            self.require("through", len(self.name) == 1, "leads from one run to another; give one --name")
+            self.require("through", "slices" in self.settings.parts, "is for slices, which --parts does not name")
+
+    @property
+    def where(self) -> TrainConfig:
+        """Where runs and data are and where to compute, as a run's options."""
+        shared = ("output", "tracking_uri", "address", "use_gpu", "data_dir")
+        return TrainConfig().with_options(**{option: getattr(self, option) for option in shared})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """All that the answer depends on, as JSON has it."""
+        asked: dict[str, Any] = json.loads(json.dumps({**asdict(self.settings), "through": self.through}))
+        return asked
+
+    def load(self, job: JobFile, name: str | None) -> TrainedModel:
+        """The model of the run of this name, or the registered one."""
+        if name is None:
+            return model_of_version(job, Store.open(self.output, self.tracking_uri), str(self.model), self.data_dir)
+        return model_of_run(job, self.output, name, self.data_dir)
+
+    def folder(self, trained: TrainedModel) -> Folder:
+        """Where the report is kept: with the run, or among the job's reports where only the registry has the model."""
+        if self.name:
+            return run_folder(self.output, trained.name)
+        return Folder(self.output / "reports" / trained.job.name / trained.name)
+
+
+def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any] | None:
+    """The report that was kept before, if the same was asked."""
+    folder = options.folder(trained)
+    folder.fetch(FOLDER)
+    try:
+        found: dict[str, Any] = json.loads((folder.path / FOLDER / REPORT).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if found.get("asked") == options.asked and "measurements" in found else None
+
+
+def analyze_model(
+    trained: TrainedModel, options: AnalyzeOptions, advance: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, Any]:
+    """Measure a model, and keep the report with its figures in the run's folder and in MLflow."""
+    started = time.perf_counter()
+    check_local_gpus(options.where)
+    device = only_process(options.where).device
+    losses, through = environment_losses(trained, options.settings, device), None
+    if options.through is not None:
+        through = _difference(losses, options.load(trained.job, options.through), device)
+    found = measure(losses, options.settings, advance, through)
+    seconds = time.perf_counter() - started
+    folder = options.folder(trained)
+    here = folder.path / FOLDER
+    here.mkdir(parents=True, exist_ok=True)
+    figures = slice_figures(found, trained.name, options.settings.parts, options.through)
+    if (layers := layers_figure(found, trained.name)) is not None:
+        figures = {"layers": layers, **figures}
+    tags = run_tags(trained.job.name, trained.job.path)
+    report = {
+        "job": trained.job.name,
+        "run": trained.name,
+        "run_id": trained.run_id,
+        "method": trained.config.method,
+        "seed": trained.config.run.seed,
+        "epsilon": sorted(options.settings.epsilon),
+        "radius": options.settings.radius,
+        "environments": len(losses.names),
+        **as_json(found),
+        "seconds": round(seconds, 1),
+        "metrics": {name: value for name, value in trained.metrics.items() if name in ACCURACIES},
+        "figures": {name: str(save(figure, here / f"{name}.png")) for name, figure in figures.items()},
+        "origin": {
+            "commit": tags.get("concord.commit", f"version {tags['concord.version']}"),
+            "machine": machine(),
+        },
+        "asked": options.asked,
+    }
+    new = here / f"{REPORT}.new"
+    new.write_text(json.dumps(report, indent=1))
+    new.replace(here / REPORT)
+    folder.keep(FOLDER)
+    try:
+        store = Store.open(options.output, options.tracking_uri)
+        metrics = {f"analyzed/{name}": value for name, value in as_metrics(found.measurements).items()}
+        store.log_metrics(trained.run_id, metrics)
+        store.log_files(trained.run_id, here, FOLDER)
+    except RunFailedError as error:  # the report is kept in the folder
+        report["untracked"] = str(error)
+    return report
+
+
+def environment_losses(trained: TrainedModel, settings: Settings, device: torch.device) -> EnvironmentLosses:
+    """The losses of a trained model in its training environments.
+
+    Raises:
+        InputError: the settings do not fit the run, or the job has fewer than two environments.
+    """
+    config, job, groups = trained.config, trained.job, settings.environments
+    environments = job.job.environments(config)
+    names = environments.train
+    if config.aggregation.per_example and not groups:
+        raise ArgumentError(
+            "environments", groups, f"in run {trained.name} every example is an environment; give a number"
+        )
+    if settings.split == "held-out" and config.data.held_out == 0:
+        raise ArgumentError("split", "held-out", f"run {trained.name} held nothing out; give train")
+    if len(names) < 2 and not groups:
+        raise InputError(f"job {job.name}: has one training environment; consistency compares two at least")
+    batches = {}
+    for pair in environments.split(names, config.data.held_out, config.run.seed):
+        held_out = settings.split == "held-out" and pair.held_out is not None
+        part = pair.held_out if held_out and pair.held_out is not None else pair.training
+        order = torch.randperm(len(part), generator=generator_for(settings.seed, part.name, "consistency"))
+        batches[part.name] = part.take(order[: settings.examples].sort().values)
+    if groups:
+        count = sum(len(pytree.tree_leaves(batch)[0]) for batch in batches.values())
+        if groups > count:
+            raise ArgumentError("environments", groups, f"there are {count} examples; give that number at most")
+        each, more = divmod(count, groups)
+        sizes = {f"group {number}": each + (number < more) for number in range(groups)}
+        batches = deal_out(batches.values(), sizes, generator_for(settings.seed, "groups"))
+    return EnvironmentLosses(trained.model.to(device), job.job.risk_of(config), batches)
+
+
+def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.device) -> torch.Tensor:
+    """The offset of another model's solution."""
+    parameters = [value.detach() for value in through.model.to(device).parameters() if value.requires_grad]
+    other = torch.cat([value.reshape(-1) for value in parameters])
+    if other.shape != losses.solution.shape:
+        raise ArgumentError(
+            "through", through.name, f"has {len(other)} parameters, and the model {losses.size}; they have to be alike"
+        )
+    if torch.equal(other, losses.solution):
+        raise ArgumentError("through", through.name, "is the same model; a slice needs two different ones")
+    return other.to(losses.dtype) - losses.solution
