@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from concord.cli import main
 from concord.environments.sharded import FORMAT, SPLITS, Rows, ShardedData, shard_of
-from concord.environments.trajectories import Trajectories, TrajectoryTask
 from concord.errors import InputError
-from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
 from concord.storage.checksum import file_checksum
 from concord.training import load_job
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
 from concord_jobs.funnel_board.job import FunnelBoardOptions
 from concord_jobs.funnel_board.simulator import FunnelBoard, sample_course

@@ -18,7 +18,15 @@ from torch.testing import assert_close
 from concord.cli import main
 from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
 from concord.environments import Environments
-from concord.environments.reward_trajectories import (
+from concord.errors import InputError
+from concord.gradients.risk import as_risk
+from concord.space import Choice
+from concord.training import ProcessContext, load_job, train
+from concord.training.context import Silent
+from concord_jobs.distill_life.frame_attention import FrameAttention
+from concord_jobs.distill_life.life import following, random_trajectories
+from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of
+from concord_jobs.distill_mujoco.simulator import (
     HORIZON,
     SIZES,
     ReturnBins,
@@ -30,14 +38,6 @@ from concord.environments.reward_trajectories import (
     simulate,
     squared_error_of_bins,
 )
-from concord.errors import InputError
-from concord.gradients.risk import as_risk
-from concord.runs.made_returns import ReturnOptions, examples_of, make_returns, returns_of
-from concord.space import Choice
-from concord.training import ProcessContext, load_job, train
-from concord.training.context import Silent
-from concord_jobs.distill_life.frame_attention import FrameAttention
-from concord_jobs.distill_life.life import following, random_trajectories
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 
 # --- Life

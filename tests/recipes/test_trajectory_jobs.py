@@ -11,13 +11,13 @@ import torch
 from concord.cli import main
 from concord.environments import BatchStream
 from concord.environments.sharded import ShardedData
-from concord.environments.trajectories import Trajectories
 from concord.errors import InputError
-from concord.runs.made_trajectories import make_trajectories
 from concord.runs.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.data import make_trajectories
+from concord_jobs.box2d.trajectories import Trajectories
 from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
 from concord_jobs.room_runner.job import RoomRunnerOptions
 from concord_jobs.room_runner.simulator import RoomRunner

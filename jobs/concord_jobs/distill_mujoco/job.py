@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-import concord.environments.reward_trajectories as trajectories
+import concord_jobs.distill_mujoco.simulator as trajectories
 from concord import distillation
 from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
 from concord.environments import Environments
 from concord.objectives import Objective
-from concord.runs import made_returns
 from concord.space import Choice, Entry, Space
 from concord.training import Data, Job, Measure, Study, TrainConfig
+from concord_jobs.distill_mujoco import data as made_returns
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 from concord_jobs.distillation.taught import student_environments, training_parts
 

@@ -6,7 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from concord.environments.reward_trajectories import (
+from concord.environments.sharded import Rows, ShardedData, data_folder
+from concord.errors import ArgumentError
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.storage import display_path
+from concord_jobs.distill_mujoco.simulator import (
     Simulator,
     Split,
     Trajectories,
@@ -14,10 +18,6 @@ from concord.environments.reward_trajectories import (
     require_mujoco,
     simulate,
 )
-from concord.environments.sharded import Rows, ShardedData, data_folder
-from concord.errors import ArgumentError
-from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
-from concord.storage import display_path
 
 _DATA = "distill-mujoco"
 _SHARD = 1000  # examples in a file

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from concord.environments.box2d_extra import require_box2d
 from concord.environments.sharded import SPLITS, Rows, Split, data_folder
-from concord.environments.trajectories import TrajectoryTask
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord_jobs.box2d.extra import require_box2d
+from concord_jobs.box2d.trajectories import TrajectoryTask
 
 _LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
 
