@@ -14,6 +14,12 @@ from concord.storage import json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # in place of a table's name: what ``concord analyze`` found of several runs
+ORIGIN = (
+    "command",
+    "commit",
+    "machine",
+    "data",
+)  # of a run: what made it, and the version of its data if that is known
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as a reader sees them."""
 Shown = str | Cells | Mapping[str, Any]
@@ -63,7 +69,7 @@ class KeptLine:
         seed: of the run.
         values: by heading; a value that is not a number is not kept, since JSON has no word for it.
         seconds: that it took.
-        origin: command, commit and machine.
+        origin: command, commit and machine, and the version of the data if that is known.
     """
 
     configuration: str
@@ -82,7 +88,8 @@ class KeptLine:
     def read(line: Mapping[str, Any]) -> "KeptLine":
         """From such a line."""
         own = {name: line[name] for name in ("configuration", "seed", "values", "seconds")}
-        return KeptLine(**own, origin={name: line[name] for name in ("command", "commit", "machine") if name in line})
+        origin = {name: line[name] for name in ORIGIN if name in line}
+        return KeptLine(**own, origin=origin)
 
 
 @dataclass(frozen=True)
