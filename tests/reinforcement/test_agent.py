@@ -337,13 +337,13 @@ def test_what_a_process_of_its_own_raises_is_one_line() -> None:
         agent_training._learn(Failing(), AgentProgress())
 
 
-@pytest.mark.parametrize("file", ["training.safetensors", "progress.json"])
+@pytest.mark.parametrize("file", ["training.safetensors", "training.json", "progress.json"])
 def test_a_torn_checkpoint_is_refused_by_name(file: str, tmp_path: Path) -> None:
-    save_file({"weight": torch.ones(2)}, tmp_path / "training.safetensors")
+    write_state(tmp_path, {"weight": np.ones(2)})
     history = [Evaluation(1, 64, {"unseen_return": 2.0})]
     (tmp_path / "progress.json").write_text(json.dumps(dataclasses.asdict(AgentProgress(64, history=history))))
-    progress, arrays_ = read_training_state(tmp_path)
-    assert (progress.history, list(arrays_)) == (history, ["weight"])
+    progress, state = read_training_state(tmp_path)
+    assert (progress.history, list(state)) == (history, ["weight"])
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}: cannot be read"):
         read_training_state(tmp_path)
