@@ -18,7 +18,7 @@ class ArgumentError(InputError):
     def __str__(self) -> str:
         return f"{self.argument}={self.value}: {self.expected}"
 
-    def as_option(self) -> str:
+    def format_for_cli(self) -> str:
         """The same of an option of the command line."""
         values = self.value if isinstance(self.value, (tuple, list)) else (self.value,)
         given = "".join(f" {value}" for value in values if value is not None)
@@ -38,16 +38,16 @@ class CheckpointError(InputError):
     """A file of a checkpoint is missing, damaged, or not one of Concord's; an earlier checkpoint may be whole."""
 
 
-def to_be_sent(error: InputError) -> InputError:
+def picklable(error: InputError) -> InputError:
     """The same error in a form that other processes can read."""
     if isinstance(error, ArgumentError):
         return error.described()
     return CheckpointError(str(error)) if isinstance(error, CheckpointError) else InputError(str(error))
 
 
-def as_option(error: Exception) -> str:
+def format_for_cli(error: Exception) -> str:
     """What an error says, on the command line: there arguments are options."""
-    return error.as_option() if isinstance(error, ArgumentError) else str(error)
+    return error.format_for_cli() if isinstance(error, ArgumentError) else str(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from concord.environments import (
     linear_example,
 )
 from concord.environments.punctuated_sst2 import PADDING, UNKNOWN, read_glove, vocabulary
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord.models import WordAverage
 
 DIGITS = 20_000
@@ -298,4 +298,4 @@ def test_the_column_is_the_noisy_labels_sign_but_for_its_flips() -> None:
 def test_domains_and_columns_that_cannot_be_made_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
         make()
-    assert said in as_option(refused.value)
+    assert said in format_for_cli(refused.value)

@@ -37,7 +37,7 @@ from concord.objectives import (
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
 from concord.training.context import Silent
-from concord.training.loop import begun_objective
+from concord.training.loop import initialize_objective
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 
@@ -724,7 +724,7 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
 
 def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
     settings = config(objective="dann", domain_units=5)
-    made = [begun_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
+    made = [initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
     one, other = (dict(each.state_dict()) for each in made if each is not None)
     assert one["4.weight"].shape == (4, 5)
     assert_close(one, other)

@@ -20,7 +20,7 @@ import concord
 from concord import logs as structured_logs
 from concord.cli.last_words import last_words
 from concord.cli.output import info, output_closed
-from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
+from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
 from concord.redaction import redact
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
@@ -94,7 +94,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
         return 0, command(words[1:], as_json)
     except (InputError, RunFailedError) as error:
-        status, problem = (2 if isinstance(error, InputError) else 1), as_option(error)
+        status, problem = (2 if isinstance(error, InputError) else 1), format_for_cli(error)
         partial = error.result if isinstance(error, UnfinishedError) else {}
     except KeyboardInterrupt:
         status, problem = 1, "stopped"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from concord.errors import ArgumentError, InputError, RunFailedError, to_be_sent
+from concord.errors import ArgumentError, InputError, RunFailedError, picklable
 from concord.logs import Context, context, inherit_context
 from concord.options import flag_of, option_values
 from concord.redaction import redact
@@ -143,7 +143,7 @@ def _task(path: str, source: str, options: AnalyzeOptions, name: str, log_contex
     try:
         return analyze_model(options.load(job_from_source(path, source), name), options)
     except InputError as error:
-        return to_be_sent(error)
+        return picklable(error)
 
 
 def _require_shared_store(config: RunConfig) -> None:

@@ -22,7 +22,7 @@ from concord.environments.trajectories import (
     shard_of,
 )
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, begin, make_missing, split_parts
-from concord.storage.data_folder import MANIFEST, PLAN, read_json, unfit, write_whole
+from concord.storage.data_folder import MANIFEST, PLAN, read_json, invalid_data_error, write_whole
 from concord.training.process import tune_process
 
 _LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
@@ -126,7 +126,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     folder = trajectory_folder(options.data_dir, options.output, task).absolute()
     plan = {"format": FORMAT, "data": task.name, **_deciding(options)}
     if (folder / PLAN).exists() and (there := read_json(folder / PLAN).get("data")) != task.name:
-        raise unfit(folder, f"holds data of {there or 'another job'}, not of {task.name}; give another folder")
+        raise invalid_data_error(folder, f"holds data of {there or 'another job'}, not of {task.name}; give another folder")
     begin(folder, plan, f"data of {task.name}")
     shards = split_parts(options.counts, options.shard_size)
     made = make_missing(
@@ -176,5 +176,5 @@ def _described(folder: Path, shard: SplitPart) -> dict[str, Any]:
     found = described_shard(folder / shard.file)
     if len(found["lengths"]) != shard.count:
         held = f"{shard.file} holds {len(found['lengths'])} trajectories, not {shard.count}"
-        raise unfit(folder, f"{held}; remove it, and concord data makes it")
+        raise invalid_data_error(folder, f"{held}; remove it, and concord data makes it")
     return found

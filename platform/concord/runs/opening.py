@@ -78,7 +78,7 @@ def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
     """
     given, rule, derived = config.aggregation, config.rule(environments), dict[str, float]()
     if given.own_rule is None and isinstance(rule, SignMask | TMask):
-        derived["chance_fraction"] = rule.chance(config.voters(environments))
+        derived["chance_fraction"] = rule.chance(config.num_gradients(environments))
     decided = given.threshold is None or given.significance is not None
     if given.own_rule is None and decided and isinstance(rule, SignMask | SandMask):
         derived["threshold"] = rule.threshold
@@ -92,28 +92,28 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
 
     The votes of several batches of one environment count as one there: they share its shortcuts.
     """
-    voters = config.voters(environments)
+    num_gradients = config.num_gradients(environments)
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
     what = "example" if config.aggregation.per_example else what
-    if isinstance(test := config.rule(environments), TMask) and config.aggregation.own_rule is None and voters > 1:
-        asked = f"a mean must be {test.quantile(voters):.3g} standard errors from 0"
-        lines = [f"mask: {_count(voters, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+    if isinstance(test := config.rule(environments), TMask) and config.aggregation.own_rule is None and num_gradients > 1:
+        asked = f"a mean must be {test.quantile(num_gradients):.3g} standard errors from 0"
+        lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(test.significance)}: {asked}"]
         return lines + _expectation(config, environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
-    chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
+    chance, asked = rule.chance(num_gradients), f"{agreeing_signs(rule.threshold, num_gradients)} of {num_gradients} signs"
     passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
     lines = [
-        f"mask: {_count(voters, what)}, τ {rule.threshold:.4g}: {passes}; "
+        f"mask: {_count(num_gradients, what)}, τ {rule.threshold:.4g}: {passes}; "
         f"by chance a component passes with probability {format_chance(chance)}"
     ]
     masks = config.aggregation.significance is None and rule.threshold >= _MEANT_TO_MASK
     if masks and chance > MUCH_BY_CHANCE and not isinstance(rule, XorMask):
         least = least_environments(MUCH_BY_CHANCE)
         stricter = f"at least {least} {what}s at a step bring it below {MUCH_BY_CHANCE:.0%}"
-        if voters >= least:
-            strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, voters), voters)
-            stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {voters} signs"
+        if num_gradients >= least:
+            strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, num_gradients), num_gradients)
+            stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {num_gradients} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
     return lines + (_expectation(config, environments) if meant else [])

@@ -28,7 +28,7 @@ from concord.training.evaluation import (
     modes,
 )
 from concord.training.job import JobFile
-from concord.training.loop import begun_objective, build_model, check_environments
+from concord.training.loop import initialize_objective, build_model, check_environments
 from concord.training.metric_names import check_metric_names, split_metric
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
@@ -62,14 +62,14 @@ def preflight(job: JobFile, config: Any) -> Checked:
     """
     config = config.resolved()
     if (loop := job.job.loop) is not None:
-        with _blamed(job, "its options cannot be used"):
+        with _as_input_error(job, "its options cannot be used"):
             if loop.check is not None:
                 loop.check(config)
             example = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
         return Checked(Environments.none(), example, dict(loop.metrics), dict(loop.metrics))
     check_gpus(config)
-    with _blamed(job, "its environments cannot be made"):
+    with _as_input_error(job, "its environments cannot be made"):
         environments = job.job.environments(config)
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
@@ -78,15 +78,15 @@ def preflight(job: JobFile, config: Any) -> Checked:
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
     config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
     name = environments.train[0]
-    with _blamed(job, f"environment {name} cannot be loaded"):
+    with _as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
     trained = split_held_out(first, config.data.held_out, config.run.seed).training
-    with _blamed(job, "its model cannot be made"):
+    with _as_input_error(job, "its model cannot be made"):
         model = build_model(job.job, config)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"job {job.name}: model gave {type(model).__name__}, expected a torch.nn.Module")
-    with _blamed(job, "its objective cannot be made"):
-        objective = begun_objective(job.job, config, model, len(environments.train), 1)
+    with _as_input_error(job, "its objective cannot be made"):
+        objective = initialize_objective(job.job, config, model, len(environments.train), 1)
     given = _check_batch(job, config, objective, model.eval(), first)
     if job.job.objective is not None:
         _check_objective(job, objective, model, first, len(environments.train))
@@ -94,10 +94,10 @@ def preflight(job: JobFile, config: Any) -> Checked:
         steps, rest = divmod(len(trained), config.data.batch_size)
         whole = rest == 0 and config.data.environments_per_step == 0  # as far as the first environment says
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
-    with _blamed(job, "its evaluation cannot be made"):
+    with _as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
     measures = modes(given, evaluation)
-    with _blamed(job, "its metrics cannot be told apart"):
+    with _as_input_error(job, "its metrics cannot be told apart"):
         own = () if evaluation is None else evaluation.modes
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
@@ -140,7 +140,7 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
 
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
     """Refuse what is required of a champion, if it is not reported (InputError)."""
-    with _blamed(job, "what it requires of a champion cannot be found out"):
+    with _as_input_error(job, "what it requires of a champion cannot be found out"):
         names = required(job.job, config)
     for metric in names:
         if metric not in reported:
@@ -152,7 +152,7 @@ def _check_objective(
 ) -> None:
     """Try the job's own objective on the same two examples in every environment."""
     batch = pytree.tree_map(lambda leaf: torch.stack([leaf] * environments), first.take(slice(2)))
-    with _blamed(job, "its objective cannot be computed"):
+    with _as_input_error(job, "its objective cannot be computed"):
         value = objective(model, batch)
     if not isinstance(value, torch.Tensor) or value.ndim != 0 or not value.requires_grad:
         raise InputError(f"job {job.name}: its objective gives {value!r}; expected a scalar with a gradient")
@@ -168,7 +168,7 @@ def _check_batch(
         return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
     inputs, targets = first.inputs[:2], first.targets[:2]
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
-    with _blamed(job, f"model and loss cannot take {shapes}"):
+    with _as_input_error(job, f"model and loss cannot take {shapes}"):
         outputs = model(inputs)
         if not isinstance(outputs, torch.Tensor):
             raise InputError(f"job {job.name}: the model's outputs are {type(outputs).__name__}, expected a tensor")
@@ -188,7 +188,7 @@ def _check_batch(
         raise InputError(f"job {job.name}: the loss has no gradient; no parameter of the model changes it")
     measures = as_measures(job.job.measures if job.job.measures is not None else default_measures(outputs, targets))
     for name, measure in measures.items():
-        with _blamed(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
+        with _as_input_error(job, f"measure {name} cannot take outputs {tuple(outputs.shape)} of {shapes}"):
             shape = tuple(measure(outputs.detach(), targets).shape)
         _require_one_each(job, name, shape, len(inputs))
     return measures
@@ -198,7 +198,7 @@ def _check_risk(
     job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, batch: Batch, shapes: str
 ) -> dict[str, Measure]:
     measures = as_measures(job.job.measures or {})
-    with _blamed(job, f"model and risk cannot take {shapes}"):
+    with _as_input_error(job, f"model and risk cannot take {shapes}"):
         of_batch = job.job.risk_of(config)
         risk = evaluate_batch(model, of_batch, {}, batch).risk
         if not objective.coupled:
@@ -207,7 +207,7 @@ def _check_risk(
         raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
-        with _blamed(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
+        with _as_input_error(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
             values = evaluate_batch(model, of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
@@ -233,7 +233,7 @@ def _reported(
 
 
 @contextlib.contextmanager
-def _blamed(job: JobFile, what: str) -> Iterator[None]:
+def _as_input_error(job: JobFile, what: str) -> Iterator[None]:
     """Whatever the job's own functions raise is wrong input, said in one line."""
     try:
         yield

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from concord import logs
-from concord.errors import InputError, TrainingFailedError, to_be_sent
+from concord.errors import InputError, TrainingFailedError, picklable
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
@@ -210,7 +210,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         tell.finish()
     except (InputError, NonFiniteGradientError, FullDiskError) as error:  # raised in every worker
         if process.rank == 0:
-            told = to_be_sent(error) if isinstance(error, InputError) else error
+            told = picklable(error) if isinstance(error, InputError) else error
             _fail(channel, failure(error, spec.path) if isinstance(told, NonFiniteGradientError) else told)
     except (Exception, SystemExit) as error:
         # Raised in this worker while others wait for it: they have to be ended.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord.options import (
     as_words,
     did_you_mean,
@@ -273,7 +273,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
         require_one_way(chosen)
         config.check()
     except InputError as error:
-        raise InputError(f"{where}: {as_option(error)}") from error
+        raise InputError(f"{where}: {format_for_cli(error)}") from error
     return config
 
 

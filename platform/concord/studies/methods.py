@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
-from concord.errors import InputError, RunFailedError, StoppedError, as_option
+from concord.errors import InputError, RunFailedError, StoppedError, format_for_cli
 from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
 from concord.redaction import is_secret, redact
@@ -157,8 +157,8 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
         except InputError as error:
             if method in options.methods or method == USUAL[0]:
-                raise InputError(f"{method}: {as_option(error)}") from error
-            left_out[method] = as_option(error)
+                raise InputError(f"{method}: {format_for_cli(error)}") from error
+            left_out[method] = format_for_cli(error)
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: nothing is there to compare with the average: {reasons}")

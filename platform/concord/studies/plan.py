@@ -295,7 +295,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     environments = len(train) - leave_out
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
     if isinstance(base, TrainConfig) and smallest is not None and base.chosen_aggregator != "t-mask":
-        threshold_at_chance(smallest, base.voters(environments))  # refuses what too few environments can have
+        threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few environments can have
     if asked.folds > len(train):
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))

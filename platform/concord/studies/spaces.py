@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord.options import (
     ALTERNATIVES,
     did_you_mean,
@@ -334,7 +334,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
             try:
                 base.with_options(**{name: value}).check()
             except InputError as error:
-                raise InputError(f"space: {as_option(error)}") from error
+                raise InputError(f"space: {format_for_cli(error)}") from error
 
 
 def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:

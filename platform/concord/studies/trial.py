@@ -16,7 +16,7 @@ import ray
 from ray.tune import Trainable
 
 from concord import logs
-from concord.errors import InputError, RunFailedError, TrainingFailedError, as_option
+from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
 from concord.redaction import redact
 from concord.runs.execute import RunSpec, execute, ignore
 from concord.source_file import reason
@@ -117,7 +117,7 @@ class TrialProcess(Trainable):
         except TrainingFailedError as error:
             return _failed(error.reason)
         except (InputError, RunFailedError) as error:
-            return _failed(as_option(error))
+            return _failed(format_for_cli(error))
         except (Exception, SystemExit) as error:  # the job's own, where its options are read
             return _failed(reason(error, self._pool.run.path))
 

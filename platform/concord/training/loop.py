@@ -18,7 +18,7 @@ from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import difference
-from concord.errors import InputError, to_be_sent
+from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
@@ -65,7 +65,7 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     return job.model(config)
 
 
-def begun_objective(job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int) -> Objective:
+def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int) -> Objective:
     """What the run minimizes, ready for its first step: the job's own objective, or the one that is chosen.
 
     What it draws at random follows what :func:`build_model` drew.
@@ -275,7 +275,7 @@ class _Run:
         self.steps_per_epoch = self.batches.steps_per_epoch
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
-        self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
+        self.objective = initialize_objective(job, config, self.model, len(self.environments.train), steps)
         self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in self._modules:
             module.to(place.device)
@@ -595,7 +595,7 @@ def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
     try:
         result = do()
     except InputError as error:
-        problem = to_be_sent(error)
+        problem = picklable(error)
     if place.world_size > 1:
         form = _description(result) if isinstance(result, WorkerData) else None
         said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world_size

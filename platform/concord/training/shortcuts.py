@@ -89,18 +89,18 @@ def _advice(job: Job[Any], config: TrainConfig, environments: int) -> str:
     A test of the gradients' means asks what no count of signs does; an average is to be masked by signs first, where
     they seldom agree by chance.
     """
-    rule, voters = config.rule(environments), config.voters(environments)
+    rule, num_gradients = config.rule(environments), config.num_gradients(environments)
     averaged, objective = isinstance(rule, Mean), config.objective.objective
-    before = rule.chance(voters) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
-    possible = [each for each in _ADVISED if each < before and least_environments(each) <= voters]
+    before = rule.chance(num_gradients) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
+    possible = [each for each in _ADVISED if each < before and least_environments(each) <= num_gradients]
     tries = []
-    plain, few = objective == "erm" and job.objective is None, voters < least_environments(DEFAULT_SIGNIFICANCE)
+    plain, few = objective == "erm" and job.objective is None, num_gradients < least_environments(DEFAULT_SIGNIFICANCE)
     if averaged and plain and not few:
         tries.append("--aggregator and-mask")  # its default threshold is as seldom reached by chance as it should be
     elif possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
-    if plain and 1 < voters == environments and (isinstance(rule, SignMask) or (averaged and few)):
+    if plain and 1 < num_gradients == environments and (isinstance(rule, SignMask) or (averaged and few)):
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
         other = f"an --objective other than {objective}"

@@ -80,7 +80,7 @@ class TrainConfig(RunConfig):
         """Also where the data are, and how many workers train, unless that decides which environments meet."""
         return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
 
-    def voters(self, environments: int) -> int:
+    def num_gradients(self, environments: int) -> int:
         """How many gradients the aggregator compares at an update, of so many training environments.
 
         Several batches of an environment are several, though they share what that environment alone has.
@@ -102,7 +102,7 @@ class TrainConfig(RunConfig):
             return own.made(option_values(self.decided(environments)))
         decided, name = self.decided(environments).aggregation, cast(AggregatorName, self.chosen_aggregator)
         if decided.significance is not None:
-            return aggregator_at_chance(name, decided.significance, self.voters(environments))
+            return aggregator_at_chance(name, decided.significance, self.num_gradients(environments))
         return aggregator(name, cast(float, decided.threshold))
 
     def decided(self, environments: int) -> Self:
@@ -112,7 +112,7 @@ class TrainConfig(RunConfig):
             return self.with_options(significance=TMask().significance)
         if given.threshold is not None or (given.significance is not None and given.own_rule is None):
             return self
-        return self.with_options(threshold=default_threshold(name, self.voters(environments)))
+        return self.with_options(threshold=default_threshold(name, self.num_gradients(environments)))
 
     def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
         """What a run of so many steps minimizes.
