@@ -134,8 +134,8 @@ def test_an_option_that_a_group_of_the_job_s_own_has_again_is_refused() -> None:
 def test_what_an_option_leaves_to_others_follows_when_they_are_varied() -> None:
     asked = TrainConfig().with_options(objective="irm")
     assert asked.aggregation.aggregator == "auto"
-    assert asked.resolved().aggregation.aggregator == "mean"
-    back = asked.resolved().with_options(objective="erm", aggregator="auto").resolved()
+    assert asked.resolve().aggregation.aggregator == "mean"
+    back = asked.resolve().with_options(objective="erm", aggregator="auto").resolve()
     assert back.aggregation.aggregator == "and-mask"
 
 
@@ -179,7 +179,7 @@ def test_the_command_line_wins_over_the_file_in_any_form(tmp_path: Path) -> None
 
 def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
     config = load_job("synthetic").job.config.with_options(lr=0.5, name="old", output=tmp_path / "out")
-    recorded = recorded_config(config.resolved())
+    recorded = recorded_config(config.resolve())
     for name, text in (
         ("record.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
         ("config.json", recorded),

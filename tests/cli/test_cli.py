@@ -191,7 +191,7 @@ def recorded(output: Path) -> Path:
     """What a run of shared-rule called ``old`` has left, as far as the command line looks at it."""
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    config = option_values(load_job(SHARED_RULE).job.config.resolved())
+    config = option_values(load_job(SHARED_RULE).job.config.resolve())
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
     record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
     write_record(Folder(folder), "run", record)

@@ -37,7 +37,7 @@ from pathlib import Path
 from concord.training.options import TrainConfig
 from concord.runs.lifecycle import reserved_run
 options = {"output": Path(sys.argv[1]), "name": sys.argv[2], "resume": sys.argv[3] == "resume"}
-config = TrainConfig().with_options(**options).resolved()
+config = TrainConfig().with_options(**options).resolve()
 with reserved_run("shared-rule", config):
     print("reserved", flush=True)
     sys.stdin.read()
@@ -46,7 +46,7 @@ with reserved_run("shared-rule", config):
 
 def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
     """A run, new or resumed, whose training is these steps."""
-    config = TrainConfig().with_options(output=output, name=name, **options).resolved()
+    config = TrainConfig().with_options(output=output, name=name, **options).resolve()
     description = run_description(config, JOB, {})
     with reserved_run(JOB, config) as reserved, opened(reserved, description, lambda _: None) as run:
         for step in steps:
@@ -222,7 +222,7 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
 
 def failed_run_of_the_job(output: Path) -> None:
     job = load_job(JOB_FILE)
-    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolved()
+    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolve()
     description = run_description(config, JOB, {})
     with (
         pytest.raises(RunFailedError),

@@ -538,7 +538,7 @@ def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> No
 def test_the_point_of_a_jobs_own_settings_is_the_nearest_in_the_space(
     space: Space, base: Config, point: Point, moved: Point
 ) -> None:
-    own = own_point(space, base.decided(8) if isinstance(base, TrainConfig) else base)
+    own = own_point(space, base, 8)
     assert own is not None
     assert (own.point, own.moved) == (point, moved)
     list(space.active(own.point))
@@ -556,7 +556,7 @@ def test_settings_that_contradict_each_other_in_the_space_are_no_point() -> None
 def test_every_configuration_has_a_point_in_the_spaces_for_every_job(
     lr: float, batch_size: int, aggregator: Any, made: Any
 ) -> None:
-    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).decided(32)
+    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).resolve(32)
     own = own_point(made(base), base)
     assert own is not None
     list(made(base).active(own.point))
@@ -575,7 +575,7 @@ def test_what_an_option_stands_for_follows_the_options_that_are_varied() -> None
     for name, stands_for in expected.items():
         point: Point = {"lr": 0.1, "dropped": "none", "objective": name}
         assert config_at(BASE, space, point).aggregation.aggregator == "auto"
-        assert config_at(BASE, space, point).resolved().aggregation.aggregator == stands_for["aggregator"]
+        assert config_at(BASE, space, point).resolve().aggregation.aggregator == stands_for["aggregator"]
         assert resolved_at(BASE, space, point) == stands_for
         config_at(BASE, space, point).check()
 
@@ -612,7 +612,7 @@ given = TrainConfig().with_options
 def test_a_configuration_knows_which_of_its_options_nothing_looks_at(
     config: Any, unused: set[str], used: set[str]
 ) -> None:
-    found = config.resolved().unused()
+    found = config.resolve().unused()
     names = options_of(type(config)).keys()
     assert unused <= found <= names
     assert not used & found

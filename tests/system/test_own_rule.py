@@ -106,7 +106,7 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
         0.0,
     )
     assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
-    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert config.aggregation.aggregator == "my_rule.py:TrimmedSign"
     assert config.method == "TrimmedSign"
     assert config.with_options(objective="irm").method == "irm-TrimmedSign"
 
@@ -221,7 +221,7 @@ def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:
     }
     rule_file.write_text("raise RuntimeError")
     job, words = with_own_rule(load_job(JOB), ["--name", "a"], record)
-    assert configured(job).chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert configured(job).aggregation.aggregator == "my_rule.py:TrimmedSign"
     assert words == ["--name", "a"]
     job, _ = with_own_rule(load_job(JOB), ["--aggregator=mean"], record)
     assert job.rule is None
@@ -255,7 +255,7 @@ def test_a_study_varies_the_fields_of_the_rule_that_it_is_given(rule_file: Path,
     assert plan.space.entries["dead_zone"] == Choice(0.1, 0.2)
     assert "aggregator" not in plan.space.names()
     config = config_at(plan.base, plan.space, plan.first[0] if plan.first else {"dead_zone": 0.1})
-    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert config.aggregation.aggregator == "my_rule.py:TrimmedSign"
     with pytest.raises(InputError, match="space: dead_zone wide: must be a number"):
         planned(rule_file, tmp_path / "runs", vary=("dead_zone=0.1,wide",))
     with pytest.raises(InputError, match="the job has no such option"):

@@ -98,8 +98,8 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
     assert chosen.with_options(threshold=0.7).aggregation == AggregatorOptions(threshold=0.7)
     assert chosen.with_options(lr=0.1).aggregation.significance == 1e-4
     assert BASE.with_options(**option_values(chosen)) == chosen
-    assert "threshold" in chosen.resolved().unused()
-    assert "significance" in BASE.resolved().unused()
+    assert "threshold" in chosen.resolve().unused()
+    assert "significance" in BASE.resolve().unused()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
 def said_after(job: Job[Any], environments: Environments, **options: Any) -> str | None:
     """What is said after a training in this process."""
     job = dataclasses.replace(job, environments=lambda _: environments)
-    config = job.config.with_options(**options).resolved()
+    config = job.config.with_options(**options).resolve()
     outcome = train(job, config, ProcessContext(), Silent())
     measures = modes({} if job.measures is not None else {"accuracy": ACCURACY})
     return shortcuts(outcome.history, job, config, environments, measures)

@@ -529,7 +529,7 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 def test_the_source_of_gradients_is_what_the_table_says(
     group: dist.ProcessGroup, changes: dict[str, Any], environments: int, grouped: bool, expected: type
 ) -> None:
-    config = CONFIG.with_options(**changes).resolved()
+    config = CONFIG.with_options(**changes).resolve()
     batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
     source = gradient_source(
         nn.Linear(5, 3),
@@ -773,11 +773,11 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
 def test_ways_to_more_votes_that_make_no_sense_are_refused(option: str, beside: dict[str, Any], said: str) -> None:
     value = {"environment_momentum": 0.5, "steps_per_update": 4}[option]
     with pytest.raises(InputError) as caught:
-        CONFIG.with_options(**{option: value}, **beside).resolved().check()
+        CONFIG.with_options(**{option: value}, **beside).resolve().check()
     assert str(caught.value).startswith(said)
     coupled = CONFIG.with_options(objective="vrex", environment_momentum=0.5)
     coupled.check()
-    assert "environment_momentum" in coupled.resolved().unused()
+    assert "environment_momentum" in coupled.resolve().unused()
 
 
 def test_more_workers_than_environments_are_refused() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from concord.errors import InputError, first_line
 from concord.storage import local
-from concord.storage.data_folder import MANIFEST, checksum, file_checksum, manifest_of, invalid_data_error
+from concord.storage.data_folder import MANIFEST, checksum, file_checksum, manifest_of, unfit
 
 FORMAT = 1
 Split = Literal["train", "validation", "test"]
@@ -299,15 +299,15 @@ class TrajectoryFolder:
         command = self._command = command or f"concord data {task}"
         self.manifest, names = manifest_of(folder, "trajectories", command)
         if missing := _missing(self.manifest):
-            raise invalid_data_error(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
+            raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
         if self.manifest["format"] != FORMAT:
-            raise invalid_data_error(folder, f"its {MANIFEST} has format {self.manifest['format']}; this Concord reads {FORMAT}")
+            raise unfit(folder, f"its {MANIFEST} has format {self.manifest['format']}; this Concord reads {FORMAT}")
         if self.manifest["data"] != task:
-            raise invalid_data_error(folder, f"trajectories of {self.manifest['data']}, not of {task}; {command} makes those")
+            raise unfit(folder, f"trajectories of {self.manifest['data']}, not of {task}; {command} makes those")
         check_distinct(self.manifest["shards"], folder)
         for shard in self.manifest["shards"]:
             if shard["file"] not in names:
-                raise invalid_data_error(folder, f"{shard['file']} is missing; {command} makes it")
+                raise unfit(folder, f"{shard['file']} is missing; {command} makes it")
         self.task, self.classes = task, tuple(self.manifest["classes"])
         self.frame: tuple[int, int, int] = tuple(self.manifest["frame"])
         self.settings: Mapping[str, Any] = self.manifest["settings"]
@@ -321,12 +321,12 @@ class TrajectoryFolder:
             InputError: there are none.
         """
         if not self.has(split):
-            raise invalid_data_error(self.folder, f"no trajectories for {split}; {self._command} makes them in a new folder")
+            raise unfit(self.folder, f"no trajectories for {split}; {self._command} makes them in a new folder")
         return Trajectories(self.folder, self._shards(split), self.frame)
 
-    def invalid_data_error(self, why: str) -> InputError:
+    def unfit(self, why: str) -> InputError:
         """The refusal of these data."""
-        return invalid_data_error(self.folder, why)
+        return unfit(self.folder, why)
 
     def has(self, split: Split) -> bool:
         """Whether there are trajectories for that."""
@@ -373,7 +373,7 @@ class Trajectories(Dataset[tuple[Tensor, Tensor]]):
         frames = self._shard(number).frames(index - int(self._starts[number]))
         if frames.shape != (int(self.lengths[index]), *self._frame):
             said = f"frames {frames.shape} where the manifest says {(int(self.lengths[index]), *self._frame)}"
-            raise invalid_data_error(self._folder, f"{self._shards[number]['file']} holds {said}; remove it, and make it again")
+            raise unfit(self._folder, f"{self._shards[number]['file']} holds {said}; remove it, and make it again")
         return torch.from_numpy(frames), self.labels[index]
 
     def __getstate__(self) -> dict[str, Any]:  # for the workers of a data loader, which map the files themselves
@@ -388,7 +388,7 @@ class Trajectories(Dataset[tuple[Tensor, Tensor]]):
                 said = self._shards[number]
                 path = local(self._folder / said["file"])
                 if file_checksum(path) != said["sha256"]:
-                    raise invalid_data_error(self._folder, f"{said['file']} is corrupt; remove it, and concord data makes it anew")
+                    raise unfit(self._folder, f"{said['file']} is corrupt; remove it, and concord data makes it anew")
                 self._opened[number] = Shard(path)
             return self._opened[number]
 
@@ -399,7 +399,7 @@ def check_distinct(shards: Sequence[Mapping[str, Any]], folder: Path) -> None:
     for shard in shards:
         for digest in shard["digests"]:
             if digest in seen:
-                raise invalid_data_error(folder, f"one trajectory is in {seen[digest]} and in {shard['file']}")
+                raise unfit(folder, f"one trajectory is in {seen[digest]} and in {shard['file']}")
             seen[digest] = shard["file"]
 
 

@@ -37,7 +37,7 @@ from concord.reinforcement.procgen_environment import (
 )
 from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
 from concord.storage import local
-from concord.storage.data_folder import MANIFEST, PLAN, checksum, manifest_of, invalid_data_error, write_whole
+from concord.storage.data_folder import MANIFEST, PLAN, checksum, manifest_of, unfit, write_whole
 from concord.training.process import tune_process
 
 _FORMAT = 1
@@ -197,7 +197,7 @@ def _check_expert(plan: dict[str, Any] | None, expert: Expert, folder: Path) -> 
     if plan is None:
         return
     if not isinstance(plan["expert"], dict):
-        raise invalid_data_error(folder, f"{PLAN} is of another version of Concord; give another folder")
+        raise unfit(folder, f"{PLAN} is of another version of Concord; give another folder")
     if plan["expert"].get("version") != expert.version:
         raise InputError(
             f"--expert: version {expert.version}; the data in {folder} are of version "
@@ -379,7 +379,7 @@ def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
         and np.allclose(states.policy.sum(1), 1, rtol=0, atol=1e-5)
     )
     if not right:
-        raise invalid_data_error(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
+        raise unfit(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
     return {
         "file": shard.file,
         "split": shard.split,
@@ -395,7 +395,7 @@ def _check_disjoint(shards: Sequence[dict[str, Any]], folder: Path) -> None:
     for shard in shards:
         for level in shard["levels"]:
             if level in seen:
-                raise invalid_data_error(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
+                raise unfit(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
             seen[level] = shard["file"]
 
 
@@ -433,14 +433,14 @@ class CloningData:
         self.manifest, names = manifest_of(folder, "cloning data", "concord data coinrun-clone")
         if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
             found = self.manifest.get("format")
-            raise invalid_data_error(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
+            raise unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
         if missing := _missing(self.manifest):
-            raise invalid_data_error(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
+            raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
         self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
         _check_disjoint(self.manifest["shards"], folder)
         for file in self._shards:
             if file not in names:
-                raise invalid_data_error(folder, f"{file} is missing; concord data coinrun-clone makes it")
+                raise unfit(folder, f"{file} is missing; concord data coinrun-clone makes it")
         self.version = checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
         self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
 
@@ -465,5 +465,5 @@ class CloningData:
     def _checked(self, file: str) -> States:
         path = local(self.folder / file)
         if checksum(path.read_bytes()) != self._shards[file]["sha256"]:
-            raise invalid_data_error(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
+            raise unfit(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
         return _read(path)

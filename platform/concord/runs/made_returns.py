@@ -22,7 +22,7 @@ from concord.environments.reward_trajectories import (
 from concord.errors import ArgumentError, InputError, first_line
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, begin, make_missing, split_parts
 from concord.storage import display_path, local
-from concord.storage.data_folder import MANIFEST, checksum, manifest_of, invalid_data_error, write_whole
+from concord.storage.data_folder import MANIFEST, checksum, manifest_of, unfit, write_whole
 from concord.training.process import tune_process
 
 _FORMAT = 1
@@ -109,7 +109,7 @@ def _checked(folder: Path, shard: SplitPart) -> str:
     """The checksum of a file that holds what it should."""
     found = len(_read(folder / shard.file).rewards)
     if found != shard.count:
-        raise invalid_data_error(folder, f"{shard.file} holds {found} examples, not {shard.count}; remove it, and concord data "
+        raise unfit(folder, f"{shard.file} holds {found} examples, not {shard.count}; remove it, and concord data "
                     "makes it")  # fmt: skip
     return checksum((folder / shard.file).read_bytes())
 
@@ -148,10 +148,10 @@ class ReturnData:
         self.folder = folder
         self.manifest, names = manifest_of(folder, "returns of a simulator", "concord data distill-mujoco")
         if self.manifest.get("format") != _FORMAT or not _complete(self.manifest):
-            raise invalid_data_error(folder, f"its {MANIFEST} is not one of format {_FORMAT}, or not complete")
+            raise unfit(folder, f"its {MANIFEST} is not one of format {_FORMAT}, or not complete")
         for shard in self.manifest["shards"]:
             if shard["file"] not in names:
-                raise invalid_data_error(folder, f"{shard['file']} is missing; concord data distill-mujoco makes it")
+                raise unfit(folder, f"{shard['file']} is missing; concord data distill-mujoco makes it")
         self.version = checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
 
     def split(self, split: Split) -> Trajectories:
@@ -161,7 +161,7 @@ class ReturnData:
     def _part(self, shard: dict[str, Any]) -> Trajectories:
         path = local(self.folder / shard["file"])
         if checksum(path.read_bytes()) != shard["sha256"]:
-            raise invalid_data_error(self.folder, f"{shard['file']} is corrupt; remove it, and concord data makes it anew")
+            raise unfit(self.folder, f"{shard['file']} is corrupt; remove it, and concord data makes it anew")
         return _read(path)
 
 

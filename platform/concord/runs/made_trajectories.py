@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from concord.environments.box2d_extra import require_box2d
-from concord.environments.funnel_board import FunnelBoard
-from concord.environments.room_runner import SIZES, RoomRunner
 from concord.environments.trajectories import (
     FORMAT,
     SPLITS,
@@ -22,7 +20,7 @@ from concord.environments.trajectories import (
     shard_of,
 )
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, begin, make_missing, split_parts
-from concord.storage.data_folder import MANIFEST, PLAN, read_json, invalid_data_error, write_whole
+from concord.storage.data_folder import MANIFEST, PLAN, read_json, unfit, write_whole
 from concord.training.process import tune_process
 
 _LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
@@ -75,39 +73,6 @@ class TrajectoryOptions(MakingOptions):
         self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoomRunnerOptions(TrajectoryOptions):
-    """Trajectories of room runner: an agent walks through rooms to the red or the blue one."""
-
-    size: int = 64
-    """Pixels of a frame's height and width: 64, or 32 for its 2 × 2 means."""
-
-    @property
-    def task(self) -> RoomRunner:
-        """Room runner in that size."""
-        return RoomRunner(size=self.size, perturbed=self.perturbed)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The size, too."""
-        return {**super().settings, "size": self.size}
-
-    def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
-        super().check()
-        self.require("size", self.size in SIZES, f"must be one of {', '.join(map(str, SIZES))}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunnelBoardOptions(TrajectoryOptions):
-    """Trajectories of funnel board: a ball falls through funnels onto one of five platforms."""
-
-    @property
-    def task(self) -> FunnelBoard:
-        """Funnel board."""
-        return FunnelBoard(perturbed=self.perturbed)
-
-
 def trajectory_folder(data_dir: Path | None, output: Path, task: TrajectoryTask) -> Path:
     """Where the trajectories of a task are, unless another folder is given."""
     return data_dir if data_dir is not None else output / "data" / task.folder
@@ -126,7 +91,7 @@ def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
     folder = trajectory_folder(options.data_dir, options.output, task).absolute()
     plan = {"format": FORMAT, "data": task.name, **_deciding(options)}
     if (folder / PLAN).exists() and (there := read_json(folder / PLAN).get("data")) != task.name:
-        raise invalid_data_error(folder, f"holds data of {there or 'another job'}, not of {task.name}; give another folder")
+        raise unfit(folder, f"holds data of {there or 'another job'}, not of {task.name}; give another folder")
     begin(folder, plan, f"data of {task.name}")
     shards = split_parts(options.counts, options.shard_size)
     made = make_missing(
@@ -176,5 +141,5 @@ def _described(folder: Path, shard: SplitPart) -> dict[str, Any]:
     found = described_shard(folder / shard.file)
     if len(found["lengths"]) != shard.count:
         held = f"{shard.file} holds {len(found['lengths'])} trajectories, not {shard.count}"
-        raise invalid_data_error(folder, f"{held}; remove it, and concord data makes it")
+        raise unfit(folder, f"{held}; remove it, and concord data makes it")
     return found

@@ -28,7 +28,7 @@ from concord.training.evaluation import (
     modes,
 )
 from concord.training.job import JobFile
-from concord.training.loop import initialize_objective, build_model, check_environments
+from concord.training.loop import build_model, check_environments, initialize_objective
 from concord.training.metric_names import check_metric_names, split_metric
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
@@ -60,7 +60,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     Raises:
         InputError: they cannot be used, or there are not the GPUs that are asked for.
     """
-    config = config.resolved()
+    config = config.resolve()
     if (loop := job.job.loop) is not None:
         with _as_input_error(job, "its options cannot be used"):
             if loop.check is not None:

@@ -32,8 +32,8 @@ def require_resumable(
     record = require_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
-    ours = json.loads(json.dumps(recorded_config(config.resolved())))
-    theirs = json.loads(json.dumps(recorded_config(_at_defaults(config, defaults).resolved()))) | record["config"]
+    ours = json.loads(json.dumps(recorded_config(config.resolve())))
+    theirs = json.loads(json.dumps(recorded_config(_at_defaults(config, defaults).resolve()))) | record["config"]
     require_secrets(f"the run {config.run.name}", ours, record["config"])
     for option in ours:
         if is_secret(option) or option in placement:  # of a secret only that it was given is recorded

@@ -118,7 +118,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
     started = time.perf_counter()
     config.check()
     # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    config = config.resolved().with_options(**resolved_paths(config))
+    config = config.resolve().with_options(**resolved_paths(config))
     check_cluster(config)
     checked = preflight(job, config)
     with (

@@ -16,7 +16,7 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.runs.session import ray_session
 from concord.storage import append_line, read_lines
-from concord.storage.data_folder import PLAN, checksum, file_checksum, read_json, invalid_data_error, write_whole
+from concord.storage.data_folder import PLAN, checksum, file_checksum, read_json, unfit, write_whole
 from concord.training.options import RunConfig
 
 _MADE = "made.jsonl"  # a line for each file, with its checksum, when it is whole
@@ -92,7 +92,7 @@ def begin(folder: Path, plan: Mapping[str, Any], kind: str, special: Collection[
     if (folder / PLAN).exists():
         there = read_json(folder / PLAN)
         if there.get("format") != plan["format"] or not set(special) <= set(there):
-            raise invalid_data_error(folder, f"{PLAN} is of another version of Concord; give another folder")
+            raise unfit(folder, f"{PLAN} is of another version of Concord; give another folder")
         for key in plan:
             if key not in special and there.get(key) != plan[key]:
                 raise InputError(
@@ -101,12 +101,12 @@ def begin(folder: Path, plan: Mapping[str, Any], kind: str, special: Collection[
                 )
         return there
     if folder.exists() and any(folder.iterdir()):
-        raise invalid_data_error(folder, f"not empty, and not made for {kind}; give another folder")
+        raise unfit(folder, f"not empty, and not made for {kind}; give another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / PLAN, json.dumps(plan, indent=1).encode())
     except OSError as error:
-        raise invalid_data_error(folder, f"not a folder to write to ({error.strerror})") from error
+        raise unfit(folder, f"not a folder to write to ({error.strerror})") from error
     return None
 
 

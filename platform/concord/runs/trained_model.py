@@ -110,5 +110,5 @@ def _configured(
             job = with_rule(job, RuleFile(file, sources[file], name))
         else:  # losses do not depend on it
             values.pop("aggregator")
-    config = restored_config(job.job.config, values).resolved()
+    config = restored_config(job.job.config, values).resolve()
     return job, config if data_dir is None else config.with_options(data_dir=data_dir)

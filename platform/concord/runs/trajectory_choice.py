@@ -97,7 +97,7 @@ class TrajectoryChoice(OptionGroup):
     def _checked(self, folder: Path, task: TrajectoryTask) -> TrajectoryFolder:
         data = TrajectoryFolder(folder, task.name, task.command)
         if data.frame != task.frame:
-            raise data.invalid_data_error(
+            raise data.unfit(
                 f"frames of {data.frame[1]} × {data.frame[2]} pixels, not {task.frame[1]} × {task.frame[2]}"
             )
         there = len(data.split("train"))

@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 PLAN = "plan.json"
 
 
-def invalid_data_error(folder: Path, why: str) -> InputError:
+def unfit(folder: Path, why: str) -> InputError:
     """The refusal of a folder of data."""
     return InputError(f"--data-dir {display_path(folder)}: {why}")
 
@@ -51,7 +51,7 @@ def manifest_of(folder: Path, what: str, command: str) -> tuple[dict[str, Any], 
     names = set(listing(folder, recursive=True) or ())
     if MANIFEST not in names:
         unfinished = ", only the beginning of some" if PLAN in names else ""
-        raise invalid_data_error(folder, f"no {what}{unfinished}; {command} makes them")
+        raise unfit(folder, f"no {what}{unfinished}; {command} makes them")
     return read_json(local(folder / MANIFEST)), names
 
 
@@ -66,5 +66,5 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it is no mapping")
     except (OSError, ValueError) as error:
-        raise invalid_data_error(path.parent, f"{path.name} cannot be read ({error})") from error
+        raise unfit(path.parent, f"{path.name} cannot be read ({error})") from error
     return content

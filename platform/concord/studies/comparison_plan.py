@@ -267,7 +267,11 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    if "significance" in given and isinstance(config, TrainConfig) and config.chosen_aggregator == "mean":
+    if (
+        "significance" in given
+        and isinstance(config, TrainConfig)
+        and config.resolve().aggregation.aggregator == "mean"
+    ):
         config = config.with_options(significance=None)  # the average looks at none, as at no threshold
     try:
         require_one_way(chosen)
@@ -280,7 +284,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
 def _planned(
     job: JobFile, table: str, row: str, config: RunConfig, versions: dict[str, str | None] | None
 ) -> PlannedRun:
-    resolved = config.resolved()
+    resolved = config.resolve()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
     if versions is not None and job.job.loop is None:

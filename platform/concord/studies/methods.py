@@ -280,7 +280,7 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
     config, usual = config_at(of_method.base, of_method.space, study.best.run.point), option_values(plan.job.job.config)
-    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolved().unused()}
+    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolve().unused()}
     changed = {
         name: value
         for name, value in option_values(config).items()

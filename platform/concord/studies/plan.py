@@ -173,14 +173,14 @@ class StudyPlan(GroupPlan):
 
     def epochs(self, run: RunProposal) -> int:
         """The epoch of a trial's last evaluation."""
-        return self.job.epochs(config_at(self.base, self.space, run.point).resolved())
+        return self.job.epochs(config_at(self.base, self.space, run.point).resolve())
 
     def proposal(
         self, kind: Kind, trial: int, point: Point, seed: int | None = None, left_out: tuple[str, ...] = ()
     ) -> RunProposal:
         """A trial, or what is trained again of one: with another seed, or only with environments left out."""
         config, resolved = config_at(self.base, self.space, point), resolved_at(self.base, self.space, point)
-        unused = config.resolved().unused()
+        unused = config.resolve().unused()
         chosen = {**self.space.fixed(point), **point, **resolved}
         parameters = {name: value for name, value in chosen.items() if name not in unused}
         if seed is not None:
@@ -294,13 +294,12 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
-    if isinstance(base, TrainConfig) and smallest is not None and base.chosen_aggregator != "t-mask":
+    if isinstance(base, TrainConfig) and smallest is not None and base.resolve().aggregation.aggregator != "t-mask":
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few environments can have
     if asked.folds > len(train):
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))
     alone = suggested or asked.search == "grid"  # a grid is gone through from its beginning
-    decided = base.decided(environments) if isinstance(base, TrainConfig) else base
     of_shortlist = asked.folds or _FOLDS_OF_SHORTLIST
     plan = StudyPlan(
         name=name,
@@ -316,7 +315,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         criterion=criterion,
         stop_rule=stop_rule,
         suggested=suggested,
-        own=None if alone else own_point(space, decided),
+        own=None if alone else own_point(space, base, environments),
         folds=_drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
         shortlist_folds=_drawn(train, of_shortlist, base.run.seed) if len(train) > 1 else (),
         trials=asked.trials,

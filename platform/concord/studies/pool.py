@@ -197,7 +197,7 @@ class Pool:
         base, job = self.plan.base, self.plan.job.job
         if job.loop is not None or not isinstance(base, TrainConfig) or base.parallel.workers > 1:
             return None
-        return share_data(job, base.resolved(), self.plan.varied)
+        return share_data(job, base.resolve(), self.plan.varied)
 
 
 @dataclass

@@ -83,10 +83,10 @@ def derived(config: TrainConfig) -> Space:
         ),
     }
     strictness: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0)}
-    if config.chosen_aggregator == "t-mask":
+    if config.resolve().aggregation.aggregator == "t-mask":
         strictness = {"significance": SIGNIFICANCES}
     of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
-    unused = config.resolved().unused()
+    unused = config.resolve().unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 
@@ -158,7 +158,7 @@ def config_at(base: Config, space: Space, point: Point) -> Config:
 def resolved_at(base: RunConfig, space: Space, point: Point) -> Point:
     """What the options that a trial uses stand for, where they leave it to others, as ``auto`` does."""
     asked = config_at(base, space, point)
-    resolved, values = asked.resolved(), option_values(asked)
+    resolved, values = asked.resolve(), option_values(asked)
     changed = {name: value for name, value in option_values(resolved).items() if value != values[name]}
     left_out = resolved.unused()
     return {name: _plainly(value) for name, value in changed.items() if name not in left_out and not is_secret(name)}
@@ -189,7 +189,7 @@ class OwnPoint:
         )
 
 
-def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
+def own_point(space: Space, base: RunConfig, num_environments: int | None = None) -> OwnPoint | None:
     """The point of a job's own settings.
 
     A number that its domain does not have becomes the nearest that it has, anything else the first value. Of a switch
@@ -198,11 +198,12 @@ def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
     Args:
         space: that is searched.
         base: the job's settings.
+        num_environments: the number of training environments, for defaults that follow from it.
 
     Returns:
         The point, or None where the settings contradict each other there.
     """
-    own = _own(space.entries, space, base, OwnPoint({}, {}))
+    own = _own(space.entries, space, base, num_environments, OwnPoint({}, {}))
     try:
         config_at(base, space, own.point).check()
     except InputError:
@@ -210,14 +211,23 @@ def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
     return own
 
 
-def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: OwnPoint) -> OwnPoint:
+def _own(
+    entries: Mapping[str, Entry], space: Space, base: RunConfig, num_environments: int | None, so_far: OwnPoint
+) -> OwnPoint:
     options = options_of(type(base))
     for name, entry in entries.items():
         point, moved = so_far.point, so_far.moved
         config = config_at(base, space, point)
+        resolved = config.resolve(num_environments)
         if isinstance(entry, OneOf) and name not in options:
             ways = [
-                _own(inner, space, base, _with_fixed(inner, config, OwnPoint({**point, name: branch}, moved)))
+                _own(
+                    inner,
+                    space,
+                    base,
+                    num_environments,
+                    _with_fixed(inner, resolved, OwnPoint({**point, name: branch}, moved)),
+                )
                 for branch, inner in entry.branches.items()
             ]
             so_far = min(ways, key=lambda own: len(own.moved))
@@ -226,12 +236,12 @@ def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: Ow
         domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
         wanted = option_values(config)[name]
         if not contains(domain, wanted):
-            wanted = option_values(config.resolved())[name]
+            wanted = option_values(resolved)[name]
         value = _nearest(domain, wanted)
         missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
         so_far = OwnPoint({**point, name: value}, {**moved, **missing})
         if isinstance(entry, OneOf):
-            so_far = _own(entry.branches[str(value)], space, base, so_far)
+            so_far = _own(entry.branches[str(value)], space, base, num_environments, so_far)
     return so_far
 
 

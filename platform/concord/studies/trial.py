@@ -126,7 +126,7 @@ class TrialProcess(Trainable):
         spec = dataclasses.replace(spec, options=spec.options | task["options"])
         asked = self._job.job.config.with_options(**spec.options)
         asked.check()
-        config = asked.resolved()
+        config = asked.resolve()
         epochs = self._job.epochs(config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         metrics: dict[str, float] = {}

@@ -65,7 +65,9 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     return job.model(config)
 
 
-def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int) -> Objective:
+def initialize_objective(
+    job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int
+) -> Objective:
     """What the run minimizes, ready for its first step: the job's own objective, or the one that is chosen.
 
     What it draws at random follows what :func:`build_model` drew.
@@ -181,7 +183,7 @@ def training(
     so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
     """What :func:`train` does, in pieces: gives every evaluation as it comes, before the checkpoint that has it."""
-    config = config.resolved()
+    config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
     progress = _on_all_ranks(lambda: run.read(resume_from), place) if resume_from else Progress()
@@ -529,7 +531,7 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
         said = "the job's objective couples the environments: its gradient is one"
-        right = config.chosen_aggregator == "mean" or objective.takes_aggregator
+        right = config.resolve().aggregation.aggregator == "mean" or objective.takes_aggregator
         config.require("aggregator", right, f"{said}, give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{said}, give 1")
         config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{said}, no environment can be left out")

@@ -34,7 +34,7 @@ class Optimization:
     def __init__(
         self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
     ) -> None:
-        options = config.resolved().optimizer
+        options = config.resolve().optimizer
         self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here

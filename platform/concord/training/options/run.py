@@ -69,12 +69,15 @@ class RunConfig(OptionGroup):
     def __post_init__(self) -> None:
         """Nothing; configurations of users' jobs call it."""
 
-    def resolved(self) -> Self:
-        """These options with what is really used wherever one of them leaves it to others, such as ``auto``.
+    def resolve(self, num_environments: int | None = None) -> Self:  # noqa: ARG002
+        """These options with the values in use where a default follows from others, as ``auto`` does.
 
-        Whatever trains, records or draws a run takes its options from here. A configuration itself keeps what was
-        asked for, so that what follows from an option follows when the option is varied. A job whose options have such
-        values overrides it, and begins with ``super().resolved()``.
+        A run is trained, recorded and drawn with resolved options. The configuration itself keeps the options as given,
+        so that derived values follow when an option is varied. A job with such options overrides this method and calls
+        ``super().resolve(num_environments)`` first.
+
+        Args:
+            num_environments: the number of training environments, for defaults that follow from it; None leaves those.
         """
         return self
 
@@ -112,7 +115,7 @@ class RunConfig(OptionGroup):
         for name, value in option_values(self).items():
             if value is NEEDED:
                 raise InputError(f"{flag_of(name)}: needed; it has no default")
-        OptionGroup.check(self.resolved())
+        OptionGroup.check(self.resolve())
 
 
 def _refuse_redeclared(kind: type[RunConfig]) -> None:
