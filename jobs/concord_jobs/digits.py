@@ -1,28 +1,32 @@
 """Scikit-learn's digits in domains, each with a code of its own beside the image that tells the digit.
 
 The synthetic task's shortcuts on real images: what all domains share is the image. ``concord train digits`` trains with
-the AND-mask, ``--aggregator mean`` gives the baseline.
+the AND-mask, ``--aggregator mean`` gives the baseline; ``concord compare digits`` has all rules, in 3, 5 and 10
+domains.
 """
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from concord.environments import CodedDomains, Environments
+from concord.environments import Environments
+from concord.environments.collection import generator_for
 from concord.models import MLP
 from concord.models.mlp_options import MLPOptions
-from concord.options import option_values
-from concord.training import Job, TrainConfig
+from concord.options import OptionGroup, option_values
+from concord.training import Comparison, Job, TrainConfig
 
 PIXELS, CLASSES = 64, 10
+TEST, VALIDATION = 0.2, 0.2  # of the images
 
 
 @dataclass(frozen=True, kw_only=True)
-class DigitsConfig(TrainConfig):
-    """Scikit-learn's digits, 8 × 8 pixels, in domains with a shortcut each."""
+class CodedDomains(OptionGroup):
+    """Domains of labelled examples, each with a code of its own for each label beside the inputs: a shortcut."""
 
     # fmt: off
     domains: int = 10
@@ -33,11 +37,43 @@ class DigitsConfig(TrainConfig):
     """Numbers of a domain's code for a digit; 0 has no shortcut."""
     code_scale: float = 1.0
     """Their standard deviation; pixels lie in [0, 1]."""
-    mlp: MLPOptions = field(default_factory=MLPOptions)
     # fmt: on
 
+    def check(self) -> None:
+        """Validate options."""
+        for option in ("validation_domains", "code_dimensions", "code_scale"):
+            self.require(option, getattr(self, option) >= 0, "must not be negative")
 
-CODES = ("domains", "validation_domains", "code_dimensions", "code_scale")
+    def environments(self, inputs: Tensor, targets: Tensor, seed: int) -> Environments:
+        """Domains that train and that validate, and ``ood``, where every example has a code of its own."""
+        order = torch.randperm(len(targets), generator=generator_for(seed, "domains"))
+        tests = round(TEST * len(order))
+        validates = round(VALIDATION * len(order)) if self.validation_domains else 0
+        most = len(order) - tests - validates
+        self.require("domains", 1 <= self.domains <= most, f"must lie in [1, {most}], the examples that train")
+        expected = f"must be at most {validates}, the examples for validation"
+        self.require("validation_domains", self.validation_domains <= validates, expected)
+        train = [f"domain-{index:03d}" for index in range(self.domains)]
+        validation = [f"validation-{index:03d}" for index in range(self.validation_domains)]
+        parts = {"ood": order[:tests]}
+        parts |= {name: order[tests:-most][index :: len(validation)] for index, name in enumerate(validation)}
+        parts |= {name: order[-most:][index :: len(train)] for index, name in enumerate(train)}
+
+        def load(name: str) -> tuple[Tensor, Tensor]:
+            labels, generator = targets[parts[name]], generator_for(seed, "codes", name)
+            rows = len(labels) if name == "ood" else int(targets.max()) + 1
+            codes = torch.randn(rows, self.code_dimensions, generator=generator) * self.code_scale
+            return torch.cat([inputs[parts[name]], codes if name == "ood" else codes[labels]], 1), labels
+
+        return Environments(load, train, validation, ["ood"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsConfig(TrainConfig):
+    """Scikit-learn's digits, 8 × 8 pixels, in domains with a shortcut each."""
+
+    coded: CodedDomains = field(default_factory=CodedDomains)
+    mlp: MLPOptions = field(default_factory=MLPOptions)
 
 
 @functools.lru_cache(maxsize=1)
@@ -49,16 +85,36 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def environments(config: DigitsConfig) -> Environments:
     """The domains, and a test in which every image has a code of its own."""
-    options = {
-        name: getattr(config, name) for name in ("domains", "validation_domains", "code_dimensions", "code_scale")
-    }
-    return CodedDomains(*digits(), **options, seed=config.run.seed).as_environments()
+    return config.coded.environments(*digits(), config.run.seed)
 
 
 def model(config: DigitsConfig) -> nn.Module:
     """An MLP with LeakyReLU."""
-    return MLP(PIXELS + config.code_dimensions, CLASSES, **option_values(config.mlp))
+    return MLP(PIXELS + config.coded.code_dimensions, CLASSES, **option_values(config.mlp))
 
+
+METHODS: dict[str, dict[str, Any]] = {
+    "and-mask": {},
+    "all agree": {"threshold": 1.0},
+    "momentum by environment": {"threshold": 1.0, "environment_momentum": 0.9},
+    "4 steps an update": {"threshold": 1.0, "steps_per_update": 4},
+    "geometric-mean": {"aggregator": "geometric-mean"},
+    "sand-mask": {"aggregator": "sand-mask"},
+    "t-mask": {"aggregator": "t-mask", "environment_momentum": 0.9},
+    "vrex": {"objective": "vrex", "aggregator": "mean", "penalty_weight": 10.0},
+    "mean": {"aggregator": "mean"},
+}
+DOMAINS = Comparison(
+    {
+        f"{method}, {domains} domains": {**options, "domains": domains, "evaluations": 1}
+        for domains in (3, 5, 10)
+        for method, options in METHODS.items()
+    },
+    seeds=5,
+    first_seed=101,
+    columns={"o.o.d.": "ood_accuracy", "validation": "validation_accuracy", "held out": "held_out_accuracy"},
+    title="few domains with a shortcut each",
+)
 
 job = Job(
     environments=environments,
@@ -67,5 +123,5 @@ job = Job(
     config=DigitsConfig().with_options(epochs=100, batch_size=64, hidden_layers=2),
     criterion="validation_accuracy",
     reproduces="no paper's result: real images with the synthetic task's shortcuts, few domains",
-    comparisons="tables/digits.py",
+    comparisons={"domains": DOMAINS},
 )

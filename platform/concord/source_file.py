@@ -1,6 +1,7 @@
 """A Python file of the user's, run from its text: on another node, there may be no such file."""
 
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,9 +41,9 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
     Raises:
         InputError: running it raised something.
     """
-    module = ModuleType(f"concord_{kind}_{Path(path).stem}")
-    module.__file__ = path
     folder = Path(path).parent
+    module = ModuleType(re.sub(r"\W", "_", f"concord_{kind}_{folder.name}_{Path(path).stem}"))
+    module.__file__ = path
     if folder.is_absolute() and str(folder) not in sys.path:
         sys.path.append(str(folder))
     sys.modules[module.__name__] = module

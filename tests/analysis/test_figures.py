@@ -2,10 +2,10 @@
 
 from matplotlib.axes import Axes
 
-from concord.analysis.cloning_figures import best_runs_figure, mean_curves_figure
-from concord.analysis.colored_mnist_figures import band_figure, flips_figure
+from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
 from concord.analysis.study_figures import methods_figure, searches_figure
-from concord.analysis.synthetic_figures import environments_figure
+from concord_jobs.colored_mnist.figures import band_figure, flips_figure
+from concord_jobs.synthetic.figures import environments_figure
 
 
 def legend(axes: Axes) -> list[str]:

@@ -13,11 +13,12 @@ import torch
 
 from concord.analysis.trajectory_figures import animate, strip
 from concord.benchmark import Row, interleaved
-from concord.environments import funnel_board, room_runner
 from concord.environments.box2d_extra import require_box2d
-from concord.environments.funnel_board import FunnelBoard
-from concord.environments.room_runner import RoomRunner
 from concord.environments.trajectories import TrajectoryTask, changes
+from concord_jobs.funnel_board import simulator as funnel_board
+from concord_jobs.funnel_board.simulator import FunnelBoard
+from concord_jobs.room_runner import simulator as room_runner
+from concord_jobs.room_runner.simulator import RoomRunner
 
 TRAJECTORIES, TRIED = 5, 400
 

@@ -45,7 +45,7 @@ for command in ("train", "tune", "report", "data"):
     assert helped(command) == 2
 assert helped("jobs") == helped("runs", "--help") == helped("models", "--help") == helped("demo", "--help") == 0
 assert helped("nonsense") == helped() == 2
-slow = {"torch", "ray", "mlflow", "pyarrow", "matplotlib", "sklearn"} & set(sys.modules)
+slow = {"torch", "ray", "mlflow", "pyarrow", "matplotlib", "sklearn", "concord_jobs"} & set(sys.modules)
 assert not slow, slow
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

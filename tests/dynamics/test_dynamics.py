@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
 from concord.analysis.figures import save
-from concord.analysis.skip_figures import accuracy_figure, aligned_sequences, timelines
+from concord.analysis.skip_figures import aligned_sequences, timelines
 from concord.analysis.trajectory_figures import moving_picture
 from concord.dynamics import (
     CrossEntropy,
@@ -44,6 +44,7 @@ from concord.gradients import NonFiniteGradientError
 from concord.models import DynamicsNetwork
 from concord.training import Evaluation, FinishedRun, Job, Outcome, ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.figures import accuracy_figure
 
 TOY = load_job("skip-toy").job
 SHAPE = (1, 4, 4)

@@ -27,7 +27,6 @@ from concord.environments import (
     Environments,
     ExampleSource,
     InMemory,
-    Spirals,
     Switching,
     from_folder,
     split_held_out,
@@ -36,6 +35,7 @@ from concord.environments.collection import generator_for
 from concord.environments.source import joined
 from concord.environments.summary import summarize
 from concord.errors import InputError
+from concord_jobs.synthetic.spirals import Spirals
 
 claim = settings(max_examples=40, deadline=None)
 
@@ -272,7 +272,7 @@ def test_batch_size_below_one_is_refused() -> None:
 
 ELSEWHERE = """
 import hashlib, json
-from concord.environments import Spirals
+from concord_jobs.synthetic.spirals import Spirals
 from concord.environments.collection import generator_for
 import torch
 digest = lambda tensor: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()

@@ -9,18 +9,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from concord.environments import (
-    SST2,
-    CodedDomains,
-    ColoredMNIST,
-    LabelledImages,
-    PunctuatedSST2,
-    SpuriousColumn,
-    linear_example,
-)
-from concord.environments.punctuated_sst2 import PADDING, UNKNOWN, read_glove, vocabulary
+from concord.environments import Environments, LabelledImages
 from concord.errors import InputError, format_for_cli
-from concord.models import WordAverage
+from concord_jobs.colored_mnist.data import ColoredMNIST
+from concord_jobs.digits import CodedDomains
+from concord_jobs.irm_regression.data import linear_example
+from concord_jobs.punctuated_sst2.data import PADDING, SST2, UNKNOWN, PunctuatedSST2, read_glove, vocabulary
+from concord_jobs.punctuated_sst2.word_average import WordAverage
+from concord_jobs.tumours import SpuriousColumn
 
 DIGITS = 20_000
 
@@ -153,8 +149,8 @@ def sst2(tmp_path_factory: pytest.TempPathFactory) -> SST2:
 
 def test_marks_mislead_and_words_do_not(sst2: SST2) -> None:
     numbers = vocabulary([sst2.train])
-    environments = PunctuatedSST2(sst2, numbers, noise=0.25, observed_flips=(0.5,)).as_environments()
-    for name, flip in {"train-0-0.1": 0.1, "train-1-0.2": 0.2, "flip-0.5": 0.5, "ood-0.9": 0.9}.items():
+    environments = PunctuatedSST2(sst2, numbers, noise=0.25).as_environments()
+    for name, flip in {"train-0-0.1": 0.1, "train-1-0.2": 0.2, "ood-0.9": 0.9}.items():
         inputs, labels = environments[name].inputs, environments[name].targets
         true = (inputs == numbers["fine"]).any(1).long()
         assert abs((labels != true).double().mean() - 0.25) < 0.03
@@ -239,14 +235,15 @@ def test_an_example_1_that_cannot_be_is_said() -> None:
         linear_example(examples=0)
 
 
-def coded(**changes: Any) -> CodedDomains:
-    inputs = torch.arange(1000.0)[:, None]
-    return CodedDomains(**{"inputs": inputs, "targets": torch.arange(1000) % 3, "code_dimensions": 4, **changes})
+def coded(**changes: Any) -> Environments:
+    options = CodedDomains(**{"code_dimensions": 4, **changes})
+    options.check()
+    return options.environments(torch.arange(1000.0)[:, None], torch.arange(1000) % 3, seed=0)
 
 
 @pytest.mark.parametrize("domains", [1, 3, 7, 100])
 def test_domains_share_no_example_and_together_with_the_test_have_all(domains: int) -> None:
-    environments = coded(domains=domains).as_environments()
+    environments = coded(domains=domains)
     assert len(environments.train) == domains
     numbers = torch.cat([environments[name].inputs[:, 0] for name in environments.names])
     assert torch.equal(numbers.sort().values, torch.arange(1000.0))
@@ -255,7 +252,7 @@ def test_domains_share_no_example_and_together_with_the_test_have_all(domains: i
 
 
 def test_a_domain_has_one_code_a_class_and_the_test_one_an_example() -> None:
-    environments = coded(domains=3).as_environments()
+    environments = coded(domains=3)
     codes = {}
     for name in environments.train + environments.validation:
         inputs, targets = environments[name].data
@@ -266,14 +263,15 @@ def test_a_domain_has_one_code_a_class_and_the_test_one_an_example() -> None:
     assert len(torch.unique(test[:, 1:], dim=0)) == len(test) == 200
 
 
-def spurious(**changes: Any) -> SpuriousColumn:
-    rows, targets = torch.arange(60_000.0)[:, None], torch.arange(60_000) % 2
-    return SpuriousColumn(**{"inputs": rows, "targets": targets, **changes})
+def spurious(**changes: Any) -> Environments:
+    options = SpuriousColumn(**changes)
+    options.check()
+    return options.environments(torch.arange(60_000.0)[:, None], torch.arange(60_000) % 2, seed=0)
 
 
 def test_the_column_is_the_noisy_labels_sign_but_for_its_flips() -> None:
     flips = {"site-0": 0.05, "site-1": 0.1, "site-2": 0.15, "validation": 0.5, "ood": 0.9}
-    environments = spurious().as_environments()
+    environments = spurious()
     assert [*environments.train, *environments.validation, *environments.test] == list(flips)
     rows = []
     for name, flip in flips.items():

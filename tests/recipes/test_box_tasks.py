@@ -17,8 +17,6 @@ from hypothesis.extra.numpy import arrays
 from torch.utils.data import DataLoader
 
 from concord.cli import main
-from concord.environments.funnel_board import FunnelBoard, sample_course
-from concord.environments.room_runner import RoomRunner, sample_building
 from concord.environments.trajectories import (
     Changes,
     Trajectories,
@@ -31,14 +29,13 @@ from concord.environments.trajectories import (
     shard_of,
 )
 from concord.errors import InputError
-from concord.runs.made_trajectories import (
-    FunnelBoardOptions,
-    RoomRunnerOptions,
-    TrajectoryOptions,
-    make_trajectories,
-)
-from concord.runs.trajectory_choice import TrajectoryChoice
+from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
 from concord.training import load_job
+from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
+from concord_jobs.funnel_board.job import FunnelBoardOptions
+from concord_jobs.funnel_board.simulator import FunnelBoard, sample_course
+from concord_jobs.room_runner.job import RoomRunnerOptions
+from concord_jobs.room_runner.simulator import RoomRunner, sample_building
 
 FEW: dict[str, Any] = {"trajectories": 5, "validation_trajectories": 3, "test_trajectories": 2, "shard_size": 2}
 TASKS: Sequence[TrajectoryTask] = (RoomRunner(), RoomRunner(size=32), FunnelBoard())

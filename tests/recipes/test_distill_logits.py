@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
 
-from concord.analysis.distillation_figures import curves_figure
 from concord.distillation import AuxiliaryPrediction, of_labels, with_privileged
 from concord.environments import BatchStream, Environments
 from concord.errors import InputError
@@ -16,6 +15,7 @@ from concord.objectives import ERM
 from concord.training import FinishedRun, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.outcome import Evaluation
+from concord_jobs.distill_logits.figures import curves_figure
 
 FILE = load_job("distill-logits")
 CLASSES = 4

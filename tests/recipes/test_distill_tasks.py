@@ -17,10 +17,7 @@ from torch.testing import assert_close
 
 from concord.cli import main
 from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
-from concord.distillation.frame_attention import FrameAttention
-from concord.distillation.trajectory_teacher import TrajectoryTeacher
 from concord.environments import Environments
-from concord.environments.life import following, random_trajectories
 from concord.environments.reward_trajectories import (
     HORIZON,
     SIZES,
@@ -39,6 +36,9 @@ from concord.runs.made_returns import ReturnData, ReturnOptions, make_returns
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.distill_life.frame_attention import FrameAttention
+from concord_jobs.distill_life.life import following, random_trajectories
+from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 
 # --- Life
 
@@ -467,12 +467,6 @@ REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no returns": (lambda: ReturnBins(np.zeros(0)), r"returns \(0,\): expected \(examples,\), at least one"),
     "a return of NaN": (lambda: ReturnBins(np.array([1.0, np.nan])), "all of them finite"),
     "an unknown simulator": (lambda: simulate("Ant", "train", 0, 0, 1), "simulator=Ant: must be one of Swimmer"),
-    "no frames": (lambda: FrameAttention(0, 1, 1), "frames=0: must be at least 1"),
-    "a negative scale": (lambda: FrameAttention(1, 1, 1, -1.0), "scale=-1.0: must be a finite number"),
-    "other frames": (lambda: FrameAttention(3, 1, 1)(torch.ones(2, 4, 5)), r"gets frames \(2, 4, 5\); expected"),
-    "x* of another size": (lambda: small_trajectory_teacher()(torch.ones(2, 13).double()), r"gets \(2, 13\); expected"),
-    "no board": (lambda: random_trajectories(1, 0, size=0), "size=0: must be at least 1"),
-    "a probability": (lambda: random_trajectories(1, 0, alive=2.0), r"alive=2.0: must lie in \[0, 1\]"),
 }
 
 

@@ -14,16 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concord.aggregation import TMask
-from concord.analysis.gradient_correlation import (
-    Correlation,
-    Moments,
-    Summary,
-    gradient_correlations,
-    read_correlations,
-    summarize,
-    write_correlations,
-)
-from concord.environments import BatchStream, Spirals
+from concord.environments import BatchStream
 from concord.errors import InputError
 from concord.models import MLP
 from concord.options import option_values, options_of
@@ -32,6 +23,16 @@ from concord.studies.spaces import derived
 from concord.training import FinishedRun, ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord.training.process import tune_process
+from concord_jobs.synthetic.correlations import (
+    Correlation,
+    Moments,
+    Summary,
+    gradient_correlations,
+    read_correlations,
+    summarize,
+    write_correlations,
+)
+from concord_jobs.synthetic.spirals import Spirals
 
 JOB = load_job("synthetic").job
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 1.0)

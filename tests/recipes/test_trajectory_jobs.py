@@ -10,15 +10,16 @@ import torch
 
 from concord.cli import main
 from concord.environments import BatchStream
-from concord.environments.room_runner import RoomRunner
 from concord.environments.trajectories import TrajectoryFolder
-from concord.environments.trajectory_examples import TrajectoryExamples
 from concord.errors import InputError
-from concord.runs.made_trajectories import RoomRunnerOptions, make_trajectories
+from concord.runs.made_trajectories import make_trajectories
 from concord.runs.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+from concord_jobs.room_runner.job import RoomRunnerOptions
+from concord_jobs.room_runner.simulator import RoomRunner
 
 ROOMS = load_job("room-runner")
 SMALL = {"size": 32, "trajectories": 4, "epochs": 1, "evaluations": 1, "kernels": 4}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from concord.analysis.cloning_figures import bootstrapped_interval
+from concord.analysis.best_runs_figures import bootstrapped_interval
 from concord.cli import main
 from concord.environments import BatchStream, Environment
 from concord.errors import InputError

@@ -24,7 +24,6 @@ from test_images import write_mnist
 from concord.cli import main
 from concord.environments import from_folder
 from concord.environments.images import image_dataset
-from concord.environments.punctuated_sst2 import SST2
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, Events, read_history
@@ -42,6 +41,7 @@ from concord.studies.plan import group_folder
 from concord.studies.proposals import GroupRuns
 from concord.tracking import Store
 from concord.training import ProcessContext, Silent, load_job, train
+from concord_jobs.punctuated_sst2.data import SST2
 
 JOBS = Path(__file__).parents[1] / "jobs"
 # The way is given, not timed: a run at an address is to be the run in a folder to the last bit.

@@ -144,7 +144,7 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         assert (modules / "concord" / "VERSION").read_text() == concord.__version__
         own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
         assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
-        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic.py"} <= own
+        assert {"concord_jobs/__init__.py", "concord_jobs/synthetic/job.py", "concord_jobs/tumours.py"} <= own
         assert not any(name.endswith(".pyc") for name in own)
     assert not modules.exists()
     subprocess.run(["git", "init", "-q", str(work)], check=True)

@@ -89,7 +89,7 @@ def test_the_table_is_trained_and_the_mask_drops_the_broken_sensor(
     words = ["--epochs", "20", "--lr", "0.1", "--output", str(output)]
     assert f"concord compare stations_job.py stations {' '.join(words[:4])}\n" in PAGE
     plan = planned(load_job("stations_job.py"), ["stations"], words)
-    result = run_comparison(plan, words, lambda _: None)
+    result = run_comparison(plan, lambda _: None)
     found = {row["name"]: row["metrics"]["ood_accuracy"] for row in result.as_json()["rows"]}
     assert found["AND-mask"]["mean"] > 0.7 > 0.5 > found["average"]["mean"]
     assert "75" in next((result.folder / "tables").iterdir()).read_text()

@@ -232,9 +232,10 @@ def test_every_linked_file_and_heading_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.stem)
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
-    """By its path from the root, or from the package."""
+    """By its path from the root, or from one of the packages."""
+    roots = (ROOT, ROOT / "platform" / "concord", ROOT / "jobs", page.parent)
     for named in re.findall(r"`([a-z_]+(?:/[a-z_.]+)+\.(?:py|toml|yaml|sh))`", page.read_text()):
-        assert any((root / named).exists() for root in (ROOT, ROOT / "platform" / "concord", page.parent)), named
+        assert any((root / named).exists() for root in roots), named
 
 
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown() -> None:

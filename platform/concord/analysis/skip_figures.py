@@ -1,21 +1,59 @@
-"""What adaptive skips look like: sequences beside their predictions, timelines, rollouts, accuracy over training."""
+"""What adaptive skips look like: sequences beside their predictions, timelines, rollouts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from concord.analysis.compared_runs import ComparedRuns
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, RED
+from concord.analysis.figures import BLUE
 from concord.analysis.trajectory_figures import as_bytes
+from concord.dynamics import SkipOptions, rollout, unroll
 from concord.errors import InputError
 
-_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE)
+_DRAWN = 12  # sequences
 Picture = npt.NDArray[np.uint8]
+
+
+class WithSkips(Protocol):
+    """The options of a job on sequences."""
+
+    @property
+    def skips(self) -> SkipOptions:
+        """How far predictions reach."""
+        ...
+
+
+def skip_figures(
+    job: Any,
+    config: WithSkips,
+    outcome: Any,  # noqa: ARG001
+    model: nn.Module,
+) -> Mapping[str, Figure | Tensor]:
+    """Draw how a trained model skips, on sequences that did not train it, as a job's ``figures``.
+
+    Which frames its predictions were matched with (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true
+    frames of the same moments. For any job on :func:`~concord.dynamics.sequences` whose options have ``skips``.
+    """
+    environments = job.environments(config)
+    name = (*environments.validation, *environments.test, *environments.train)[0]
+    device = next(model.parameters()).device
+    batch = pytree.tree_map(lambda leaf: leaf.to(device), environments[name].take(slice(0, _DRAWN)))
+    with torch.no_grad():
+        times = unroll(model, batch["frames"], batch["length"], config.skips.skips).times
+    matched = times[0, 1:][times[0, 1:] >= 0]
+    predicted = rollout(model, batch["frames"][:1, 0], len(matched))[0].cpu()
+    frames = batch["frames"][0, : batch["length"][0]].cpu()
+    return {
+        "sequence": aligned_sequences(frames, predicted, matched.tolist()),
+        "skips": timelines(times, batch["length"].cpu()),
+        "rollout": torch.stack([frames[matched], as_bytes(predicted)]),
+    }
 
 
 def aligned_sequences(frames: Tensor, predicted: Tensor, times: Sequence[int], most: int = 24) -> Figure:
@@ -63,41 +101,6 @@ def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figu
     axes.invert_yaxis()
     axes.set_xlabel("frame")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    return figure
-
-
-def accuracy_figure(runs: ComparedRuns, metric: str = "validation_soft_accuracy") -> Figure:
-    """Fig. 2.9 to 2.11: a metric by epochs (left) and by evaluations of the model in training (right).
-
-    The mean over the runs of a method, and the range of the middle half of them.
-
-    Raises:
-        InputError: no run has this metric.
-    """
-    figure = Figure(figsize=(9.5, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    found = False
-    for colour, (name, each) in zip(_COLOURS * len(runs), runs.items(), strict=False):
-        histories = [[at for at in run.history if metric in at.metrics] for run in each]
-        shortest = min((len(history) for history in histories), default=0)
-        if shortest == 0:
-            continue
-        found = True
-        values = np.array([[at.metrics[metric] for at in history[:shortest]] for history in histories])
-        low, high = np.quantile(values, [0.25, 0.75], axis=0)
-        epochs = np.array([[at.epoch for at in history[:shortest]] for history in histories]).mean(0)
-        counted = [[at.metrics.get("model_evaluations", np.nan) for at in each[:shortest]] for each in histories]
-        for axes, places in zip(panels, (epochs, np.array(counted).mean(0)), strict=True):
-            axes.plot(places, values.mean(0), color=colour, label=name)
-            axes.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
-    if not found:
-        raise InputError(f"metric {metric}: none of the runs has it")
-    panels[0].set(xlabel="epoch", ylabel=metric.replace("_", " "))
-    panels[1].set(xlabel="evaluations of the model in training")
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[1].xaxis.set_major_locator(MaxNLocator(4))
-    panels[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

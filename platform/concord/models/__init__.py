@@ -6,6 +6,5 @@ from concord.models.impala import ImpalaCNN
 from concord.models.mlp import MLP
 from concord.models.pixels import ChannelsFirst, Pixels
 from concord.models.resnet import ResNet18
-from concord.models.word_average import WordAverage
 
-__all__ = ["MLP", "ChannelsFirst", "DynamicsNetwork", "FastResNet", "ImpalaCNN", "Pixels", "ResNet18", "WordAverage"]
+__all__ = ["MLP", "ChannelsFirst", "DynamicsNetwork", "FastResNet", "ImpalaCNN", "Pixels", "ResNet18"]

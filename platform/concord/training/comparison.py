@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from concord.errors import InputError
 from concord.training.outcome import Evaluation
@@ -74,3 +74,24 @@ class Comparison:
         unknown = {heading for row in self.paper.values() for heading in row} - set(self.columns)
         if unknown:
             raise InputError(f"Comparison: paper has {sorted(unknown)[0]!r}, which is none of the columns")
+
+
+def grouped(runs: Runs, *options: str) -> dict[Any, list[FinishedRun]]:
+    """All runs by the values of these options, in order; of one option by its value alone."""
+    found: dict[Any, list[FinishedRun]] = {}
+    for each in runs.values():
+        for run in each:
+            values = tuple(run.options.get(option) for option in options)
+            found.setdefault(values[0] if len(options) == 1 else values, []).append(run)
+    return found
+
+
+def at_end(runs: Sequence[FinishedRun], metric: str) -> list[float]:
+    """A metric at the end of each run."""
+    return [run.metrics[metric] for run in runs]
+
+
+def at_best(metric: str, of: str, mode: Literal["max", "min"]) -> Callable[[FinishedRun], float]:
+    """A column: a metric at the evaluation where the metric ``of`` is best; where both are the same, its best value."""
+    best = max if mode == "max" else min
+    return lambda run: best(run.history, key=lambda each: each.metrics[of]).metrics[metric]

@@ -1,0 +1,1 @@
+"""What the jobs on trajectories of a Box2D simulator share."""

@@ -1,0 +1,105 @@
+"""Options of which trajectories of a task are learned from, and the environments that they are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.environments import Environments, Switching
+from concord.environments.trajectories import Split, TrajectoryFolder, TrajectoryTask
+from concord.options import OptionGroup
+from concord.runs.made_trajectories import trajectory_folder
+from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryChoice(OptionGroup):
+    """The trajectories that are learned from."""
+
+    # fmt: off
+    trajectories: int = 0
+    """Train on the first so many; 0 takes all there are."""
+    perturbed: bool = False
+    """Those of the perturbed physics."""
+    perturbed_dir: Path | None = None
+    """Folder of trajectories of the perturbed physics, which are a second training environment beside the standard."""
+    switch_epoch: int = 0
+    """Train on the perturbed physics for so many epochs, and on the standard in its place from then on; 0: never. Where
+    --perturbed-dir is not given, the data are those that concord data has made."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse what makes no data."""
+        self.require("trajectories", self.trajectories >= 0, "must not be negative")
+        self.require("switch_epoch", self.switch_epoch >= 0, "must not be negative")
+        for option, given in (("perturbed_dir", self.perturbed_dir is not None), ("switch_epoch", self.switch_epoch)):
+            alone = not (self.perturbed and given)
+            self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")
+
+    def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> TrajectoryFolder:
+        """The data of a task.
+
+        Raises:
+            InputError: there are none, or too few, or they are of something else.
+        """
+        data = self._checked(trajectory_folder(data_dir, output, task), task)
+        perturbed = bool(data.settings.get("perturbed"))
+        physics = "perturbed" if perturbed else "the standard"
+        self.require("perturbed", perturbed == self.perturbed, f"the data in {data.folder} are of {physics} physics")
+        return data
+
+    def read_perturbed(self, task: TrajectoryTask, output: Path) -> TrajectoryFolder | None:
+        """The data of the other physics, which ``task`` has, too; None if they are not wanted.
+
+        Raises:
+            InputError: they are not there, or too few, or of something else.
+        """
+        if self.perturbed_dir is None and self.switch_epoch == 0:
+            return None
+        data = self._checked(trajectory_folder(self.perturbed_dir, output, task), task)
+        self.require("perturbed_dir", bool(data.settings.get("perturbed")), "its data are of the standard physics")
+        return data
+
+    def environments(self, data: TrajectoryFolder, perturbed: TrajectoryFolder | None = None) -> Environments:
+        """An environment of each physics to train on, one to choose by and one for the test, as sequences with labels.
+
+        They are read as they are needed. What trains is padded to the longest of all that trains. With a
+        ``switch_epoch`` one environment trains, first with the one physics, then with the other.
+
+        Raises:
+            InputError: the physics are to be switched, and do not have as many trajectories.
+        """
+        folders = {"perturbed" if self.perturbed else "standard": data}
+        if perturbed is not None:
+            folders["perturbed"] = perturbed
+        training = {
+            name: TrajectoryExamples(name, folder.split("train"), self.trajectories or None)
+            for name, folder in folders.items()
+        }
+        longest = max(each.longest for each in training.values())
+        alike = len({len(each) for each in training.values()}) == 1
+        self.require("switch_epoch", self.switch_epoch == 0 or alike, "the data differ in number; give --trajectories")
+        others: dict[str, Split] = {"validation": "validation", "test": "test"}
+        others = {name: split for name, split in others.items() if data.has(split)}
+
+        def load(name: str) -> Any:
+            if name == "standard" and self.switch_epoch:
+                before, after = (training[each].padded(longest) for each in ("perturbed", "standard"))
+                return Switching(before, after, self.switch_epoch)
+            if name in training:
+                return training[name].padded(longest)
+            return TrajectoryExamples(name, data.split(others[name]))
+
+        validation, test = ([name] if name in others else [] for name in ("validation", "test"))
+        version = "-".join(folder.version for folder in folders.values())
+        names = ["standard"] if self.switch_epoch else list(training)
+        return Environments(load, names, validation, test, version=version)
+
+    def _checked(self, folder: Path, task: TrajectoryTask) -> TrajectoryFolder:
+        data = TrajectoryFolder(folder, task.name, task.command)
+        if data.frame != task.frame:
+            raise data.unfit(
+                f"frames of {data.frame[1]} × {data.frame[2]} pixels, not {task.frame[1]} × {task.frame[2]}"
+            )
+        there = len(data.split("train"))
+        self.require("trajectories", self.trajectories <= there, f"the data in {data.folder} have {there} to train on")
+        return data

@@ -1,0 +1,167 @@
+"""What the jobs on trajectories of a simulator share: options, data, evaluation, and the spaces that are searched."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
+from concord.dynamics.evaluation import task_measures
+from concord.environments import Environment, Environments
+from concord.environments.trajectories import TrajectoryTask
+from concord.models.dynamics_network import DynamicsNetworkOptions
+from concord.objectives import Objective
+from concord.space import Choice, Entry, Space, Value
+from concord.training import EnvironmentEvaluation, Study, TrainConfig
+from concord.training.evaluation import Mode
+from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
+
+MODES: Mapping[str, Mode | None] = {
+    "soft_accuracy": "max",
+    "hard_accuracy": "max",
+    "mean_skip": None,
+    "predictions": None,
+    "depth": None,
+    "frames_seen": None,
+}
+COLUMNS = {
+    "soft accuracy": "ood_soft_accuracy",
+    "hard accuracy": "ood_hard_accuracy",
+    "mean skip": "ood_mean_skip",
+    "model evaluations": "model_evaluations",
+}
+_EVALUATED = 8  # trajectories at a time
+
+
+class SeenTask(TrajectoryTask, Protocol):
+    """A task of which one can tell whether what moves is seen."""
+
+    def sees_object(self, frames: Tensor) -> Tensor:
+        """Whether it is, in each frame."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryConfig(TrainConfig):
+    """A model of dynamics, trained on trajectories that ``concord data`` has made."""
+
+    chosen: TrajectoryChoice = field(default_factory=lambda: TrajectoryChoice(trajectories=500))
+    skips: SkipOptions = field(default_factory=SkipOptions)
+    network: DynamicsNetworkOptions = field(default_factory=DynamicsNetworkOptions)
+    # fmt: off
+    lr_decay_steps: int = 15_000
+    """Steps after which the learning rate is multiplied by --decay, again and again; 0: at --milestones."""
+    # fmt: on
+
+    @abstractmethod
+    def task(self, perturbed: bool) -> SeenTask:
+        """Where the trajectories come from, with the standard physics or the other."""
+
+    def resolve(self, num_environments: int | None = None) -> Self:
+        """With the milestones that --lr-decay-steps means."""
+        found = super().resolve(num_environments)
+        if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
+            return found
+        batches = math.ceil(self.chosen.trajectories / self.data.batch_size)
+        steps = self.schedule.epochs * math.ceil(batches / max(1, self.aggregation.steps_per_update))
+        return found.with_options(milestones=staircase(self.lr_decay_steps, steps))
+
+    def unused(self) -> frozenset[str]:
+        """Also the milestones where the rate falls by steps."""
+        return super().unused() | ({"milestones"} if self.lr_decay_steps else set())
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        self.require("lr_decay_steps", self.lr_decay_steps >= 0, "must not be negative")
+        known = self.chosen.trajectories > 0 or self.lr_decay_steps == 0
+        self.require("lr_decay_steps", known, "needs to know the steps of a run; give --trajectories, too")
+        whole = self.data.environments_per_step == 0 or self.lr_decay_steps == 0
+        self.require("environments_per_step", whole, "--lr-decay-steps counts steps of all environments; give 0")
+        switch, epochs = self.chosen.switch_epoch, self.schedule.epochs
+        self.require("switch_epoch", switch < max(epochs, 1), f"must come before the last of the {epochs} epochs")
+        self.require("held_out", self.data.held_out == 0, "there are trajectories for validation; give 0")
+
+
+def environments(config: TrajectoryConfig) -> Environments:
+    """The standard physics, and the other if it is wanted."""
+    chosen, output = config.chosen, config.run.output
+    data = chosen.read(config.task(chosen.perturbed), config.data.data_dir, output)
+    return chosen.environments(data, chosen.read_perturbed(config.task(perturbed=True), output))
+
+
+def network(config: TrajectoryConfig) -> nn.Module:
+    """The network of the appendix."""
+    return config.network.network(channels=3)
+
+
+def objective(config: TrajectoryConfig) -> Objective:
+    """The mean over all predictions, or the environments' means for an aggregator."""
+    return skip_objective(config.skips.risk(config.run.seed), config.aggregation.aggregator)
+
+
+def evaluation(config: TrajectoryConfig) -> EnvironmentEvaluation:
+    """Labels read from rollouts."""
+    return EnvironmentEvaluation(partial(_measured, config.skips.skips, config.task(config.chosen.perturbed)), MODES)
+
+
+def _measured(skips: SkipConfig, task: SeenTask, model: nn.Module, environment: Environment) -> Mapping[str, float]:
+    device = next(model.parameters()).device
+
+    def batches() -> Iterator[Mapping[str, Tensor]]:
+        for start in range(0, len(environment), _EVALUATED):
+            part = environment.take(slice(start, start + _EVALUATED))
+            yield pytree.tree_map(lambda leaf: leaf.to(device), part)
+
+    return task_measures(model, batches, skips, task.read_label, task.sees_object)
+
+
+def settings(**found: Any) -> dict[str, Any]:
+    """The options of all runs of the thesis, and those that a search found."""
+    common: dict[str, Any] = {
+        "batch_size": 2, "held_out": 0.0, "decay": 0.2, "epochs": 150, "evaluations": 30, "vectorize": "one-by-one",
+    }  # fmt: skip
+    return common | found
+
+
+SEARCHED: dict[str, Entry] = {
+    "lr": Choice(1e-3, 7.5e-4, 5e-4),
+    "lr_decay_steps": Choice(7500, 10_000, 15_000),
+    "kernels": Choice(32, 48),
+    "architecture": Choice("plain", "dilated", "strided"),
+}
+HORIZONS: dict[str, Entry] = {"skip": "adaptive", "horizon": Choice(15, 18, 21, 25)}
+METHODS: dict[str, dict[str, Entry]] = {
+    "asi": {**HORIZONS, "exploration_steps": Choice(7500, 10_000, 15_000)},
+    "asi-no-exploration": {**HORIZONS, "exploration_steps": 0},
+    **{f"fixed-{stride}": {"skip": "fixed", "stride": stride} for stride in (1, 2, 3)},
+}
+COMMON: dict[str, Value] = {"lr": 5e-4, "lr_decay_steps": 15_000, "kernels": 48, "architecture": "plain"}
+
+
+def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
+    """The spaces of the thesis (appendix A.0.3); what its search found is tried first."""
+    return {
+        name: Study(
+            Space(SEARCHED | method), suggestions=(found[name],), selection="validation", metric="soft_accuracy"
+        )
+        for name, method in METHODS.items()
+    }
+
+
+def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
+    """What a table compares: the settings of each study, with what makes it the method."""
+    names = {"asi": "ASI", "asi-no-exploration": "ASI, no exploration"}
+    fixed = {
+        name: {option: entry for option, entry in method.items() if not isinstance(entry, Choice)}
+        for name, method in METHODS.items()
+    }
+    return {
+        names.get(name, name.replace("fixed-", "Δt = ")): {"exploration_steps": 0, **fixed[name], **found[name]}
+        for name in METHODS
+    }

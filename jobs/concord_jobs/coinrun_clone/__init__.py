@@ -1,0 +1,1 @@
+"""The job coinrun-clone, and what only it needs."""

@@ -1,0 +1,1 @@
+"""The job colored-mnist, and what only it needs."""

@@ -1,0 +1,200 @@
+"""Accuracies over environments that mislead more and more, in the form of the meta-IRM paper."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.training import FinishedRun, Runs
+from concord.training.comparison import at_end, grouped
+
+Numbers = NDArray[np.float64]
+ByPlace = Mapping[float, Sequence[float]]
+"""The values of all runs at each place on the horizontal axis."""
+
+SLOPES = "scale_slope/train/"  # metrics that the penalty is computed of
+ADAPTED = "pwcca_adapted_"
+_COLOURS = {
+    "erm": GREY,
+    "irm": BLUE,
+    "mm-rex": PURPLE,
+    "vrex": GREEN,
+    "meta-irm": RED,
+    "erm, grey": ORANGE,
+}
+
+
+def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
+    """Fig. 3, 5 and 8: test accuracy against p_e, mean and standard deviation over runs.
+
+    Args:
+        panels: by title and method, the accuracies at each p_e.
+    """
+    figure = Figure(figsize=(1.2 + 3.4 * len(panels), 3.1), layout="constrained")
+    row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    for axes, (title, methods) in zip(row, panels.items(), strict=True):
+        for index, (method, runs) in enumerate(methods.items()):
+            _dots(axes, method, runs, index, 0.008 * (index - (len(methods) - 1) / 2))
+        axes.axhline(0.75, color="black", linewidth=0.8, linestyle=":")  # to be reached at best
+        axes.set_xlabel("p_e of the test")
+        axes.set_title(method_name(title), fontsize=10)
+        axes.set_ylim(0, 1)
+    row[0].set_ylabel("test accuracy")
+    row[-1].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Figure:
+    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation.
+
+    Args:
+        methods: the values at each place.
+        across: what the horizontal axis is.
+        measure: what the vertical one is.
+    """
+    figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for index, (method, runs) in enumerate(methods.items()):
+        places = np.array(sorted(runs))
+        mean, spread = _mean_and_spread([runs[place] for place in places])
+        axes.plot(places, mean, color=_colour(method, index), label=method_name(method), marker="o", markersize=3)
+        axes.fill_between(places, mean - spread, mean + spread, color=_colour(method, index), alpha=0.2, linewidth=0)
+    axes.set(xlabel=across, ylabel=measure)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def penalty_figure(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
+    """Fig. 6: the penalty of IRMv1 over training, the mean over runs, on a logarithmic axis.
+
+    Args:
+        curves: by label, the curve of each run as ``(fraction of the run, penalty)``.
+    """
+    figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for index, (label, runs) in enumerate(curves.items()):
+        values = np.array([[value for _, value in run] for run in runs])
+        axes.plot([place for place, _ in runs[0]], values.mean(0), color=_colour("", index), label=label)
+    axes.set(yscale="log", xlabel="part of the run", ylabel="penalty")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def layers_figure(similarities: Mapping[str, Sequence[float]]) -> Figure:
+    """Fig. 9: similarity of each layer before and after the inner steps, a bar with its standard deviation."""
+    figure = Figure(figsize=(3.4, 3.1), layout="constrained")
+    axes = figure.subplots()
+    mean, spread = _mean_and_spread(similarities.values())
+    axes.bar(range(len(mean)), mean, yerr=spread, color=BLUE, width=0.6, capsize=3)
+    axes.set_xticks(range(len(mean)), list(similarities))
+    axes.set(ylim=(0, 1.05), ylabel="PWCCA similarity")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def by_flip(runs: Sequence[FinishedRun]) -> ByPlace:
+    """Each run's accuracy at its end, at each p_e: in the observed environments and in the test."""
+    accuracies: dict[float, list[float]] = {}
+    for run in runs:
+        at = {float(flip): f"flip-{flip:g}_accuracy" for flip in run.options["observed_flips"]}
+        at[float(run.options["test_flip"])] = "ood_accuracy"
+        for flip, metric in at.items():
+            accuracies.setdefault(flip, []).append(run.metrics[metric])
+    return dict(sorted(accuracies.items()))
+
+
+def all_methods(runs: Runs) -> Figure:
+    """Fig. 3 and 8: every row's accuracies, in one panel."""
+    return flips_figure({"": {method: by_flip(each) for method, each in runs.items()}})
+
+
+def all_sizes(runs: Runs) -> Figure:
+    """Fig. 5: a panel a method, a line a number of examples."""
+    panels: dict[str, dict[str, ByPlace]] = {}
+    for (method, examples), each in grouped(runs, "objective", "examples").items():
+        panels.setdefault(method, {})[f"{examples:,} examples"] = by_flip(each)
+    return flips_figure(panels)
+
+
+def penalties(runs: Runs) -> Figure:
+    """Fig. 6: the penalty of IRMv1's runs, a line a number of examples."""
+    curves = {
+        f"{examples:,} examples": [
+            [(at.epoch / run.history[-1].epoch, _penalty(at.metrics)) for at in run.history] for run in each
+        ]
+        for (method, examples), each in grouped(runs, "objective", "examples").items()
+        if method == "irm"
+    }
+    return penalty_figure(curves)
+
+
+def noise_gaps(runs: Runs) -> Figure:
+    """Fig. 4: accuracy in the test, a line a method."""
+    lines: dict[str, dict[float, list[float]]] = {}
+    for (method, gap), each in grouped(runs, "objective", "noise_gap").items():
+        lines.setdefault(method, {})[gap] = at_end(each, "ood_accuracy")
+    return band_figure(lines, "gap between the environments' label noise", "test accuracy at p_e = .9")
+
+
+def similarities(runs: Runs) -> Figure:
+    """Fig. 10: similarity of representations by p_e, a line a row that measures it."""
+    lines = {
+        method: {
+            float(flip): at_end(each, f"pwcca_{flip:g}")
+            for flip in (*each[0].options["observed_flips"], each[0].options["test_flip"])
+        }
+        for method, each in runs.items()
+    }
+    return band_figure(lines, "p_e of the test", "PWCCA similarity with p_e = .1")
+
+
+def adapted_layers(runs: Runs) -> Figure:
+    """Fig. 9: similarity before and after the inner steps, by layer."""
+    layers: dict[str, list[float]] = {}
+    for each in runs.values():
+        for run in each:
+            for name, value in run.metrics.items():
+                if name.startswith(ADAPTED):
+                    layers.setdefault(f"layer {int(name.removeprefix(ADAPTED).split('_')[0]) + 1}", []).append(value)
+    return layers_figure(layers)
+
+
+def adapted(layer: int) -> Callable[[FinishedRun], float]:
+    """The similarity of a layer before and after the inner steps, the mean over the environments."""
+
+    def similarity(run: FinishedRun) -> float:
+        found = [value for name, value in run.metrics.items() if name.startswith(f"{ADAPTED}{layer}_")]
+        return sum(found) / len(found)
+
+    return similarity
+
+
+def _penalty(metrics: Mapping[str, float]) -> float:
+    slopes = [value for name, value in metrics.items() if name.startswith(SLOPES)]
+    return sum(slope**2 for slope in slopes) / len(slopes)
+
+
+def _mean_and_spread(runs: Iterable[Sequence[float]]) -> tuple[Numbers, Numbers]:
+    """Means, and standard deviations, over runs."""
+    values = [np.array(each) for each in runs]
+    spread = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
+    return np.array([each.mean() for each in values]), np.array(spread)
+
+
+def _dots(axes: Axes, method: str, runs: ByPlace, index: int, shift: float) -> None:
+    places = sorted(runs)
+    mean, spread = _mean_and_spread([runs[place] for place in places])
+    axes.errorbar(
+        np.array(places) + shift, mean, yerr=spread, fmt="o-", color=_colour(method, index), label=method_name(method),
+        markersize=3, linewidth=1, capsize=2,
+    )  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _colour(method: str, index: int) -> str:
+    return _COLOURS.get(method, list(_COLOURS.values())[1 + index % 5])

@@ -1,0 +1,91 @@
+"""How alike two representations of the same examples are, whatever basis they are written in."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from concord.errors import InputError
+from concord.objectives import MetaIRM
+
+# Directions whose singular value is below this part of the largest are rounding, not representation.
+_RANK_TOLERANCE = 1e-5
+
+
+def pwcca(one: Tensor, other: Tensor) -> float:
+    """Projection-weighted canonical correlation of ``one`` with ``other``, in [0, 1].
+
+    The canonical correlations ρ_i, averaged with the weights α_i = Σ_j |⟨h_i, x_j⟩| that say how much of ``one`` its
+    canonical direction h_i carries (x_j being its features). Morcos et al., Insights on Representational Similarity in
+    Neural Networks with Canonical Correlation, 2018, section 2.2. 1 for representations that are linear maps of one
+    another; not symmetric.
+
+    Args:
+        one: ``(examples, features)``.
+        other: ``(examples, features)`` of the same examples, features of any number.
+
+    Raises:
+        InputError: there are no more examples than features, or a representation is constant.
+    """
+    most = max(one.shape[1], other.shape[1])
+    if len(one) <= most:
+        raise InputError(f"representations of {len(one)} examples: more than the {most} features are needed")
+    one, other = (values.double() - values.double().mean(0) for values in (one, other))
+    basis, other_basis = _basis(one), _basis(other)
+    directions, correlations, _ = torch.linalg.svd(basis.T @ other_basis, full_matrices=False)
+    weights = ((basis @ directions).T @ one).abs().sum(1)
+    return float((weights * correlations.clamp(max=1)).sum() / weights.sum())
+
+
+def layer_outputs(model: nn.Module, inputs: Tensor, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """What every linear layer gives for these inputs, ``(examples, features)``, by the layer's name.
+
+    Args:
+        model: the network, which is left in its mode.
+        inputs: ``(examples, ...)``.
+        weights: parameters in place of its own.
+    """
+    seen: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.flatten(1)}))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            functional_call(model, dict(weights or {}), (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _basis(centred: Tensor) -> Tensor:
+    """An orthonormal basis ``(examples, rank)`` of what the features span."""
+    left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
+    if sizes[0] == 0:
+        raise InputError("a representation is the same for all examples: it correlates with nothing")
+    basis: Tensor = left[:, sizes > _RANK_TOLERANCE * sizes[0]]
+    return basis
+
+
+def adapted_similarities(
+    model: nn.Module, objective: MetaIRM, environments: Mapping[str, tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """PWCCA of each layer's outputs before and after meta-IRM's inner steps: ``pwcca_adapted_{layer}_{environment}``.
+
+    Args:
+        model: trained.
+        objective: what it was trained with; its inner steps drop nothing here.
+        environments: inputs and targets of each environment to adapt to, by name.
+    """
+    objective.drop_grad = 0.0
+    measured = {}
+    for name, (inputs, targets) in environments.items():
+        with torch.enable_grad():
+            adapted = objective.adapted(model, (inputs, targets))
+        before, after = layer_outputs(model, inputs), layer_outputs(model, inputs, adapted)
+        for layer, (one, other) in enumerate(zip(before.values(), after.values(), strict=True)):
+            measured[f"pwcca_adapted_{layer}_{name}"] = pwcca(one, other)
+    return measured

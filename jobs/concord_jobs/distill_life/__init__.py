@@ -1,0 +1,1 @@
+"""The job distill-life, and what only it needs."""

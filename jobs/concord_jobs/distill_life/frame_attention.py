@@ -1,0 +1,37 @@
+"""A teacher that points: for every map of a convolutional student a mixture of the frames of a trajectory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class FrameAttention(nn.Module):
+    """Targets h*_kf = Σ_t softmax_t(φ)_tkf · x_t (thesis, equations 4.2 and 4.3).
+
+    Args:
+        frames: T, of x*.
+        layers: N, how many are taught.
+        maps: F, of each layer.
+        scale: standard deviation of φ at first; 0: all frames alike.
+    """
+
+    def __init__(self, frames: int, layers: int, maps: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.phi = nn.Parameter(scale * torch.randn(frames, layers, maps))
+
+    @classmethod
+    def pointing(cls, frames: Sequence[int], of: int, maps: int) -> "FrameAttention":
+        """A teacher that attends to frame ``frames[k]`` in all maps of layer k."""
+        made = cls(of, len(frames), maps, 0.0)
+        wanted = torch.full_like(made.phi, -torch.inf)
+        for layer, frame in enumerate(frames):
+            wanted[frame, layer] = 0.0
+        made.phi = nn.Parameter(wanted, requires_grad=False)
+        return made
+
+    def forward(self, privileged: Tensor) -> tuple[Tensor, ...] | Tensor:
+        """Of each layer h* ``(examples, maps, ...)`` from frames ``(examples, frames, ...)``; of one no tuple."""
+        attention = self.phi.softmax(0)
+        targets = tuple(torch.einsum("bt...,tf->bf...", privileged, layer) for layer in attention.unbind(1))
+        return targets if len(targets) > 1 else targets[0]

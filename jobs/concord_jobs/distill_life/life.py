@@ -1,0 +1,30 @@
+"""Conway's Game of Life: random boards, and what becomes of them."""
+
+import numpy as np
+import numpy.typing as npt
+
+ALIVE = 0.4
+Boards = npt.NDArray[np.uint8]
+"""``(..., rows, columns)``; 1 is alive, 0 is dead."""
+
+
+def following(boards: Boards) -> Boards:
+    """The next state. Beyond the border all is dead."""
+    rows, columns = boards.shape[-2:]
+    padded = np.pad(boards, [(0, 0)] * (boards.ndim - 2) + [(1, 1), (1, 1)])
+    around = sum(
+        padded[..., down : down + rows, right : right + columns]
+        for down in range(3)
+        for right in range(3)
+        if (down, right) != (1, 1)
+    )
+    alive: Boards = ((around == 3) | ((around == 2) & (boards == 1))).astype(np.uint8)
+    return alive
+
+
+def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3) -> Boards:
+    """Random boards, .4 of the cells alive, and their next states: ``(examples, 1 + steps, size, size)``."""
+    states = [(np.random.default_rng(seed).random((examples, size, size)) < ALIVE).astype(np.uint8)]
+    for _ in range(steps):
+        states.append(following(states[-1]))
+    return np.stack(states, 1)

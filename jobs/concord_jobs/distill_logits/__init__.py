@@ -1,0 +1,1 @@
+"""The job distill-logits, and what only it needs."""

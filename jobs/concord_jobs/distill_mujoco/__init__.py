@@ -1,0 +1,1 @@
+"""The job distill-mujoco, and what only it needs."""

@@ -1,0 +1,154 @@
+"""Returns in MuJoCo from a state and 16 actions, with a teacher that sees the states in between (thesis, 4.4.3).
+
+x is a state and the actions that follow, the label in which of 32 bins their sum of rewards lies, and x* the 16 states
+and rewards. ``concord data distill-mujoco --simulator Hopper`` makes the data, ``concord train distill-mujoco`` trains
+a student with a teacher that learns what to say of its pre-activations, and which of them; ``--teacher none`` one
+without, and with ``--auxiliary-weight 4`` that one predicts x* beside the labels. ``concord compare distill-mujoco
+fig-4.9`` has the ablations: a random teacher, states in another order, noise, a split drawn anew.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import concord.environments.reward_trajectories as trajectories
+from concord import distillation
+from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
+from concord.environments import Environments
+from concord.objectives import Objective
+from concord.runs import made_returns
+from concord.space import Choice, Entry, Space
+from concord.training import Data, Job, Measure, Study, TrainConfig
+from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
+from concord_jobs.distillation.taught import student_environments, training_parts
+
+LAYERS, UNITS, BINS = 5, 128, 32
+TAUGHT = tuple(f"{2 * layer}" for layer in range(LAYERS))  # the linear layers: their outputs are pre-activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnTeacher(TeacherOptions):
+    """What a teacher sees of trajectories, and how it learns."""
+
+    of_meta = TeacherOptions.of_meta | {"unrolled_lr", "meta_beta1"}
+
+    # fmt: off
+    teacher: Literal["meta", "none", "fixed"] = "meta"
+    """One that learns what to say, none, or a random one that stays as it is."""
+    permute_time: bool = False
+    """Shuffle the states of x*, each example's in an order of its own."""
+    noise_frames: int = 0
+    """Replace this many of the last states of x* by noise."""
+    unrolled_lr: float = 1e-2
+    """Learning rate of the copy, SGD with momentum 0.75."""
+    meta_beta1: float = 0.0
+    """β₁ of the teacher's Adam."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        self.require("noise_frames", 0 <= self.noise_frames <= trajectories.HORIZON, "must lie in 0 … 16")
+        self.require("unrolled_lr", 0 < self.unrolled_lr < float("inf"), "must be a finite number above 0")
+        self.require("meta_beta1", 0 <= self.meta_beta1 < 1, "must lie in [0, 1)")
+
+    def unused(self) -> frozenset[str]:
+        """Also how x* is disturbed, where nobody sees it."""
+        blind = self.teacher == "none" and self.auxiliary_weight == 0
+        return super().unused() | ({"permute_time", "noise_frames"} if blind else set())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnConfig(TrainConfig):
+    """Returns of open-loop actions, with the settings for Hopper of Tables C.5 and C.6."""
+
+    # fmt: off
+    simulator: trajectories.Simulator = "Hopper"
+    """Which of Gymnasium's environments the data are of."""
+    teaching: ReturnTeacher = field(default_factory=ReturnTeacher)
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        objective(self)
+
+
+def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
+    """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
+    data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
+    made = trajectories.standardized(data.split("train"), data.split(purpose), BINS)
+    options = config.teaching
+    seen = trajectories.disturbed(made.frames, config.run.seed, options.permute_time, options.noise_frames)
+    privileged = torch.from_numpy(seen * (purpose == "train"))
+    return torch.from_numpy(made.inputs), distillation.with_privileged(torch.from_numpy(made.labels), privileged)
+
+
+def environments(config: ReturnConfig) -> Environments:
+    """One environment, of the version of the returns."""
+    version = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator).version
+    return student_environments(config, examples, version)
+
+
+def student(config: ReturnConfig) -> nn.Module:
+    """Five layers of 128 and one for the bins, with weight normalization."""
+    observations, actions = trajectories.SIZES[config.simulator]
+    widths = [observations + trajectories.HORIZON * actions, *[UNITS] * LAYERS, BINS]
+    layers = [part for each in pairwise(widths) for part in (weight_norm(nn.Linear(*each)), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+# Of logits (examples, bins), and what the table reports: always saying the same gives .083.
+loss = of_labels(lambda outputs, labels: nn.functional.cross_entropy(outputs, labels.long()))
+squared_error = of_labels(trajectories.squared_error_of_bins)
+
+
+def objective(config: ReturnConfig) -> Objective:
+    """The labels alone, or a teacher beside them."""
+    options, frame = config.teaching, trajectories.SIZES[config.simulator][0] + 1
+    if options.teacher == "none":
+        return options.alone(loss, lambda: nn.Linear(UNITS, trajectories.HORIZON * frame), f"{2 * LAYERS - 1}")
+    adam = partial(torch.optim.Adam, betas=(options.meta_beta1, 0.999))
+    rule = distillation.SGD(options.unrolled_lr, momentum=0.75, weight_decay=1e-8)
+    learning = options.learning(lambda: training_parts(config, examples).outer, adam, rule)
+    shape = trajectories.HORIZON, frame, [UNITS] * LAYERS
+    made = partial(TrajectoryTeacher, *shape, autocast=torch.bfloat16)  # it is most of the work, and costs half so
+    gated = GatedError(scale=10.0, offset=2.0)  # the mean over all units, since the weight is divided
+    return Distillation(loss, made, Teaching(options.teaching_weight / LAYERS, gated, TAUGHT), learning)
+
+
+# Tables C.2 to C.4: grids, of which TPE draws; the base of the teaching weight's logarithm is taken to be 10.
+# The thesis chose by the test, as --selection oracle does.
+ALONE: dict[str, Entry] = {"lr": Choice(1e-3, 1e-2), "l2": Choice(0.0, 1e-5, 1e-4), "regularization": "coupled"}
+LEARNED: dict[str, Entry] = {
+    "meta_beta1": Choice(0.0, 0.9),
+    "unrolled_lr": Choice(1e-3, 5e-3, 1e-2),
+    "teaching_weight": Choice(10**2.0, 10**2.5, 10**3.0),
+    "validation_fraction": Choice(0.3, 0.5, 0.7),
+}
+PREDICTED: dict[str, Entry] = {"auxiliary_weight": Choice(1.0, 2.0, 4.0)}
+STUDIES = {
+    "ldt": Study(Space({"teacher": "meta", **LEARNED}), selection="validation"),
+    "none": Study(Space({"teacher": "none", **ALONE, "batch_size": Choice(8, 16, 32)}), selection="validation"),
+    "predicting": Study(Space({"teacher": "none", **ALONE, **PREDICTED}), selection="validation"),
+}
+teacher_defaults = {"teaching_weight": 10**2.5, "unrolled_steps": 96, "student_steps": 24, "meta_lr": 5e-4}
+run_defaults = {"batch_size": 24, "held_out": 0.0, "epochs": 40, "evaluations": 40, "milestones": (), "data_dir": None}
+job = Job(
+    environments=environments,
+    model=student,
+    loss=loss,
+    objective=objective,
+    measures={"squared_error": Measure(squared_error, "min")},
+    config=ReturnConfig().with_options(aggregator="mean", validation_fraction=0.3, **teacher_defaults, **run_defaults),
+    criterion="validation_squared_error",
+    reproduces="Learning to distill trajectories: returns in MuJoCo (Table C.7), Hopper by shorter runs",
+    studies=STUDIES,
+    comparisons="tables.py",
+    data=Data(made_returns.ReturnOptions, made_returns.make_returns),
+)

@@ -1,0 +1,1 @@
+"""The job distill-xor, and what only it needs."""

@@ -1,0 +1,117 @@
+"""Task A of learning to distill trajectories: the exclusive or of two hidden signs; x* shows them behind random signs.
+
+x* = (s, s ⊙ h) tells the label, but nothing in x predicts it: its mean is 0 for every x. A teacher can learn to undo s,
+and to say h. ``concord train distill-xor`` trains a student with such a teacher, ``--teacher none`` one without,
+``fixed`` and ``oracle`` with one that does not learn: a random one, and one that says h.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
+from concord.objectives import Objective
+from concord.training import Job, Measure, TrainConfig
+from concord_jobs.distillation.taught import student_environments, training_parts
+
+TAUGHT = 32  # units of the student's first layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class XorConfig(TrainConfig):
+    """The exclusive or of two signs, hidden in many dimensions."""
+
+    # fmt: off
+    dimensions: int = 256
+    """Dimensions of x."""
+    examples: int = 512
+    """Training examples; with --teacher meta some of them judge the teacher."""
+    teaching: TeacherOptions = field(default_factory=TeacherOptions)
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        for option in ("dimensions", "examples"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        objective(self)
+        if self.teaching.fixed_split:
+            training_parts(self, examples)
+
+
+def examples(config: XorConfig, purpose: str) -> tuple[Tensor, Tensor]:
+    """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
+    generator = torch.Generator().manual_seed(config.run.seed)
+    mixing = (2 * torch.rand(2, config.dimensions, generator=generator) - 1) / config.dimensions**0.5
+    generator.manual_seed(2**32 + 3 * config.run.seed + ("train", "validation", "test").index(purpose))
+    count = config.examples if purpose == "train" else 1000
+    inputs = torch.randn(count, config.dimensions, generator=generator)
+    signs = 2.0 * torch.randint(0, 2, (count, 2), generator=generator) - 1
+    hidden = inputs @ mixing.T
+    privileged = torch.cat([signs, signs * hidden], 1) * (purpose == "train")
+    return inputs, with_privileged((hidden > 0).sum(1) % 2, privileged)
+
+
+def student(config: XorConfig) -> nn.Module:
+    """A bottleneck without an activation, which is what is taught, and a hidden layer."""
+    return nn.Sequential(nn.Linear(config.dimensions, TAUGHT), nn.Linear(TAUGHT, 128), nn.ReLU(), nn.Linear(128, 1))
+
+
+def teacher() -> nn.Module:
+    """From x* to the student's first layer."""
+    return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, TAUGHT))
+
+
+class Oracle(nn.Module):
+    """Knows how x* was made, and says h: each number to one half of the units."""
+
+    def forward(self, privileged: Tensor) -> Tensor:
+        """Targets ``(examples, units)``."""
+        return (privileged[:, :2] * privileged[:, 2:]).repeat_interleave(TAUGHT // 2, 1)
+
+
+@of_labels
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of logits ``(examples, 1)``."""
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels)
+
+
+@of_labels
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """1 where the logit has the label's sign."""
+    return ((outputs.squeeze(1) > 0) == labels.bool()).float()
+
+
+def objective(config: XorConfig) -> Objective:
+    """The labels alone, or a teacher beside them."""
+    options = config.teaching
+    if options.teacher == "none":
+        return options.alone(loss, lambda: nn.Linear(128, 4), "2")
+    adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
+    learning = options.learning(lambda: training_parts(config, examples).outer, adam)
+    made = Oracle if options.teacher == "oracle" else teacher
+    return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
+
+
+settings = {
+    "resample_split": True,
+    "batch_size": 16,
+    "held_out": 0.0,
+    "epochs": 100,
+    "evaluations": 100,
+    "beta1": 0.5,
+    "milestones": (),
+}
+job = Job(
+    environments=partial(student_environments, examples=examples),
+    model=student,
+    loss=loss,
+    objective=objective,
+    measures={"accuracy": Measure(accuracy, "max")},
+    config=XorConfig().with_options(aggregator="mean", **settings),
+    criterion="validation_accuracy",
+    reproduces="Learning to distill trajectories: toy task A (Fig. 4.3)",
+    comparisons="tables.py",
+)

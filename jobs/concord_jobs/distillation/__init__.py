@@ -1,0 +1,1 @@
+"""What the jobs with a teacher share."""

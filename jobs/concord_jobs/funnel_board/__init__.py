@@ -1,0 +1,1 @@
+"""The job funnel-board, and what only it needs."""

@@ -1,0 +1,61 @@
+"""Funnel board (adaptive skip intervals, §2.3 of the thesis): on which of five platforms a ball lands.
+
+From the first frame alone a model predicts what comes; the answer is read from the frames that it predicts. In a
+funnel the ball bounces as nobody can foresee, and leaves at one place. ``concord data funnel-board`` makes the
+trajectories (``--perturbed`` others), ``concord train funnel-board`` trains with adaptive skips, and with ``--skip
+fixed`` without. Defaults are those of table A.2. A run of full length needs a GPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from concord.analysis.skip_figures import skip_figures
+from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
+from concord.space import Value
+from concord.training import Data, Job
+from concord_jobs.box2d import trajectory_job
+from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, settings, studies
+from concord_jobs.funnel_board.simulator import FunnelBoard
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunnelBoardConfig(TrajectoryConfig):
+    """A model of funnel board."""
+
+    def task(self, perturbed: bool) -> FunnelBoard:
+        """Funnel board."""
+        return FunnelBoard(perturbed=perturbed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunnelBoardOptions(TrajectoryOptions):
+    """Trajectories of funnel board: a ball falls through funnels onto one of five platforms."""
+
+    @property
+    def task(self) -> FunnelBoard:
+        """Funnel board."""
+        return FunnelBoard(perturbed=self.perturbed)
+
+
+# What the thesis' search found, by the study.
+NARROW: dict[str, Value] = {**COMMON, "lr": 7.5e-4, "kernels": 32, "architecture": "strided"}
+TABLE_A2: Mapping[str, dict[str, Value]] = {
+    "asi": {**COMMON, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"},
+    "asi-no-exploration": {**NARROW, "horizon": 18, "lr_decay_steps": 10_000},
+    "fixed-1": {**NARROW, "architecture": "dilated"},
+    **{f"fixed-{stride}": NARROW for stride in (2, 3)},
+}
+
+job = Job(
+    environments=trajectory_job.environments,
+    model=trajectory_job.network,
+    objective=trajectory_job.objective,
+    evaluation=trajectory_job.evaluation,
+    config=FunnelBoardConfig().with_options(**settings(**TABLE_A2["asi"])),
+    criterion="validation_soft_accuracy",
+    reproduces="Adaptive skip intervals (chapter 2 of the thesis): funnel board (Fig. 2.10); no run of full length",
+    figures=skip_figures,
+    data=Data(FunnelBoardOptions, make_trajectories),
+    studies=studies(TABLE_A2),
+    comparisons="tables.py",
+)

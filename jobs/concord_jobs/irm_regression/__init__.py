@@ -1,0 +1,1 @@
+"""The job irm-regression, and what only it needs."""

@@ -1,0 +1,1 @@
+"""The job label-noise, and what only it needs."""

@@ -1,0 +1,1 @@
+"""The job memorization, and what only it needs."""

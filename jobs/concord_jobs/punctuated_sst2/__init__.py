@@ -1,0 +1,1 @@
+"""The job punctuated-sst2, and what only it needs."""

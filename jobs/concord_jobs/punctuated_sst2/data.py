@@ -1,0 +1,189 @@
+"""PunctuatedSST-2: the words of a sentence tell its sentiment anywhere; the mark at its end misleads."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from concord.environments import Environments
+from concord.environments.collection import generator_for
+from concord.environments.misleading import misled, require_probabilities
+from concord.errors import ArgumentError, InputError
+from concord.options import OptionGroup
+from concord.storage import display_path, local
+
+PADDING, UNKNOWN = 0, 1
+_MARKS = ("!", ".")
+_FILES = ("train.tsv", "dev.tsv", "test.tsv")
+_HOME = "https://github.com/clairett/pytorch-sentiment-classification (data/SST2)"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences of one or the other sentiment.
+
+    Attributes:
+        words: of each sentence, without a mark at its end.
+        labels: ``(sentences,)`` int64, 0 or 1.
+    """
+
+    words: tuple[tuple[str, ...], ...]
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class SST2:
+    """The Stanford Sentiment Treebank's whole sentences with two classes: 6,920, 872 and 1,821 of them."""
+
+    train: Sentences
+    dev: Sentences
+    test: Sentences
+
+    @staticmethod
+    def read(data_dir: Path | None) -> "SST2":
+        """From ``train.tsv``, ``dev.tsv`` and ``test.tsv``: lines of a sentence, a tab and a label, 0 or 1.
+
+        Args:
+            data_dir: the folder with the files, or with the folder ``sst2``.
+
+        Raises:
+            InputError: a file is missing, or a line is not as it should be.
+        """
+        if data_dir is None:
+            raise ArgumentError(
+                "data_dir",
+                None,
+                f"needed; give a folder with {', '.join(_FILES)} of SST-2 (sentence, tab, label), "
+                f"for example from {_HOME}",
+            )
+        folder = next((each for each in (data_dir / "sst2", data_dir) if local(each / _FILES[0]).is_file()), None)
+        missing = [name for name in _FILES if folder is None or not local(folder / name).is_file()]
+        if folder is None or missing:
+            raise ArgumentError(
+                "data_dir",
+                display_path(data_dir),
+                f"{', '.join(missing)} not there, nor in its folder sst2; SST-2 is for example at {_HOME}",
+            )
+        return SST2(*(_read(local(folder / name)) for name in _FILES))
+
+
+def _read(path: Path) -> Sentences:
+    words, labels = [], []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        sentence, tab, label = line.rpartition("\t")
+        if not tab or label.strip() not in {"0", "1"}:
+            raise InputError(f"{path}, line {number}: expected a sentence, a tab and 0 or 1, found {line[-40:]!r}")
+        words.append(tuple(re.sub(r"[\s.!?]+$", "", sentence.lower()).split()))
+        labels.append(int(label))
+    if not words:
+        raise InputError(f"{path}: has no sentence")
+    return Sentences(tuple(words), torch.tensor(labels))
+
+
+def vocabulary(sentences: Sequence[Sentences], least: int = 1) -> dict[str, int]:
+    """A number for each word that occurs so often, from 2 (0 pads, 1 is any other), and for the two marks."""
+    counts = Counter(word for part in sentences for words in part.words for word in words)
+    known = sorted({word for word, count in counts.items() if count >= least} - set(_MARKS))
+    return {word: number for number, word in enumerate([*_MARKS, *known], UNKNOWN + 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PunctuationOptions(OptionGroup):
+    """Marks that mislead seldom in the training environments, and often in the test."""
+
+    # fmt: off
+    flips: tuple[float, ...] = (0.1, 0.2)
+    """How often the mark misleads in each training environment, p_e."""
+    test_flip: float = 0.9
+    """How often it misleads in the test."""
+    noise: float = 0.25
+    """How often the label is wrong, η."""
+    punctuate: bool = True
+    """Put the marks at the ends of the sentences."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        require_probabilities(flips=self.flips, test_flip=self.test_flip, noise=self.noise)
+
+
+@dataclass(frozen=True)
+class PunctuatedSST2(PunctuationOptions):
+    """Environments of sentences that differ in how often the mark at the end misleads.
+
+    The label is wrong with probability η. The mark is ``!`` for label 0 and ``.`` for label 1, but with probability
+    p_e the other one. Choe et al., An Empirical Study of Invariant Risk Minimization, 2020; Bae et al., Meta-Learned
+    Invariant Risk Minimization, 2021, appendix B.
+
+    Args:
+        data: the sentences; those to train on are divided at random among the training environments.
+        numbers: of the words, see :func:`vocabulary`.
+        seed: of the choice, the noise and the marks.
+    """
+
+    data: SST2
+    numbers: dict[str, int]
+    seed: int = 0
+
+    def as_environments(self) -> Environments:
+        """Training environments ``train-0-0.1 …`` and the test ``ood-0.9``.
+
+        Inputs are ``(sentences, most words + 1)`` int64, the numbers of the words and of the mark, padded with 0.
+        """
+        names = [f"train-{index}-{flip:g}" for index, flip in enumerate(self.flips)]
+        order = torch.randperm(len(self.data.train.labels), generator=generator_for(self.seed, "sst2"))
+
+        def load(name: str) -> tuple[Tensor, Tensor]:
+            if name not in names:
+                return self._punctuated(name, self.data.test, torch.arange(len(self.data.test.labels)), self.test_flip)
+            index = names.index(name)
+            return self._punctuated(name, self.data.train, order[index :: len(names)], self.flips[index])
+
+        return Environments(load, names, test=[f"ood-{self.test_flip:g}"])
+
+    def _punctuated(self, name: str, part: Sentences, chosen: Tensor, flip: float) -> tuple[Tensor, Tensor]:
+        labels = misled(part.labels[chosen], 2, self.noise, self.seed, name, "noise")
+        marks = misled(labels, 2, flip, self.seed, name, "marks")
+        # The longest sentence of all parts, so that environments are alike.
+        most = 1 + max(len(words) for each in (self.data.train, self.data.test) for words in each.words)
+        inputs = torch.full((len(chosen), most), PADDING)
+        for row, (index, mark) in enumerate(zip(chosen.tolist(), marks.tolist(), strict=True)):
+            words = [self.numbers.get(word, UNKNOWN) for word in part.words[index]]
+            words += [self.numbers[_MARKS[mark]]] if self.punctuate else []
+            inputs[row, : len(words)] = torch.tensor(words, dtype=torch.long)
+        return inputs, labels
+
+
+def read_glove(path: Path, words: Sequence[str], size: int | None = None) -> tuple[dict[str, Tensor], int]:
+    """The vectors of these words from a GloVe file: lines of a word and its numbers, separated by blanks.
+
+    Args:
+        path: the file.
+        words: the words that are wanted.
+        size: numbers of each; None takes what the first line has.
+
+    Returns:
+        The vectors that the file has, float32, and their size.
+
+    Raises:
+        InputError: the file is missing, or no such file, or its vectors are of another size.
+    """
+    wanted, found = set(words), {}
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                word, *values = line.rstrip().split(" ")
+                size = len(values) if size is None else size
+                if len(values) != size:
+                    raise ArgumentError("glove", path, f"line {number} has {len(values)} numbers, expected {size}")
+                if word in wanted:
+                    found[word] = torch.tensor([float(value) for value in values])
+    except (OSError, ValueError) as error:
+        raise ArgumentError("glove", path, f"cannot be read as GloVe vectors ({error})") from error
+    if not found or not size:
+        raise ArgumentError("glove", path, f"has none of the {len(wanted)} words")
+    return found, size

@@ -1,0 +1,47 @@
+"""A sentence as the average of its words' vectors, and an MLP on it."""
+
+import torch
+from torch import Tensor, nn
+
+from concord.models import MLP
+
+
+class WordAverage(nn.Module):
+    """Word vectors, averaged over the words of a sentence, and an MLP with ReLU.
+
+    Args:
+        words: vocabulary size. Word 0 is padding, which the average leaves out.
+        size: of a vector.
+        outputs: number of classes.
+        hidden_units: width of each hidden layer of the MLP.
+        hidden_layers: how many.
+        dropout: probability of dropping a hidden unit.
+        vectors: ``(words, size)``, which stay as they are; None learns them.
+
+    Input ``(batch, places)`` int64, output ``(batch, outputs)``.
+    """
+
+    def __init__(
+        self,
+        words: int,
+        size: int,
+        outputs: int,
+        hidden_units: int = 128,
+        hidden_layers: int = 1,
+        dropout: float = 0.0,
+        vectors: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(words, size)
+        if vectors is None:
+            nn.init.normal_(self.vectors.weight, std=0.1)
+        else:
+            self.vectors.weight = nn.Parameter(vectors.clone(), requires_grad=False)
+        self.mlp = MLP(size, outputs, hidden_units, hidden_layers, dropout, activation="relu")
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits ``(batch, outputs)``."""
+        there = (words != 0).to(self.vectors.weight.dtype)
+        average = torch.einsum("bws,bw->bs", self.vectors(words), there) / there.sum(1, keepdim=True).clamp(min=1)
+        outputs: Tensor = self.mlp(average)
+        return outputs

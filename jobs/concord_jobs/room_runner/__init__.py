@@ -1,0 +1,1 @@
+"""The job room-runner, and what only it needs."""

@@ -1,0 +1,1 @@
+"""The job synthetic, and what only it needs."""

@@ -1,0 +1,78 @@
+"""Fig. 7 of the AND-mask paper: what the masked gradients of untrained networks contain, measured anew each time."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from concord.analysis.figures import save
+from concord.defaults import DEFAULT_OUTPUT
+from concord.environments import BatchStream
+from concord.errors import ArgumentError
+from concord.models import MLP
+from concord_jobs.synthetic.correlations import Correlation, gradient_correlations, summarize, write_correlations
+from concord_jobs.synthetic.figures import correlation_figure
+from concord_jobs.synthetic.spirals import MECHANISM_DIMENSIONS, Spirals
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelationReport:
+    """How masked gradients correlate with the mechanism's and the shortcuts' (Fig. 7)."""
+
+    # fmt: off
+    seeds: int = 10
+    """Networks for the gradient correlations."""
+    environments: int = 16
+    """Environments for the gradient correlations."""
+    batch_size: int = 1024
+    """Examples of each environment for the gradient correlations."""
+    shortcut_scale: float = 0.1**0.5
+    """Standard deviation of the shortcuts."""
+    revolutions: float = 3.0
+    """Revolutions of each spiral."""
+    output: Path = DEFAULT_OUTPUT
+    """Folder for runs, figures and, without a tracking URI, for MLflow's store."""
+    # fmt: on
+
+
+def report_correlations(options: CorrelationReport, info: Callable[[str], None]) -> Mapping[str, Any]:
+    """Measure them, draw them, and keep them as ``correlation.csv``."""
+    for option in ("seeds", "environments", "batch_size"):
+        if getattr(options, option) < 1:
+            raise ArgumentError(option, getattr(options, option), "must be at least 1")
+    data = Spirals(
+        examples=options.batch_size,
+        environments=options.environments,
+        shortcut_scale=options.shortcut_scale,
+        revolutions=options.revolutions,
+    ).as_environments()
+    inputs, targets = BatchStream(data.load(data.train), options.batch_size, seed=0).batch(0)
+    thresholds = [index / 10 for index in range(11)]
+    found: list[Correlation] = []
+    for seed in range(options.seeds):
+        made = lambda: MLP(inputs.shape[-1], 2, initialization="default")  # noqa: E731
+        found += gradient_correlations(made, inputs, targets, MECHANISM_DIMENSIONS, thresholds, seed)
+        info(f"gradient correlations: {seed + 1} of {options.seeds} networks")
+    folder = options.output / "reports" / "synthetic"
+    write_correlations(found, folder / "correlation.csv")
+    cells = {
+        f"{mask} τ={threshold:g} {signal}": _cell(found, mask, threshold, signal)
+        for mask, at in (("and-mask", (0.0, 0.5, 0.7, 0.8, 1.0)), ("xor-mask", (0.5, 1.0)))
+        for threshold in at
+        for signal in ("mechanism", "shortcuts")
+    }
+    figure = save(correlation_figure(found), folder / "correlation.png")
+    return {"correlation": cells, "figures": {"correlation": str(figure)}}
+
+
+def _cell(correlations: Sequence[Correlation], mask: str, threshold: float, signal: str) -> str:
+    """ρ in a table's cell, with what it rests on."""
+    found = summarize(c for c in correlations if (c.mask, c.threshold, c.signal) == (mask, threshold, signal))
+    least, most = found.components[0], found.components[-1]
+    mean = "too few" if math.isnan(found.mean) else f"{found.mean:.2f} ± {found.deviation:.2f}"
+    pooled = "too few" if math.isnan(found.pooled) else f"{found.pooled:.2f}"
+    return (
+        f"{mean} ({found.networks} of {found.of} networks); pooled {pooled} "
+        f"({sum(found.components)} components, {least} to {most} a network)"
+    )

@@ -1,0 +1,124 @@
+"""The synthetic memorization dataset of the AND-mask paper (§3.1, B.2): spirals to learn, shortcuts to avoid."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concord.environments import Environments
+from concord.environments.collection import generator_for
+from concord.errors import ArgumentError
+from concord.options import OptionGroup, option_values
+
+MECHANISM_DIMENSIONS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpiralOptions(OptionGroup):
+    """Spirals that all environments share, and shortcuts that differ."""
+
+    # fmt: off
+    environments: int = 32
+    """Training environments, the paper's D."""
+    examples: int = 1280
+    """Training examples of each environment; its held-out part comes on top."""
+    test_examples: int = 2000
+    """Examples of the out-of-distribution test, each with shortcuts of its own."""
+    validation_environments: int = 0
+    """More environments, with shortcuts of their own, to choose models by without looking at the test."""
+    shortcut_dimensions: int = 32
+    """Dimensions of the shortcuts, d_S."""
+    shortcut_scale: float = 0.1**0.5
+    """Standard deviation of the shortcuts' components; the paper's N(0, 0.1), read as a variance, is 0.316."""
+    revolutions: float = 3.0
+    """Revolutions of each spiral."""
+    smallest_radius: float = 0.08
+    """Smallest radius of the spirals, before noise."""
+    largest_radius: float = 1.0
+    """Largest radius of the spirals, before noise."""
+    radius_noise: float = 0.02
+    """Largest noise on the radius."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        for option in ("environments", "examples", "test_examples"):
+            if getattr(self, option) < 1:
+                raise ArgumentError(option, getattr(self, option), "must be at least 1")
+        for option in (
+            "shortcut_dimensions",
+            "validation_environments",
+            "shortcut_scale",
+            "revolutions",
+            "radius_noise",
+        ):
+            if getattr(self, option) < 0:
+                raise ArgumentError(option, getattr(self, option), "must not be negative")
+        if not 0 <= self.smallest_radius < self.largest_radius:
+            expected = f"must be at least 0 and below the largest, {self.largest_radius}"
+            raise ArgumentError("smallest_radius", self.smallest_radius, expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spirals(SpiralOptions):
+    """Two interleaved spirals, the same in all environments, beside shortcuts that differ between environments.
+
+    An example of class y ∈ {0, 1} begins with its place on spiral y: radius r ~ U(0.08, 1), angle 2πnr, turned by π
+    for class 0, and then U(-0.02, 0.02) is added to the radius. The two coordinates are divided by their standard
+    deviation over the distribution, as the paper's code scales them. Then come the shortcuts: one vector an
+    environment, drawn from N(0, σ²), for class 1, and its negative for class 0. In the test environment each example
+    draws shortcuts of its own.
+
+    With a standard deviation σ of the shortcuts of 0.316 their variance is the printed 0.1.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @staticmethod
+    def of(options: SpiralOptions, held_out: float, seed: int) -> "Spirals":
+        """The data of these options; the held-out examples come on top."""
+        return Spirals(**option_values(options) | {"examples": round(options.examples / (1 - held_out)), "seed": seed})
+
+    def as_environments(self) -> Environments:
+        """The environments ``train-000 …``, ``validation-000 …`` and ``ood``, each made where it is loaded."""
+        return Environments(
+            self.load,
+            train=[f"train-{index:03d}" for index in range(self.environments)],
+            validation=[f"validation-{index:03d}" for index in range(self.validation_environments)],
+            test=["ood"],
+        )
+
+    def load(self, name: str) -> tuple[Tensor, Tensor]:
+        """Inputs ``(examples, 2 + d_S)`` float32 and targets ``(examples,)`` int64 of one environment."""
+        generator = generator_for(self.seed, "spirals", name)
+        count = self.test_examples if name == "ood" else self.examples
+        targets = torch.randint(0, 2, (count,), generator=generator)
+        mechanism = self._mechanism(targets, generator)
+        if name == "ood":
+            shortcuts = torch.randn(count, self.shortcut_dimensions, generator=generator) * self.shortcut_scale
+        else:
+            shortcut = torch.randn(self.shortcut_dimensions, generator=generator) * self.shortcut_scale
+            shortcuts = (2 * targets - 1)[:, None] * shortcut
+        return torch.cat([mechanism, shortcuts], dim=1), targets
+
+    def _mechanism(self, targets: Tensor, generator: torch.Generator) -> Tensor:
+        span = self.largest_radius - self.smallest_radius
+        radius = self.smallest_radius + span * torch.rand(len(targets), generator=generator)
+        angle = 2 * torch.pi * self.revolutions * radius + torch.pi * (1 - targets)
+        noisy = radius + self.radius_noise * (2 * torch.rand(len(targets), generator=generator) - 1)
+        coordinates = torch.stack([noisy * angle.cos(), noisy * angle.sin()], dim=1)
+        return coordinates / torch.tensor(self._coordinate_deviations(), dtype=torch.float32)
+
+    def _coordinate_deviations(self) -> tuple[float, float]:
+        """Standard deviations of the two coordinates over the distribution (both classes; their means are 0)."""
+        radius = np.linspace(self.smallest_radius, self.largest_radius, 20_001)
+        angle = 2 * np.pi * self.revolutions * radius
+        squared_radius = radius**2 + self.radius_noise**2 / 3
+        return (
+            float(np.sqrt(np.mean(squared_radius * np.cos(angle) ** 2))),
+            float(np.sqrt(np.mean(squared_radius * np.sin(angle) ** 2))),
+        )
