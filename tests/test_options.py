@@ -18,7 +18,7 @@ from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, option_values, options_of
-from concord.runs.folder import recorded_config, restored_config
+from concord.runs.run_folder import recorded_config, restored_config
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job
 from concord.training.options import OptimizerOptions, ScheduleOptions

@@ -305,9 +305,9 @@ def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
-    from concord.studies.options import options_for
     from concord.studies.plan import plan_study
     from concord.studies.study import run_study
+    from concord.studies.study_options import options_for
 
     job = load_job("coinrun-expert")
     given = expert_options(tmp_path) | {"trials": 1, "reruns": 0, "concurrent": 1, "threads": 1}

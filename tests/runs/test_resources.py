@@ -22,8 +22,8 @@ GPU = """
 import sys, time
 import ray
 from concord.runs.session import ray_session
-from concord.studies.options import SharingOptions
-from concord.studies.resources import trial_resources
+from concord.studies.study_options import SharingOptions
+from concord.studies.trial_resources import trial_resources
 from concord.training import TrainConfig
 
 config = TrainConfig().with_options(address=sys.argv[1], use_gpu=True)

@@ -8,8 +8,8 @@ import pytest
 from concord.errors import InputError
 from concord.record import write_record
 from concord.redaction import redact
-from concord.runs.folder import recorded_config, run_folder
 from concord.runs.lifecycle import opened, reserved_run, run_description
+from concord.runs.run_folder import recorded_config, run_folder
 from concord.tracking import Store
 from concord.training import TrainConfig
 

@@ -21,8 +21,8 @@ from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
 from concord.studies.comparison_plan import plan_as_recorded
+from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store

@@ -11,10 +11,10 @@ import pytest
 from concord.cli import main
 from concord.errors import InputError
 from concord.record import EVENTS, read_history
-from concord.studies.options import options_for
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.training import Evaluation, Job, JobFile, Loop, load_job
 from concord.training.context import Silent

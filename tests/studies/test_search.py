@@ -17,7 +17,6 @@ from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.studies.options import StudyOptions
 from concord.studies.search import Search
 from concord.studies.spaces import (
     OwnPoint,
@@ -30,6 +29,7 @@ from concord.studies.spaces import (
     study_space,
     wide,
 )
+from concord.studies.study_options import StudyOptions
 from concord.training import Study, TrainConfig, load_job
 
 claim = settings(max_examples=15, deadline=None)

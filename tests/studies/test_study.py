@@ -28,7 +28,6 @@ from concord.cli import main
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, RECORD, Events, read_history
 from concord.storage import Folder
-from concord.studies.options import options_for
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.results import StudyResult, read_study
@@ -37,6 +36,7 @@ from concord.studies.shared_data import without
 from concord.studies.spaces import config_at
 from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent

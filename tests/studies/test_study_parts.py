@@ -27,8 +27,8 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.record import EVENTS, Events, read_history
 from concord.storage import Folder
+from concord.studies.criterion import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
-from concord.studies.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 from concord.training import Evaluation, Job, TrainConfig

@@ -21,9 +21,9 @@ from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import Submit, _Files, check_command
 from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
+from concord.cli.submit import Submit, _Files, check_command
 from concord.errors import InputError, RunFailedError
 from concord.record import read_history
 from concord.storage import Folder
@@ -143,7 +143,7 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         modules = package.modules[0].parent
         assert (modules / "concord" / "VERSION").read_text() == concord.__version__
         own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
-        assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
+        assert {"concord/__main__.py", "concord/cli/submit.py", "concord/py.typed"} <= own
         assert {"concord_jobs/__init__.py", "concord_jobs/synthetic/job.py", "concord_jobs/tumours.py"} <= own
         assert not any(name.endswith(".pyc") for name in own)
     assert not modules.exists()

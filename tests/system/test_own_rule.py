@@ -14,20 +14,20 @@ from test_readme import snippet
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
-from concord.cli.cluster import check_command
 from concord.cli.job_options import read_command, with_own_rule
 from concord.cli.parsing import job_and_words, parse
+from concord.cli.submit import check_command
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history
-from concord.runs.folder import recorded_config
 from concord.runs.run import run
+from concord.runs.run_folder import recorded_config
 from concord.space import Choice, Uniform
 from concord.storage import Folder
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
+from concord.studies.study_options import options_for
 from concord.submission.package import inside
 from concord.tracking import Store
 from concord.training import load_job

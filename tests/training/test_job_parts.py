@@ -14,8 +14,8 @@ from concord.errors import InputError
 from concord.objectives import Objective
 from concord.runs.champion import criterion_of
 from concord.runs.preflight import preflight
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
+from concord.studies.study_options import options_for
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.context import Silent

@@ -29,11 +29,11 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
-from concord.runs.folder import recorded_config
+from concord.runs.run_folder import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
-from concord.studies.options import StudyOptions, options_for
 from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
+from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
 from concord.training import Comparison, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent

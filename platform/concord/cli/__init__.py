@@ -32,9 +32,9 @@ COMMANDS = {
     "report": "concord.cli.running",
     "analyze": "concord.cli.analyze",
     **dict.fromkeys(("data", "demo"), "concord.cli.running"),
-    **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.cluster"),
+    **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.submit"),
     "runs": "concord.cli.runs",
-    **dict.fromkeys(("models", "ui"), "concord.cli.registry"),
+    **dict.fromkeys(("models", "ui"), "concord.cli.models"),
     "bench": "concord.cli.bench",
 }
 

@@ -35,7 +35,7 @@ def _tables(command: JobCommand) -> Any:
     from concord.studies.comparison_plan import plan_comparison
 
     plan = plan_comparison(command.job, command.tables, command.options, command.given)
-    from concord.studies.comparison import run_comparison  # imports Ray Tune, which takes seconds
+    from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
 
     return run_comparison(plan, info)
 

@@ -124,7 +124,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
 
 def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
-    from concord.runs.folder import recorded_config
+    from concord.runs.run_folder import recorded_config
 
     recorded = recorded_config(options)
     if not as_json:

@@ -102,7 +102,7 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
     """
     from concord.studies.comparison_plan import METHODS, comparisons_of
     from concord.studies.methods import methods_options_for
-    from concord.studies.options import compare_options_for, options_for
+    from concord.studies.study_options import compare_options_for, options_for
 
     if command == "train":
         return job.job.config
@@ -185,7 +185,7 @@ def _output(given: str | None) -> Path:
 
 def _restored(options: Any, record: Record, words: Sequence[str]) -> Any:
     """The options as the record has them; the aggregator of the words decides which aggregators the option takes."""
-    from concord.runs.folder import restored_config
+    from concord.runs.run_folder import restored_config
 
     said = _early_values(words, "aggregator")[0].aggregator is not None
     return restored_config(options, {k: v for k, v in record["config"].items() if not (said and k == "aggregator")})

@@ -59,7 +59,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 def _resumed_run(output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
     """With --resume, the record of the run that goes on."""
     from concord.record import require_record
-    from concord.runs.folder import run_folder
+    from concord.runs.run_folder import run_folder
 
     if "--resume" not in words or asks_for_help(words):
         return None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from concord.cli.models import open_store
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import parse
-from concord.cli.registry import open_store
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 

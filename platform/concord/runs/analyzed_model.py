@@ -21,8 +21,8 @@ from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.machine import machine
 from concord.options import OptionGroup
 from concord.runs.execute import only_process
-from concord.runs.folder import run_folder
 from concord.runs.resources import check_local_gpus
+from concord.runs.run_folder import run_folder
 from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder

@@ -12,8 +12,8 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
-from concord.runs.folder import new_name, recorded_config, run_folder
 from concord.runs.resume import require_resumable
+from concord.runs.run_folder import new_name, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
 from concord.tracking import Mirror, Store, redact

@@ -9,7 +9,7 @@ from concord.errors import InputError
 from concord.options import NEEDED, flag_of, option_values
 from concord.record import require_record
 from concord.redaction import HIDDEN, is_hidden, is_secret
-from concord.runs.folder import recorded_config
+from concord.runs.run_folder import recorded_config
 from concord.storage import Folder, resolve
 from concord.training.options import RunConfig
 

@@ -54,7 +54,7 @@ Info = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class RunResult:
     """A finished run.
 
     Attributes:
@@ -102,7 +102,7 @@ class FinishedRun:
         }
 
 
-def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> FinishedRun:
+def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> RunResult:
     """Train a job from nothing, or resume it, and keep everything.
 
     Args:
@@ -245,7 +245,7 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     return paths
 
 
-def _already_finished(reserved: Reserved, info: Info) -> FinishedRun | None:
+def _already_finished(reserved: Reserved, info: Info) -> RunResult | None:
     """The report of a run that is done, after sending what MLflow had not taken then; None if it is not done."""
     kept, store = reserved.folder, reserved.store
     events = Events(kept)
@@ -255,7 +255,7 @@ def _already_finished(reserved: Reserved, info: Info) -> FinishedRun | None:
         return None
     unsent = Mirror(store, said["run_id"], kept).close(_UNSENT_SECONDS)
     info(f"run {reserved.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
-    return FinishedRun(
+    return RunResult(
         job=reserved.job,
         name=reserved.name,
         run_id=said["run_id"],
@@ -287,7 +287,7 @@ def _finished(
     checked: Checked,
     info: Info,
     lineage: Lineage | None,
-) -> FinishedRun:
+) -> RunResult:
     """Draw the figures, and keep data and model in MLflow."""
     store, run_id, kept = begun.store, begun.run_id, begun.kept
     metrics = {key: value for key, value in outcome.metrics.items() if "/" not in key}
@@ -314,7 +314,7 @@ def _finished(
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"
-    return FinishedRun(
+    return RunResult(
         job=job.name,
         name=begun.name,
         run_id=run_id,

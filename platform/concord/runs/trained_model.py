@@ -11,7 +11,7 @@ from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError
 from concord.record import EVENTS, read_history, require_record
 from concord.runs.checkpoints import CHECKPOINTS
-from concord.runs.folder import restored_config, run_folder
+from concord.runs.run_folder import restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_rule

@@ -20,16 +20,16 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.runs.folder import recorded_config, restored_config
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
+from concord.runs.run_folder import recorded_config, restored_config
 from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.studies.options import CompareCommand, CompareOptions, compare_options_for
 from concord.studies.plan import GroupPlan, check_group, place_words
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.study_options import CompareCommand, CompareOptions, compare_options_for
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS

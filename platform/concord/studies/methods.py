@@ -23,11 +23,11 @@ from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
 from concord.studies.comparison_plan import METHODS, comparison_name
-from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.studies.plan import StudyPlan, place_words, plan_study
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.studies.spaces import SIGNIFICANCES, config_at
+from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 

@@ -18,18 +18,17 @@ from concord.options import option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
 from concord.redaction import is_secret, without_secrets
-from concord.runs.folder import new_name, recorded_config
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
+from concord.runs.run_folder import new_name, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
-from concord.studies.options import SharingOptions, StudyOptions
+from concord.studies.criterion import Criterion, check_metric, chosen_mode, metric_on
 from concord.studies.proposals import Kind, RunProposal
 from concord.studies.search import Search
-from concord.studies.selection import Criterion, check_metric, chosen_mode, metric_on
 from concord.studies.spaces import (
     OwnPoint,
     chosen_study,
@@ -41,6 +40,7 @@ from concord.studies.spaces import (
     study_space,
 )
 from concord.studies.stopping import StopRule
+from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
@@ -255,7 +255,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
 
     Args:
         job: what is tuned.
-        options: an instance of what :func:`concord.studies.options.options_for` made of the job's configuration.
+        options: an instance of what :func:`concord.studies.study_options.options_for` made of the job's configuration.
         given: the options that the command line named.
 
     Raises:

@@ -31,14 +31,14 @@ from concord.runs.live_metrics import Published
 from concord.runs.run import Info
 from concord.runs.session import ray_session
 from concord.runs.termination import signal_handler
+from concord.studies.criterion import Judge
+from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
-from concord.studies.progress import STUDY_METRICS, GroupProgress
 from concord.studies.proposals import GroupRuns, Proposer, RunProposal
-from concord.studies.resources import TrialResources, check_trial_resources, trial_resources
-from concord.studies.selection import Judge
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
-from concord.studies.trial import PoolSpec, Report, TrialProcess
+from concord.studies.trial import PoolSpec, TrialProcess, TrialReport
+from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
@@ -205,7 +205,7 @@ class _Running:
     run: RunProposal
     deaths: int = 0
     began: float = field(default_factory=time.time)
-    last: Report | None = None
+    last: TrialReport | None = None
 
 
 class _Runs(Searcher):
@@ -250,7 +250,7 @@ class _Runs(Searcher):
         running = self._running.get(trial_id)
         if running is None or "report" not in result:
             return
-        running.last = report = Report(**json.loads(result["report"]))
+        running.last = report = TrialReport(**json.loads(result["report"]))
         if report.failure is None:
             self._progress.evaluated(running.run, report.percent)
             at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}

@@ -15,8 +15,8 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
+from concord.studies.criterion import metric_on
 from concord.studies.results import StudyResult
-from concord.studies.selection import metric_on
 from concord.studies.tables import Cells, Column, Shown, table
 
 _DIGITS = 3

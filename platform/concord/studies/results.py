@@ -19,10 +19,10 @@ from concord.record import read_history, require_record
 from concord.runs.lifecycle import Opened
 from concord.space import Space
 from concord.storage import Folder
-from concord.studies.options import SELECTIONS
+from concord.studies.criterion import Criterion, metric_on
 from concord.studies.proposals import EndedRun, GroupRuns
-from concord.studies.selection import Criterion, metric_on
-from concord.studies.tables import Cells, Column, Row, Shown, table
+from concord.studies.study_options import SELECTIONS
+from concord.studies.tables import Cells, Column, NamedMetrics, Shown, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
@@ -197,7 +197,7 @@ class StudyResult(GroupResult):
         """The best trial over its new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
         labels = {f"{split} {self.measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
-        rows = [Row(label, median_and_range(values)) for label, values in labels.items() if values]
+        rows = [NamedMetrics(label, median_and_range(values)) for label, values in labels.items() if values]
         columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 

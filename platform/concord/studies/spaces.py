@@ -38,7 +38,7 @@ from concord.space import (
     literal,
     parse_entry,
 )
-from concord.studies.options import StudyOptions
+from concord.studies.study_options import StudyOptions
 from concord.training import RunConfig, Study, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
 from concord.record import RECORD
-from concord.runs.folder import run_folder
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
+from concord.runs.run_folder import run_folder
 from concord.space import format_point
+from concord.studies.criterion import LOOKED_AT, Judge
+from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, place_words
 from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed, RunProposal
 from concord.studies.results import StudyResult, judged, write_results
-from concord.studies.selection import LOOKED_AT, Judge
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
 

@@ -22,7 +22,7 @@ Column = str | Callable[[Any], Any]
 """A metric of a row, or what else is to be taken of it: text, a number, or the numbers of several runs."""
 
 
-class Row(NamedTuple):
+class NamedMetrics(NamedTuple):
     """A row of a table that has nothing but a name and numbers."""
 
     name: str
@@ -119,13 +119,13 @@ class Table:
     def cells(self) -> Cells:
         """The table as a reader sees it, the paper's rows below ours."""
         ours, paper, columns = self.comparison.configurations, self.comparison.paper, self.comparison.columns
-        rows: list[Row] = []
+        rows: list[NamedMetrics] = []
         for name in ours:
             values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
-            rows.append(Row(method_name(name), {"seeds": self._seeds(name), **values}))
+            rows.append(NamedMetrics(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
-                rows.append(Row(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
-        rows += [Row(name, self._published(name)) for name in paper if name not in ours]
+                rows.append(NamedMetrics(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
+        rows += [NamedMetrics(name, self._published(name)) for name in paper if name not in ours]
         shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
         return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)
 

@@ -21,7 +21,7 @@ from concord.redaction import redact
 from concord.runs.execute import RunSpec, execute, ignore
 from concord.source_file import reason
 from concord.storage import apply_credentials
-from concord.studies.selection import Judge, left_out_metrics
+from concord.studies.criterion import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
 from concord.training import Evaluation
@@ -52,7 +52,7 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
-class Report:
+class TrialReport:
     """What a run tells after an evaluation.
 
     Attributes:
@@ -111,7 +111,7 @@ class TrialProcess(Trainable):
         """Ray Tune is done with this process."""
         self._reports.close()
 
-    def _next(self) -> Report:
+    def _next(self) -> TrialReport:
         try:
             return next(self._reports)
         except TrainingFailedError as error:
@@ -121,7 +121,7 @@ class TrialProcess(Trainable):
         except (Exception, SystemExit) as error:  # the job's own, where its options are read
             return _failed(reason(error, self._pool.run.path))
 
-    def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
+    def _training(self, task: dict[str, Any]) -> Generator[TrialReport, None, None]:
         spec, judge = self._pool.run, self._pool.judge
         spec = dataclasses.replace(spec, options=spec.options | task["options"])
         asked = self._job.job.config.with_options(**spec.options)
@@ -147,7 +147,7 @@ class TrialProcess(Trainable):
                     if evaluation.ended_early:
                         stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
-                yield Report(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
+                yield TrialReport(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
                 if last:
                     return
             if evaluation is None:
@@ -159,7 +159,7 @@ class TrialProcess(Trainable):
             if last and folds:
                 metrics = metrics | left_out_metrics(folds, judge.modes)
             if left_out is not None or last:  # the second: a loop that ended before its last epoch
-                yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
+                yield TrialReport(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
     def _evaluations(self, spec: RunSpec, config: Any) -> Iterator[Evaluation]:
         # The process of a trial is a worker of Ray's, so an address of Ray says nothing about where a trial trains.
@@ -185,5 +185,5 @@ def _exhaust(evaluations: Iterator[Evaluation]) -> None:
         pass
 
 
-def _failed(why: str) -> Report:
-    return Report(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score
+def _failed(why: str) -> TrialReport:
+    return TrialReport(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score

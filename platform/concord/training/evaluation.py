@@ -175,7 +175,7 @@ def check_targets(environment: Environment, outputs: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedBatch:
     """A batch evaluated.
 
     Attributes:
@@ -191,7 +191,7 @@ class Evaluated:
 
 def evaluate_batch(
     model: nn.Module, risk: Risk, measures: Mapping[str, PerExample], batch: Batch, step: int = 0
-) -> Evaluated:
+) -> EvaluatedBatch:
     """Risk and measures of one batch, by one forward pass.
 
     Raises:
@@ -203,7 +203,7 @@ def evaluate_batch(
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch
-    return Evaluated(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
+    return EvaluatedBatch(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from concord.errors import InputError
 from concord.runs.resources import wait_for_resources, waiting_minutes
-from concord.studies.options import SharingOptions
+from concord.studies.study_options import SharingOptions
 from concord.training import RunConfig
 from concord.training.options import parallel_of
 

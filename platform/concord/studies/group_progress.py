@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from concord.runs.live_metrics import Metric, Sample
 from concord.runs.progress import Display, duration, on_terminal
+from concord.studies.criterion import Criterion
 from concord.studies.proposals import EndedRun, RunProposal
-from concord.studies.selection import Criterion
 
 _SAY_EVERY_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 0.5

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from concord.errors import InputError
-from concord.studies.options import Selection
 from concord.studies.proposals import EndedRun
 from concord.studies.stopping import StopRule
+from concord.studies.study_options import Selection
 from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import environment_of, split_metric

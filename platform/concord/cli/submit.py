@@ -252,7 +252,7 @@ def check_command(command: JobCommand) -> str:
         for word in as_words({option: value}):
             if redact(word) != word:
                 raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    from concord.runs.folder import new_name
+    from concord.runs.run_folder import new_name
 
     job, options = command.job, command.options
     if command.name == "compare":

@@ -15,10 +15,10 @@ from concord.machine import machine
 from concord.record import read_history
 from concord.runs.tags import run_tags
 from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
-from concord.studies.progress import GroupProgress
+from concord.studies.criterion import Judge
+from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.results import FIGURES, GroupResult, write_results
-from concord.studies.selection import Judge
 from concord.studies.tables import KeptLine, Shown, Table, as_lines, cell, markdown, results_file
 from concord.training import FinishedRun
 
