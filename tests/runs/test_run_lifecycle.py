@@ -22,7 +22,7 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.lifecycle import Opened, opened, reserved_run, run_description
+from concord.runs.lifecycle import Opened, open_run, reserved_run, run_description
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
@@ -48,7 +48,7 @@ def train(output: Path, *steps: Callable[[], object], name: str = "a", **options
     """A run, new or resumed, whose training is these steps."""
     config = TrainConfig().with_options(output=output, name=name, **options).resolve()
     description = run_description(config, JOB, {})
-    with reserved_run(JOB, config) as reserved, opened(reserved, description, lambda _: None) as run:
+    with reserved_run(JOB, config) as reserved, open_run(reserved, description, lambda _: None) as run:
         for step in steps:
             step()
     return run
@@ -227,7 +227,7 @@ def failed_run_of_the_job(output: Path) -> None:
     with (
         pytest.raises(RunFailedError),
         reserved_run(JOB, config) as reserved,
-        opened(reserved, description, lambda _: None),
+        open_run(reserved, description, lambda _: None),
     ):
         fails(RunFailedError)()
 

@@ -87,7 +87,7 @@ class CloningOptions(MakingOptions):
         return _ROOM * (-(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD))
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
         check_game(self.game, self.difficulty)
         for option in ("levels", "states", "test_states"):

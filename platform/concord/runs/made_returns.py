@@ -52,7 +52,7 @@ class ReturnOptions(MakingOptions):
         return {"train": self.examples, "test": self.test_examples, "validation": self.validation_examples}
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
         check_simulator(self.simulator)
         for option in ("examples", "test_examples", "validation_examples"):

@@ -63,7 +63,7 @@ class TrajectoryOptions(MakingOptions):
         }  # fmt: skip
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
         for option, least in (
             ("trajectories", 1), ("validation_trajectories", 0), ("test_trajectories", 0), ("shard_size", 1),

@@ -1,4 +1,4 @@
-"""What is tried before anything of a run is written or started: wrong input is found here, within a second or so."""
+"""Checks before anything of a run is written or started: invalid input is found here, within about a second."""
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
@@ -36,14 +36,13 @@ from concord.training.options import TrainConfig
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found out about a job before anything of it runs.
+    """The findings of the checks.
 
     Attributes:
         environments: the data.
-        example: a few inputs; None where batches are no pairs of inputs and targets, and the risk has no ``example``.
-        reported: the metrics of a run, without those of single environments: whether large or small is good, by name;
-            None where that is not known.
-        measures: the same of the measures that they are of, ``loss`` and ``accuracy`` for example.
+        example: a few inputs; None if batches are not (inputs, targets) and the risk has no ``example``.
+        reported: the mode of each metric of a run, without those of single environments; None if unknown.
+        measures: the mode of each measure, such as ``loss`` and ``accuracy``.
     """
 
     environments: Environments
@@ -53,12 +52,12 @@ class Checked:
 
 
 def preflight(job: JobFile, config: Any) -> Checked:
-    """Try data, model, loss and measures on one environment here, before anything is written or started.
+    """Try data, model, loss and measures on one environment, before anything is written or started.
 
-    Of a job with a loop of its own only the options are checked.
+    For a job with a loop of its own only the options are checked.
 
     Raises:
-        InputError: they cannot be used, or there are not the GPUs that are asked for.
+        InputError: one of them cannot be used, or the requested GPUs are missing.
     """
     config = config.resolve()
     if (loop := job.job.loop) is not None:
@@ -76,7 +75,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
     check_environments(config, environments)
     rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
-    config.require("threshold", not nothing, "nothing ever passes the SAND-mask at 1; choose less")
+    config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
     name = environments.train[0]
     with _as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
@@ -92,7 +91,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
         _check_objective(job, objective, model, first, len(environments.train))
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
-        whole = rest == 0 and config.data.environments_per_step == 0  # as far as the first environment says
+        whole = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
         objective.attach(lambda _: trained.take(slice(2)), optimizer, steps if whole else None)
     with _as_input_error(job, "its evaluation cannot be made"):
         evaluation = job.job.evaluation_of(config)
@@ -108,7 +107,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
 
 
 def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Tensor | None:
-    """A few inputs of the model, where it takes one tensor and the data or the risk say which; else None."""
+    """A few inputs of the model, if it takes one tensor that the data or the risk give; else None."""
     some = first.take(slice(4))
     if is_pair(some):
         inputs: torch.Tensor = some[0]
@@ -121,26 +120,28 @@ def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Ten
 
 
 def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
-    """Refuse a criterion that is not reported, or by which nobody knows what is better (InputError)."""
+    """Refuse a criterion that is not reported or has no mode (InputError)."""
     criterion, mode = job.job.criterion, job.job.mode
     if criterion is None:
         return
     if criterion not in reported:
         shown = ", ".join(name for name in reported if not name.startswith("worst_"))
-        raise InputError(f"job {job.name}: criterion {criterion} is not reported; there are {shown}")
+        raise InputError(f"job {job.name}: criterion {criterion} is not reported; give one of {shown}")
     known = reported[criterion]
     if known is None and mode is None:
         raise InputError(
-            f"job {job.name}: criterion {criterion} does not say whether large or small is good; give Job(mode=…), or "
+            f"job {job.name}: criterion {criterion} has no mode; give Job(mode=…), or "
             "its measure as Measure(function, mode=…)"
         )
     if None not in (known, mode) and known != mode:
-        raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}, whose measure says {known}")
+        raise InputError(
+            f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave mode out"
+        )
 
 
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:
-    """Refuse what is required of a champion, if it is not reported (InputError)."""
-    with _as_input_error(job, "what it requires of a champion cannot be found out"):
+    """Refuse a requirement for the champion on a metric that is not reported (InputError)."""
+    with _as_input_error(job, "its requirement for a champion cannot be computed"):
         names = required(job.job, config)
     for metric in names:
         if metric not in reported:
@@ -161,7 +162,7 @@ def _check_objective(
 def _check_batch(
     job: JobFile, config: TrainConfig, objective: Objective, model: torch.nn.Module, first: Environment
 ) -> dict[str, Measure]:
-    """Try model, loss or risk, and measures on two examples; gives the measures."""
+    """Try model, loss or risk, and measures on two examples; return the measures."""
     batch = first.take(slice(2))
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
@@ -177,7 +178,7 @@ def _check_batch(
         if targets.is_floating_point() and outputs.numel() == targets.numel() and outputs.shape != targets.shape:
             raise InputError(
                 f"job {job.name}: outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; "
-                "a loss would pair every output with every target, so give both the same shape"
+                "a loss would broadcast them; give both the same shape"
             )
         loss = job.job.loss(outputs, targets)
     if not isinstance(loss, torch.Tensor):
@@ -207,7 +208,7 @@ def _check_risk(
         raise InputError(f"job {job.name}: the risk has no gradient; no parameter of the model changes it")
     examples = len(next(iter(named_leaves(batch).values())))
     for name, measure in measures.items():
-        with _as_input_error(job, f"measure {name} cannot take what the model gives for {shapes}"), torch.no_grad():
+        with _as_input_error(job, f"measure {name} cannot take the model's output for {shapes}"), torch.no_grad():
             values = evaluate_batch(model, of_batch, {name: measure}, batch).values
         _require_one_each(job, name, tuple(values[name].shape), examples)
     return measures
@@ -221,7 +222,7 @@ def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], exampl
 def _reported(
     config: TrainConfig, environments: Environments, measures: Mapping[str, Mode | None]
 ) -> dict[str, Mode | None]:
-    """What training will report, and whether large or small is good."""
+    """The metrics that training will report, with their modes."""
     held_out = ["held_out", "validation"] if config.data.held_out > 0 else []
     validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
     splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
@@ -234,7 +235,7 @@ def _reported(
 
 @contextlib.contextmanager
 def _as_input_error(job: JobFile, what: str) -> Iterator[None]:
-    """Whatever the job's own functions raise is wrong input, said in one line."""
+    """Turn any exception of the job's own functions into a one-line InputError."""
     try:
         yield
     except InputError:

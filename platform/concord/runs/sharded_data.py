@@ -70,7 +70,7 @@ class MakingOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
 
 

@@ -26,7 +26,7 @@ from concord.options import option_values
 from concord.record import Events
 from concord.runs.dashboard import described
 from concord.runs.execute import RunSpec
-from concord.runs.lifecycle import Description, Opened, opened, reserved_group
+from concord.runs.lifecycle import Description, Opened, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info
 from concord.runs.session import ray_session
@@ -71,7 +71,7 @@ def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterato
     check_trial_resources(plan.sharing, base)  # before anything is written
     with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(base) as dashboard:
         resources = trial_resources(plan.sharing, base, info)
-        with opened(reserved, description, info) as group:
+        with open_run(reserved, description, info) as group:
             if group.resumed:  # a process that was killed may have left them
                 for name in (*(each for each in group.kept.names() if each.startswith("tune-")), _SCRATCH):
                     group.kept.remove(name)
