@@ -111,5 +111,5 @@ def test_workers_share_cpus_unless_they_are_to_wait_for_one_each() -> None:
 
 
 def test_a_negative_wait_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--wait-for-resources -1\.0: a number of minutes, not negative$"):
+    with pytest.raises(InputError, match=r"^--wait-for-resources -1\.0: must be a number of minutes, not negative$"):
         RunConfig().with_options(wait_for_resources=-1.0).check()

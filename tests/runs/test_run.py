@@ -199,7 +199,7 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
             "correct = lambda outputs, batch: batch['labels'].sum()",
             r"measure accuracy gave shape \(\), expected \(2,\)",
         ),
-        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take what the model gives"),
+        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take the model's output"),
     ],
 )
 def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: str, problem: str) -> None:
@@ -412,9 +412,9 @@ def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Run
     options = OPTIONS | {"output": output, "name": "hit", "workers": 1, "trouble": "late exit", "resume": True}
     report = run(job, job.job.config.with_options(**options), lines.append)
     assert comparable(report.metrics) == pytest.approx(comparable(calm.metrics), rel=1e-6)
-    (line,) = (line for line in lines if "the one before is taken" in line)
+    (line,) = (line for line in lines if "the previous checkpoint is used" in line)
     assert "model.safetensors" in line
-    assert any("training goes on from epoch" in each for each in lines)
+    assert any("training resumes from epoch" in each for each in lines)
 
 
 def wait_for_checkpoints(output: Path) -> None:

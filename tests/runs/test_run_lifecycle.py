@@ -129,7 +129,7 @@ def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) 
 def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     (output / "runs" / "a").mkdir(parents=True)
     (output / "runs" / "a" / "notes").write_text("mine")
-    with pytest.raises(InputError, match=r"^--name a: .*/runs/a is there, and is no run; give another name$"):
+    with pytest.raises(InputError, match=r"^--name a: .*/runs/a exists and is not a run; give another name$"):
         train(output)
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
 
@@ -285,14 +285,14 @@ def web_server() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("address", "line"),
     [
-        ("nope", "it has no port"),
+        ("nope", "the address has no port"),
         ("nope:port", "Port could not be cast"),
         ("nope.invalid:6379", r"no Ray cluster answers there \(.*not known\)"),
         ("http://127.0.0.1:8265", "a Ray cluster has no http address"),
         ("ray://nope.invalid:10001", r"no Ray cluster answers there \(.*not known\)"),
         (unused_port, r"no Ray cluster answers there \(Connection refused\)"),
         (silent, r"no Ray cluster answers there \(no answer in time\)"),
-        (web_server, "what answers there is no Ray cluster"),
+        (web_server, "another service answers there, not a Ray cluster"),
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
@@ -314,7 +314,7 @@ def test_the_address_of_a_ray_cluster_is_taken(ray_cluster: None) -> None:
 def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "nope")
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: it has no port"):
+    with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: the address has no port"):
         check_cluster(RunConfig())
     check_cluster(RunConfig().with_options(address="local"))
 

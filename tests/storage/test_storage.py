@@ -195,9 +195,9 @@ def test_a_run_that_is_not_there_and_reports_elsewhere_are_refused(
     assert main(["train", "synthetic", "--name", "none", "--resume", *elsewhere]) == 2
     assert f"there is no such run in s3://{BUCKET}/empty" in capsys.readouterr().out
     assert main(["report", "synthetic", *elsewhere]) == 2
-    assert "reports are made in a folder" in capsys.readouterr().out
+    assert "give a local folder" in capsys.readouterr().out
     assert main(["data", "coinrun-clone", *elsewhere]) == 2
-    assert "data are made in a folder" in capsys.readouterr().out
+    assert "give a local folder" in capsys.readouterr().out
 
 
 # --- folders and growing files

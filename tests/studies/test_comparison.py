@@ -245,7 +245,7 @@ def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
         (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
         (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
         (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
-        (["masks", "--name", "no/name"], "--name no/name: letters, digits"),
+        (["masks", "--name", "no/name"], "--name no/name: must have letters, digits"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(
@@ -262,7 +262,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_written(
         ({"treshold": 0.5}, "masks, odd: there is no option treshold; did you mean threshold?"),
         ({"threshold": 2.0}, "masks, odd: --threshold 2.0: the agreement threshold must lie in [0, 1]"),
         ({"threshold": "high"}, "masks, odd: --threshold high: must be a number"),
-        ({"workers": 2}, "masks, odd: workers is not a configuration's to say"),
+        ({"workers": 2}, "masks, odd: workers cannot differ between configurations"),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(

@@ -366,7 +366,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr=",), set(), "--vary lr=: give NAME=VALUES"),
         (("=1,2",), set(), "--vary =1,2: give NAME=VALUES"),
         (("lr=1:2",), set(), "--vary lr=1:2: give values as 64,128, or uniform:LOW:HIGH"),
-        (("lr=1,1",), set(), "space: lr: one of 1, 1: a value is there twice"),
+        (("lr=1,1",), set(), "space: lr: one of 1, 1: a value appears twice"),
         (("lr=log:0:1",), set(), "space: lr: log-uniform from 0.0: must be above 0"),
         (("inertia=0.9,0.99",), set(), "space: inertia: the job has no such option; it has address, aggregator,"),
         (("dropped=none,l1",), set(), "space: dropped: the job has no such option; did you mean drop_grad?"),
@@ -385,10 +385,10 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("flip=no,none",), set(), "space: flip no: must be one of none, random"),
         (("title=a,2",), set(), "space: title 2: must be text"),
         (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be tuple[float, ...]"),
-        (("seed=1,2,3",), set(), "space: seed: says how or by what a trial is judged; it cannot be varied"),
-        (("held_out=0.1,0.2",), set(), "space: held_out: says how or by what a trial is judged"),
-        (("workers=1,2",), set(), "space: workers: says how or by what a trial is judged"),
-        (("evaluations=5,9",), set(), "space: evaluations: says how or by what a trial is judged"),
+        (("seed=1,2,3",), set(), "space: seed: decides how a trial is scored, so it cannot be varied"),
+        (("held_out=0.1,0.2",), set(), "space: held_out: decides how a trial is scored"),
+        (("workers=1,2",), set(), "space: workers: decides how a trial is scored"),
+        (("evaluations=5,9",), set(), "space: evaluations: decides how a trial is scored"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(vary: tuple[str, ...], given_options: set[str], message: str) -> None:
@@ -491,7 +491,7 @@ def test_the_method_is_the_one_named_or_the_first_of_the_job_or_derived() -> Non
     assert chosen_study({}, options(), BASE) == ("derived", Study(derived(BASE)))
     with pytest.raises(InputError) as refused:
         chosen_study(studies, options(method="best"), BASE)
-    assert str(refused.value) == "--method best: there is none; there are mine, other, derived, wide"
+    assert str(refused.value) == "--method best: there is no such method; there are mine, other, derived, wide"
 
 
 @pytest.mark.parametrize(

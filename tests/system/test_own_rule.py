@@ -161,10 +161,10 @@ def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
         ("class Rule:\n    pass", "is no dataclass; a rule is a frozen dataclass with statistics and finish"),
         ("Rule = 3", "is no dataclass"),
         (with_fields("statistics: int = 1").replace("statistics: ClassVar = (GRADIENT,)", ""), "rule Rule: needs "),
-        (with_fields("lr: float = 1.0"), "its field lr is something else in the job's options; rename it"),
-        (with_fields("pause: float = 1.0"), "its field pause is something else in the job's options; rename it"),
-        (with_fields("check: float = 1.0"), "its field check is something else in the job's options; rename it"),
-        (with_fields("threshold: str = 'a'"), "its field threshold has to be of type float, as --threshold is"),
+        (with_fields("lr: float = 1.0"), "its field lr is another option of the job; rename it"),
+        (with_fields("pause: float = 1.0"), "its field pause is another option of the job; rename it"),
+        (with_fields("check: float = 1.0"), "its field check is another option of the job; rename it"),
+        (with_fields("threshold: str = 'a'"), "its field threshold must be of type float, as --threshold is"),
         (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
         (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
         (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_rule_is_said_in_one_line(refused: Callable[..., st
 
 def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..., str]) -> None:
     source = with_fields("dead_zone: float", "threshold: float = 1.0")
-    assert refused(source).startswith("--dead-zone: needed; ")
+    assert refused(source).startswith("--dead-zone: is required; ")
     assert refused(source, "--dead-zone", "wide") == "--dead-zone wide: must be a number"
     beyond = refused(source, "--dead-zone", "1", "--threshold", "2")
     assert beyond == "--threshold 2.0: the agreement threshold must lie in [0, 1]"
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..
     unnamed = "--aggregator my_rule.py: name the rule in the file: FILE.py:RULE"
     assert refused(source, reference="my_rule.py") == unnamed
     study = with_fields("trials: int = 1")
-    assert refused(study, command="tune") == "job option --trials: also an option of concord tune; rename it"
+    assert refused(study, command="tune") == "job option --trials: is also an option of concord tune; rename it"
 
 
 def test_a_rule_s_own_refusal_names_the_option(refused: Callable[..., str]) -> None:

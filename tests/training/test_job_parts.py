@@ -107,9 +107,9 @@ class Uncoupled(Objective):
     ("objective", "changes", "said"),
     [
         (None, {"objective": "vrex"}, "--objective vrex: the job has an objective of its own"),
-        (None, {"aggregator": "and-mask"}, "--aggregator and-mask: .* its gradient is one, give mean"),
-        (None, {"nonfinite": "skip"}, "--nonfinite skip: .* no environment can be left out"),
-        (None, {"per_example": True}, "--per-example True: .* examples cannot be environments"),
+        (None, {"aggregator": "and-mask"}, "--aggregator and-mask: .* so there is one gradient; give mean"),
+        (None, {"nonfinite": "skip"}, "--nonfinite skip: .* so there is one gradient; give raise"),
+        (None, {"per_example": True}, "--per-example True: .* so there is one gradient; leave it out"),
         (lambda _: nn.functional.cross_entropy, {}, "objective gave function, expected an Objective"),
         (lambda _: Uncoupled(nn.functional.cross_entropy), {}, "only a coupled one can have; set coupled = True"),
         (lambda _: 1 / 0, {}, "its objective cannot be made .*ZeroDivisionError"),
@@ -163,9 +163,9 @@ def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = plan_study(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
-    with pytest.raises(InputError, match="criterion validation_drawn does not say whether large or small is good"):
+    with pytest.raises(InputError, match="criterion validation_drawn has no mode"):
         preflight(dataclasses.replace(FILE, job=dataclasses.replace(JOB, criterion="validation_drawn")), config())
-    with pytest.raises(InputError, match="--metric drawn: the job does not say whether large or small is good"):
+    with pytest.raises(InputError, match="--metric drawn: the job's measure has no mode"):
         plan_study(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
 
 

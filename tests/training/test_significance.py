@@ -106,7 +106,7 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
     ("words", "line"),
     [
         ("--significance 1e-4 --threshold 0.9",
-         "--significance 0.0001: takes the place of --threshold, which is given as 0.9; give one of them"),
+         "--significance 0.0001: replaces --threshold, which is given as 0.9; give one of them"),
         ("--significance 1e-4",
          "--significance 0.0001: by chance 8 environments agree fully with probability 7.8e-3; give 7.9e-3 or more, or "
          "at least 15 environments"),
@@ -118,7 +118,7 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
          "--significance 0.01: mean does not keep components by their signs alone; it is for and-mask, geometric-mean, "
          "xor-mask, t-mask"),
         ("--significance 0.01 --optimizer temporal-and-mask",
-         "--significance 0.01: steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"),
+         "--significance 0.01: steps of --optimizer temporal-and-mask are not environments; give --temporal-threshold"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., str], words: str, line: str) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., 
     [
         ("--vary significance=1e-4,1e-2", "--significance 0.0001: by chance 8 environments agree fully"),
         ("--significance 0.01 --selection leave-one-out", "--significance 0.01: by chance 7 environments agree fully"),
-        ("--significance 0.01 --vary threshold=0.5,0.9", "--significance 0.01: takes the place of --threshold, which"),
+        ("--significance 0.01 --vary threshold=0.5,0.9", "--significance 0.01: replaces --threshold, which"),
         ("--vary significance=0.5,1.5", "space: --significance 1.5: a probability above 0"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_study_varies_either_and_given_options_replace_declared_ones() -> None
 
 def test_a_space_varies_both_only_in_branches_of_their_own() -> None:
     both = {"threshold": Uniform(0.0, 1.0), "significance": Choice(1e-4, 1e-2)}
-    with pytest.raises(InputError, match="space: significance and threshold: one takes the place of the other"):
+    with pytest.raises(InputError, match="space: significance and threshold: one replaces the other"):
         study_space(Space(both), StudyOptions(), set(), BASE)
     apart = Space({"mask": OneOf({name: {name: domain} for name, domain in both.items()})})
     assert study_space(apart, StudyOptions(), set(), BASE) == apart
@@ -175,7 +175,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
     assert rules("--significance", "0.01") == [Mean(), AndMask(1.0), AndMask(1.0)]
     assert rules("--threshold", "0.5") == [Mean(), AndMask(0.5), AndMask(0.5)]
     rows["both"] = {"threshold": 0.6, "significance": 0.1}
-    with pytest.raises(InputError, match=r"t, both: --significance 0\.1: takes the place of --threshold"):
+    with pytest.raises(InputError, match=r"t, both: --significance 0\.1: replaces --threshold"):
         rules()
     del rows["both"]
     rows["chance"]["significance"] = 1e-4
@@ -244,7 +244,7 @@ def only(**purposes: Any) -> Environments:
 
 def test_only_the_test_is_called_an_oracle() -> None:
     said = str(said_after(JOB, only(test="t"), **AVERAGED))
-    assert "in the test (oracle: only it shows this, and nothing should be chosen by it) 0." in said
+    assert "in the test (oracle: only it shows this; do not select by it) 0." in said
     assert "oracle" not in str(said_after(JOB, only(validation="v", test="t"), **AVERAGED))
     assert said_after(JOB, only(), **AVERAGED) is None
     assert said_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None

@@ -617,7 +617,7 @@ def _read(folder: Path, model: nn.Module) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(checkpoint: Path) -> None:
     wider = nn.Sequential(nn.Linear(5, 17, bias=False), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(), nn.Linear(17, 3))
-    with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) there and \(17, 5\) here"):
+    with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) in it and \(17, 5\) in this model"):
         _read(checkpoint, wider)
     with pytest.raises(InputError, match="of another model"):
         _read(checkpoint, nn.Linear(5, 3))
@@ -666,7 +666,8 @@ def test_an_optimizer_that_would_run_code_is_refused_in_a_plain_line(checkpoint:
     with pytest.raises(CheckpointError) as caught:
         _read(folder, network(CONFIG))
     assert (
-        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds other things than an optimizer's state; not read"
+        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds objects that are not an optimizer's state; "
+        "it was not read"
     )
 
 
@@ -820,7 +821,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: st
 
 
 def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"job synthetik: there is none; give one of .*synthetic"):
+    with pytest.raises(InputError, match=r"job synthetik: there is no such job; give one of .*synthetic"):
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")

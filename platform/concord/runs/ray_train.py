@@ -124,8 +124,8 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
             num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
             use_gpu=config.parallel.use_gpu,
-            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
-            # their number may change: Ray finds out by whole CPUs how many there is room for.
+            # Workers share the cores: with more workers than cores, they train slowly instead of waiting. With
+            # --min-workers each takes a whole CPU, by which Ray counts the workers that fit.
             resources_per_worker={
                 "CPU": min(1.0, cpus / workers) if least is None else 1.0,
                 **({"GPU": 1} if config.parallel.use_gpu else {}),
