@@ -18,7 +18,7 @@ from concord.tracking.store import Store
 if TYPE_CHECKING:
     import torch
 
-# MLflow then refuses a model of which anything would be unpickled, be it a tensor in a ``.pt2`` archive.
+# MLflow then refuses a model if it needed to unpickle anything, even a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
@@ -65,7 +65,7 @@ def log_model(store: Store, run_id: str, model: "torch.nn.Module", input_example
 
 
 def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
-    """The program that a version is, on the CPU: it predicts, and has gradients by its parameters.
+    """Load the program of a version on the CPU, for predictions and gradients.
 
     Raises RunFailedError if its files cannot be read, or if anything in them would have to be unpickled.
     """
@@ -81,7 +81,7 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
         try:
             with environment_variables(_WITHOUT_PICKLE):
                 program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
-        except Exception as error:  # whatever PyTorch's reader raises
+        except Exception as error:  # any error of PyTorch's reader
             raise RunFailedError(f"{version.uri}: cannot be loaded ({one_line(error)})") from error
     return program
 
@@ -125,7 +125,7 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
 
 
 def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor") -> None:
-    """Predict with the saved program, as a user will: the exporter may have fixed the batch size without a word."""
+    """Predict with the saved program, as a user will: the exporter may have fixed the batch size silently."""
     import mlflow.pyfunc
     import numpy
 
