@@ -1,4 +1,4 @@
-"""Agents: advantages and reward scale against slow loops, RLlib's update against one by hand, runs, experts."""
+"""Agents: reward scale against a slow loop, RLlib's update against one by hand, runs, experts."""
 
 import copy
 import dataclasses
@@ -18,7 +18,6 @@ from concord.errors import CheckpointError, InputError, RunFailedError
 from concord.record import Events, read_events
 from concord.reinforcement import agent_training
 from concord.reinforcement.actor_critic import ActorCritic, Policy
-from concord.reinforcement.advantages import RewardScale, advantages
 from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.agent_training import (
     EXPERT,
@@ -30,74 +29,51 @@ from concord.reinforcement.agent_training import (
 from concord.reinforcement.episodes import play, steps
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
-from concord.reinforcement.sampling import Sampler, Samples
+from concord.reinforcement.reward_scale import ScaledRewards
+from concord.reinforcement.state_files import read_state, write_state
 from concord.runs.run import run
 from concord.tracking import Store, load_program, show
 from concord.training import Evaluation, Silent, load_job
 
-numbers = st.floats(-5, 5, width=32)
 
+@pytest.mark.usefixtures("coinrun")
+def test_rewards_are_scaled_by_the_deviation_of_all_running_returns() -> None:
+    class Paid(ProcgenVectorEnv):
+        """Rewards and ends that are drawn, in place of the game's."""
 
-@settings(max_examples=50, deadline=None)
-@given(data=st.data(), count=st.integers(1, 6), environments=st.integers(1, 3))
-def test_advantages_are_the_sums_of_the_paper(data: st.DataObject, count: int, environments: int) -> None:
-    """Â_t = Σ_l (γλ)^l δ_{t+l} up to the episode's end, δ_t = r_t + γ V(s_{t+1}) - V(s_t)."""
-    shape = (count, environments)
-    rewards, values = (data.draw(arrays(np.float32, shape, elements=numbers)) for _ in range(2))
-    ends = data.draw(arrays(np.bool_, shape))
-    last = data.draw(arrays(np.float32, environments, elements=numbers))
-    discount, decay = data.draw(st.floats(0, 1)), data.draw(st.floats(0, 1))
-    ours = advantages(rewards, values, ends, last, discount, decay)
-    following = np.concatenate([values[1:], last[None]])
-    for environment in range(environments):
-        for t in range(count):
-            total, weight = 0.0, 1.0
-            for step in range(t, count):
-                at = (step, environment)
-                total += weight * (rewards[at] + discount * (not ends[at]) * following[at] - values[at])
-                weight *= discount * decay
-                if ends[at]:
-                    break
-            assert ours[t, environment] == pytest.approx(total, rel=1e-4, abs=1e-4)
+        def step(self, actions: Any) -> Any:
+            frames, _, _, cut, info = super().step(actions)
+            return frames, generator.normal(1, 2, 3).astype(np.float32), generator.random(3) < 0.1, cut, info
 
-
-def test_the_reward_scale_is_the_deviation_of_all_running_returns() -> None:
-    generator = np.random.default_rng(0)
-    scale = RewardScale(0.9)
+    generator, again = np.random.default_rng(0), np.random.default_rng(0)
+    environment = ScaledRewards(Paid(3, threads=0), 0.9)
+    environment.reset()
     running, seen = np.zeros(3), []
     for _ in range(200):
-        rewards = generator.normal(1, 2, 3).astype(np.float32)
-        ends = generator.random(3) < 0.1
-        scaled = scale(rewards, ends)
+        _, scaled, ends, *_ = environment.step(np.zeros(3))
+        rewards = again.normal(1, 2, 3).astype(np.float32)
+        assert np.array_equal(ends, again.random(3) < 0.1)
         running = running * 0.9 + rewards
         seen.append(running.copy())
         np.testing.assert_allclose(scaled, np.clip(rewards / np.std(seen), -10, 10), rtol=2e-2)
         running[ends] = 0
+    environment.close()
 
 
-def sampler(**options: Any) -> Sampler:
-    environment = ProcgenVectorEnv(4, seed=0, threads=0)
-    return Sampler(environment, steps=8, discount=0.99, decay=0.9, autocast=torch.float32, **options)
+state = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.text(max_size=3)
+    | arrays(np.float32, (2, 3), elements=st.floats(-5, 5, width=32)) | arrays(np.int64, ()),
+    lambda below: st.lists(below, max_size=3)
+    | st.dictionaries(st.integers(0, 3) | st.text(max_size=3), below, max_size=3),
+)  # fmt: skip
 
 
-@pytest.mark.usefixtures("coinrun")
-def test_samples_say_what_was_seen_and_done() -> None:
-    torch.manual_seed(0)
-    network = ActorCritic()
-    samples = sampler().sample(network)
-    assert len(samples) == 32
-    again = ProcgenVectorEnv(4, seed=0, threads=0)
-    frames, _ = again.reset()
-    for step in range(8):
-        rows = slice(4 * step, 4 * step + 4)
-        np.testing.assert_array_equal(samples.frames[rows], frames)
-        frames, *_ = again.step(samples.actions[rows])
-    with torch.no_grad():
-        logits, values = network(torch.from_numpy(samples.frames))
-    torch.testing.assert_close(torch.from_numpy(samples.logits), logits, rtol=1e-4, atol=1e-5)
-    chosen = logits.log_softmax(1).gather(1, torch.from_numpy(samples.actions)[:, None])[:, 0]
-    torch.testing.assert_close(torch.from_numpy(samples.log_probabilities), chosen, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(samples.targets - samples.advantages, values.numpy(), rtol=1e-3, atol=1e-4)
+@settings(max_examples=25, deadline=None)
+@given(state)
+def test_a_state_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    write_state(folder, state)
+    np.testing.assert_equal(read_state(folder), state)
 
 
 def build(**changed: Any) -> Any:
@@ -111,19 +87,38 @@ def build(**changed: Any) -> Any:
     return build_algorithm(AgentConfig().with_options(**{**options, **changed}), begins_at)
 
 
-def by_hand(network: ActorCritic, samples: Samples) -> None:
-    """One step of PPO's loss on these samples, in a few lines."""
+def by_hand(network: ActorCritic, episodes: list[Any]) -> None:
+    """One step of PPO's loss on these episodes, in a few lines, with Â_t = Σ_l (γλ)^l δ_{t+l}."""
     optimizer = torch.optim.Adam(network.parameters(), 1e-3, eps=1e-5)
-    estimates = torch.from_numpy(samples.advantages)
-    normal = (estimates - estimates.mean()) / (estimates.std(unbiased=False) + 1e-8)
-    logits, values = network(torch.from_numpy(samples.frames))
+    frames, actions, before, targets, estimates, bounds = [], [], [], [], [], []
+    for episode in episodes:
+        seen = torch.from_numpy(np.stack(episode.get_observations(slice(0, len(episode) + 1))))
+        with torch.no_grad():
+            values = network(seen)[1].numpy()
+        values[-1] *= not episode.is_terminated
+        rewards = episode.get_rewards(slice(0, len(episode)))
+        for t in range(len(episode)):
+            errors = [rewards[s] + 0.99 * values[s + 1] - values[s] for s in range(t, len(episode))]
+            estimates.append(sum((0.99 * 0.9) ** n * error for n, error in enumerate(errors)))
+            targets.append(estimates[-1] + values[t])
+        bounds.append((0.99 * values[0] + 0.99 * 0.9 * estimates[-len(episode)], values[-1]))
+        frames.append(seen[:-1])
+        actions += list(episode.get_actions(slice(0, len(episode))))
+        before += list(episode.get_extra_model_outputs("action_logp", slice(0, len(episode))))
+    found = torch.tensor(np.array(estimates), dtype=torch.float32)
+    # RLlib adds a row to each episode, and counts its estimate (as if the next episode followed) where it normalizes.
+    following = [first for first, _ in bounds[1:]] + [0.0]
+    added = torch.tensor([after - last for after, (_, last) in zip(following, bounds, strict=True)])
+    counted = torch.cat([found, added.float()])
+    normal = (found - counted.mean()) / counted.std(unbiased=False).clamp_min(1e-4)
+    logits, predicted = network(torch.cat(frames))
     scores = logits.log_softmax(1)
-    chosen = scores.gather(1, torch.from_numpy(samples.actions)[:, None])[:, 0]
-    ratio = (chosen - torch.from_numpy(samples.log_probabilities)).exp()
+    chosen = scores.gather(1, torch.tensor(np.array(actions))[:, None])[:, 0]
+    ratio = (chosen - torch.tensor(np.array(before))).exp()
     gain = torch.min(normal * ratio, normal * ratio.clamp(0.8, 1.2))
     entropy = -(scores.exp() * scores).sum(1)
-    loss = (-gain + 0.5 * (values - torch.from_numpy(samples.targets)) ** 2 - 0.01 * entropy).mean()
-    loss.backward()
+    errors = (predicted - torch.tensor(np.array(targets), dtype=torch.float32)) ** 2
+    (-gain + 0.5 * errors - 0.01 * entropy).mean().backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
     optimizer.step()
 
@@ -134,11 +129,11 @@ def test_rllibs_update_is_the_one_by_hand_and_its_checkpoint_goes_on(
 ) -> None:
     algorithm = build()
     runner = algorithm.env_runner_group.local_env_runner
-    samples = runner.sample()
-    monkeypatch.setattr(runner, "sample", lambda: samples)
+    episodes = runner.sample()
+    monkeypatch.setattr(runner, "sample", lambda: copy.deepcopy(episodes))  # RLlib extends them
     network = ActorCritic()
     network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in algorithm.weights().items()})
-    by_hand(network, samples)
+    by_hand(network, copy.deepcopy(episodes))
     algorithm.step_batch(0)
     for name, value in algorithm.weights().items():
         torch.testing.assert_close(torch.from_numpy(value.copy()), network.state_dict()[name], rtol=1e-3, atol=2e-5)
@@ -146,20 +141,20 @@ def test_rllibs_update_is_the_one_by_hand_and_its_checkpoint_goes_on(
     held = {name.removeprefix("network."): value for name, value in runner.module.get_state().items()}
     np.testing.assert_array_equal(held["policy.weight"], algorithm.weights()["policy.weight"])
 
-    assert counts_of_lr(algorithm) == 1e-3
+    assert learning_rate(algorithm) == 1e-3
     write_training_state(tmp_path, algorithm, AgentProgress())
     algorithm.step_batch(64)
     expected = copy.deepcopy(algorithm.weights())
-    progress, arrays_ = read_training_state(tmp_path)
-    algorithm.set_training_state(arrays_, progress.counts)
+    algorithm.set_training_state(read_training_state(tmp_path)[1])
     algorithm.step_batch(64)
     for name, value in algorithm.weights().items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6)
     algorithm.stop()
 
 
-def counts_of_lr(algorithm: Any) -> float:
-    rate: float = algorithm.training_state()[1]["lr"]
+def learning_rate(algorithm: Any) -> float:
+    (optimizer,) = algorithm.training_state()["learner"]["optimizer"].values()
+    rate: float = optimizer["state"]["param_groups"][0]["lr"]
     return rate
 
 
@@ -169,14 +164,14 @@ def test_a_schedule_goes_on_where_it_was() -> None:
     algorithm = build(**options)
     algorithm.step_batch(0)
     algorithm.step_batch(64)
-    assert counts_of_lr(algorithm) == pytest.approx(0.5e-3)
-    arrays_, counts = copy.deepcopy(algorithm.training_state())
+    assert learning_rate(algorithm) == pytest.approx(0.5e-3)
+    state = copy.deepcopy(algorithm.training_state())
     algorithm.stop()
     again = build(**options, begins_at=128)
-    again.set_training_state(arrays_, counts)
-    assert counts_of_lr(again) == pytest.approx(0.5e-3)
-    first = build(**options).env_runner_group.local_env_runner.sample()
-    assert not np.array_equal(first.frames, again.env_runner_group.local_env_runner.sample().frames)
+    again.set_training_state(state)
+    assert learning_rate(again) == pytest.approx(0.5e-3)
+    first, other = (each.env_runner_group.local_env_runner.sample()[0] for each in (build(**options), again))
+    assert not np.array_equal(first.get_observations(0), other.get_observations(0))
     again.stop()
 
 
@@ -185,7 +180,7 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     import ray
 
-    from concord.reinforcement.policy_optimization import _reward_scale
+    from concord.reinforcement.policy_optimization import _scale
 
     def of_runners() -> list[Any]:
         group = algorithm.env_runner_group
@@ -209,14 +204,12 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     # A checkpoint that is written while a runner is dead is gone on from by both.
     group = algorithm.env_runner_group
     ray.kill(group._worker_manager.actors()[1])
-    arrays_, counts = copy.deepcopy(algorithm.training_state())
+    state = copy.deepcopy(algorithm.training_state())
     algorithm.stop()
-    counts = json.loads(json.dumps(counts))
-    (number,) = counts["reward_scales"]
+    (scale,) = state["reward_scale"].values()
     again = build(runners=2, minibatches=2)
-    again.set_training_state(arrays_, counts)
-    of_lost = [list(scale) for _, scale in again.env_runner_group.foreach_env_runner(_reward_scale)]
-    assert of_lost == [counts["reward_scales"][number]] * 2
+    again.set_training_state(state)
+    assert [found for _, found in again.env_runner_group.foreach_env_runner(_scale)] == [scale] * 2
     again.step_batch(256)
     again.stop()
 
@@ -344,13 +337,13 @@ def test_what_a_process_of_its_own_raises_is_one_line() -> None:
         agent_training._learn(Failing(), AgentProgress())
 
 
-@pytest.mark.parametrize("file", ["training.safetensors", "progress.json"])
+@pytest.mark.parametrize("file", ["training.safetensors", "training.json", "progress.json"])
 def test_a_torn_checkpoint_is_refused_by_name(file: str, tmp_path: Path) -> None:
-    save_file({"weight": torch.ones(2)}, tmp_path / "training.safetensors")
+    write_state(tmp_path, {"weight": np.ones(2)})
     history = [Evaluation(1, 64, {"unseen_return": 2.0})]
     (tmp_path / "progress.json").write_text(json.dumps(dataclasses.asdict(AgentProgress(64, history=history))))
-    progress, arrays_ = read_training_state(tmp_path)
-    assert (progress.history, list(arrays_)) == (history, ["weight"])
+    progress, state = read_training_state(tmp_path)
+    assert (progress.history, list(state)) == (history, ["weight"])
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=f"checkpoint {tmp_path}: cannot be read"):
         read_training_state(tmp_path)
@@ -422,7 +415,7 @@ def test_experts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert refused(game="maze", difficulty="easy") == "was trained on difficulty hard, not on easy"
 
 
-def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from() -> None:
+def test_the_packaged_expert_is_small_and_names_its_origin() -> None:
     path = shipped_expert("coinrun", "easy")
     expert = load_expert(path, "coinrun", "easy")
     assert path.stat().st_size < 2 << 20

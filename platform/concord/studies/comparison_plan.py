@@ -125,6 +125,12 @@ class ComparisonPlan(GroupPlan):
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
 
     @property
+    def recorded_command(self) -> str:
+        """The same as kept results have it, without folders of this machine."""
+        given = {name: value for name, value in self.given.items() if not isinstance(value, Path)}
+        return shlex.join(["concord", "compare", Path(self.job.reference).name, *self.tables, *as_words(given)])
+
+    @property
     def detail(self) -> tuple[str, ...]:
         """The prefixes of detailed metrics that any table of the job needs, since a run may be in several."""
         return tuple(dict.fromkeys(each for table in comparisons_of(self.job).values() for each in table.detail))
@@ -141,7 +147,7 @@ class ComparisonPlan(GroupPlan):
         return dataclasses.replace(
             proposed,
             name=run.name,
-            origin=origin,
+            origin={**origin, **({"data": str(run.point[DATA])} if DATA in run.point else {})},
             options=self.overrides(run.config),
             parameters={name: value for name, value in run.point.items() if usual.get(name) != value or name == "seed"},
             tags={"concord.comparison": self.name, "concord.kind": "run"},

@@ -128,7 +128,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
     progress = GroupProgress("runs", len(wanted), info)
     tags = run_tags(plan.job.name, plan.job.path)
     commit = tags.get("concord.commit", f"version {tags['concord.version']}")
-    from_here = {"command": plan.command(), "machine": machine(), "commit": commit}
+    from_here = {"command": plan.recorded_command, "machine": machine(), "commit": commit}
     proposals = []
     number = len(pool.runs.begun("run"))
     for run in wanted:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
-from concord.studies.tables import ANALYZED, KeptLine, Table, analyses_table, markdown, results_file
+from concord.studies.tables import ANALYZED, ORIGIN, KeptLine, Table, analyses_table, markdown, results_file
 from concord.training import load_job
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -55,15 +55,12 @@ def documented(job: str, name: str, results: Path) -> str:
     table = analyses_table(lines) if name == ANALYZED else Table(name, tables[name], lines)
     if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is not a row of {job} {name}")
-    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in _ORIGIN}
+    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in ORIGIN}
     commits = " and ".join(dict.fromkeys(map(_short, made_by["commit"])))
-    made = (
-        f"`{'` and `'.join(made_by['command'])}` at commit {commits}; {' and '.join(made_by['machine'])}; {path.name}"
-    )
+    data = "".join(f"data {version}; " for version in made_by["data"] if version)
+    commands, machines = "` and `".join(made_by["command"]), " and ".join(made_by["machine"])
+    made = f"`{commands}` at commit {commits}; {data}{machines}; {path.name}"
     return f"\n{markdown(table.cells())}\n{made}\n"
-
-
-_ORIGIN = ("command", "commit", "machine")
 
 
 def _short(commit: str) -> str:

@@ -14,6 +14,7 @@ from concord.storage import json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
+ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as text."""
 Shown = str | Cells | Mapping[str, Any]
@@ -63,7 +64,7 @@ class KeptLine:
         seed: of the run.
         values: by heading, without NaN, which JSON lacks.
         seconds: its time.
-        origin: command, commit and machine.
+        origin: command, commit and machine, and the version of the data if known.
     """
 
     configuration: str
@@ -82,7 +83,8 @@ class KeptLine:
     def read(line: Mapping[str, Any]) -> "KeptLine":
         """Read a line of a file of results."""
         own = {name: line[name] for name in ("configuration", "seed", "values", "seconds")}
-        return KeptLine(**own, origin={name: line[name] for name in ("command", "commit", "machine") if name in line})
+        origin = {name: line[name] for name in ORIGIN if name in line}
+        return KeptLine(**own, origin=origin)
 
 
 @dataclass(frozen=True)

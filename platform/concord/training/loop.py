@@ -131,6 +131,7 @@ def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext, left_ou
     environments = job.environments(config)
     if left_out is not None:
         environments = environments.leaving_out(left_out)
+    environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, process)

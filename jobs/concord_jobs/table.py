@@ -1,0 +1,140 @@
+"""Your own table: rows of a file, in environments by a column."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+import tyro
+from torch import Tensor, nn
+
+from concord.environments.table import Kind, TableEnvironments, from_table
+from concord.environments.table_summary import lines, table_summary
+from concord.errors import ArgumentError
+from concord.models.mlp_options import MLPOptions
+from concord.models.table_network import TableNetwork
+from concord.options import OptionGroup, option_values
+from concord.training import Job, TrainConfig
+from concord.training.job import Data
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(OptionGroup):
+    """Which table, and what its columns are."""
+
+    # fmt: off
+    data: Path | None = None
+    """CSV or Parquet file, or a folder with a file an environment."""
+    environment: str | None = None
+    """Column that says where each row comes from; of a folder, the files' names."""
+    target: str = ""
+    """Column to predict."""
+    test: tuple[str, ...] = ()
+    """Environments to test on."""
+    validation: tuple[str, ...] = ()
+    """Environments to choose models by."""
+    task: Literal["auto", "classification", "regression"] = "auto"
+    """What to predict; auto: classes of text and of few whole numbers, else numbers."""
+    columns: tuple[str, ...] = ()
+    """What columns are, where the table does not show it, such as zip=category patient=ignore."""
+    environment_bins: int | None = None
+    """Cut a numeric environment column at quantiles into this many environments."""
+    separator: str = ","
+    """Between the columns of a CSV file."""
+    encoding: str = "utf-8"
+    """Of a CSV file."""
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        if self.data is None:
+            raise ArgumentError("data", None, "needed; a CSV or Parquet file, or a folder with a file an environment")
+        if not self.target:
+            raise ArgumentError("target", None, "needed; the column to predict")
+        self.require("environment_bins", (self.environment_bins or 2) >= 2, "must be at least 2")
+        for given in self.columns:
+            kind = given.rpartition("=")[2]
+            right = "=" in given and kind in KINDS
+            self.require("columns", right, f"expected NAME=KIND, with a kind of {', '.join(KINDS)}; found {given}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig(TrainConfig):
+    """Rows of a table, in environments by one of its columns."""
+
+    # fmt: off
+    table: TableOptions = field(default_factory=TableOptions)
+    network: Literal["mlp", "linear"] = "mlp"
+    """Network; linear is logistic or linear regression."""
+    mlp: MLPOptions = field(default_factory=lambda: MLPOptions(hidden_units=64))
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCheck(TableOptions):
+    """Says what is understood of a table, and trains nothing."""
+
+    # fmt: off
+    checked: Annotated[Path | None, tyro.conf.arg(name="check")] = None
+    """CSV or Parquet file, or a folder with a file an environment, to look at."""
+    # fmt: on
+
+
+def check(options: TableCheck, info: Callable[[str], None]) -> Mapping[str, Any]:
+    """Environments, kinds of columns, what is missing, and which columns give the environment away."""
+    options = dataclasses.replace(options, data=options.checked or options.data)
+    options.check()
+    summary = table_summary(_table(options).table)
+    for line in lines(summary):
+        info(line)
+    return summary
+
+
+@functools.lru_cache(maxsize=1)
+def _table(options: TableOptions) -> TableEnvironments:
+    assert options.data is not None
+    return from_table(
+        options.data,
+        target=options.target,
+        environment=options.environment,
+        validation=options.validation,
+        test=options.test,
+        kinds={name: cast(Kind, kind) for name, _, kind in (each.rpartition("=") for each in options.columns)},
+        task=None if options.task == "auto" else options.task,
+        environment_bins=options.environment_bins,
+        separator=options.separator,
+        encoding=options.encoding,
+    )
+
+
+def environments(config: TableConfig) -> TableEnvironments:
+    """An environment for each value of the column, read once a process."""
+    return _table(config.table)
+
+
+def model(config: TableConfig) -> nn.Module:
+    """A network as wide as the table's columns ask for."""
+    table = _table(config.table).table
+    layers = {} if config.network == "mlp" else {"hidden_layers": 0}
+    return TableNetwork(*table.widest.widths, table.outputs, **option_values(config.mlp) | layers)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of classes, squared error of numbers."""
+    if targets.is_floating_point():
+        return nn.functional.mse_loss(outputs, targets)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+job = Job(
+    environments,
+    model,
+    loss,
+    config=TableConfig().with_options(batch_size=64, epochs=100),
+    data=Data(TableCheck, check, tells=True),
+    reproduces="no paper's result: for data of your own",
+)
