@@ -245,11 +245,11 @@ class Environments:
 
     @property
     def raw(self) -> RawRows | None:
-        """How rows of a table become inputs, where the data are one."""
+        """The encoding of a table's rows, if the data are a table."""
         return None
 
     def fitted(self, fraction: float, seed: int) -> "Environments":  # noqa: ARG002
-        """With what the data learn of their training part, without the fraction that is held out; usually nothing."""
+        """The environments with the parts that the data learn from their training rows, without held-out ones."""
         return self
 
     @staticmethod

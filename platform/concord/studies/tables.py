@@ -88,7 +88,7 @@ class KeptLine:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultsTable:
     """A table and its runs.
 
     Attributes:
@@ -198,7 +198,7 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
     return write_lines(lines, results, analyses[0]["job"], ANALYZED)
 
 
-def analyses_table(lines: Sequence[KeptLine]) -> Table:
+def analyses_table(lines: Sequence[KeptLine]) -> ResultsTable:
     """A row for each method, with mean and spread over its runs; for I^ε the largest ε, over its null."""
     headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
     at_epsilon = [heading for heading in headings if "ε" in heading]
@@ -209,4 +209,4 @@ def analyses_table(lines: Sequence[KeptLine]) -> Table:
         if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
     ]
     methods: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
-    return Table("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)
+    return ResultsTable("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)

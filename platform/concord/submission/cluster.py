@@ -76,7 +76,7 @@ class Cluster:
     """A connection to the jobs of a Ray cluster.
 
     Args:
-        profile: where it is.
+        profile: the cluster's profile.
 
     Raises:
         InputError: nothing answers, the token is missing or wrong, or its Ray has another version.

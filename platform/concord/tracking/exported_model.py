@@ -31,11 +31,11 @@ def log_model(
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
-    would make an exported program for batches of one). `model` itself is not changed. What is kept takes numbers of
-    any type where the example has floating-point numbers, and otherwise the example's type alone; with `raw`, rows of
-    a table, and it gives probabilities of the classes, or the number, by name. Raises
-    RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it as a
-    pickle; nothing is kept then.
+    would export a program for batches of one). `model` itself is not changed. The kept program takes numbers of any
+    type if the example has floating-point numbers, otherwise the example's type alone. With `raw` it takes rows of a
+    table, and returns the probabilities of classes, or the number, by name.
+    Raises RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
+    as a pickle; nothing is kept then.
     """
     import_mlflow()
     from mlflow.entities import LoggedModelOutput

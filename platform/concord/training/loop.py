@@ -609,14 +609,14 @@ def _on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
         problem = picklable(error)
     if process.world_size > 1:
         form = _description(result) if isinstance(result, WorkerData) else None
-        said: list[tuple[InputError | None, Any]] = [(None, None)] * process.world_size
-        dist.all_gather_object(said, (problem, form))
-        problem = next((error for error, _ in said if error is not None), None)
-        descriptions = [description for _, description in said if description]
+        gathered: list[tuple[InputError | None, Any]] = [(None, None)] * process.world_size
+        dist.all_gather_object(gathered, (problem, form))
+        problem = next((error for error, _ in gathered if error is not None), None)
+        descriptions = [description for _, description in gathered if description]
         if problem is None and descriptions:
             first, theirs = descriptions[0]
             differing = (difference(name, ours, first, theirs) for name, ours in descriptions)
-            problem = next((InputError(said) for said in differing if said), None)
+            problem = next((InputError(line) for line in differing if line), None)
     if problem is not None:
         raise problem
     return result
