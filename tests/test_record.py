@@ -282,7 +282,7 @@ def test_a_run_that_is_gone_is_not_asked_for_for_ever(
     events.append("metrics", step=2, metrics={"a": 2.0})
     assert mirror.close(10.0) == 2
     (message,) = caplog.messages
-    assert "refuses what is sent" in message
+    assert "refuses events" in message
     assert "not found" in message
     assert Mirror(store, run_id, Folder(tmp_path)).close(10.0) == 0  # another run takes them
     assert logged(store, run_id, "a") == [(1, 1.0), (2, 2.0)]

@@ -212,4 +212,4 @@ def test_an_option_without_a_default_is_asked_for_by_name_again(
     config = {"name": "old", "hub_token": "***"}
     write_record(Folder(folder), "run", {"job": load_job(job_file).name, "run_id": "0" * 32, "config": config})
     assert main(["train", job_file, "--name", "old", "--resume", "--output", str(output)]) == 2
-    assert "--hub-token: needed" in capsys.readouterr().err
+    assert "--hub-token: is required" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_a_point_has_what_counts_in_its_branches_and_nothing_else(data: st.DataO
     list(space.active(point | space.fixed(point)))  # what is fixed may be said
     for name in point:
         without = {other: value for other, value in point.items() if other != name}
-        with pytest.raises(InputError, match=f"^{name}: missing"):
+        with pytest.raises(InputError, match=f"^{name}: is missing"):
             list(space.active(without))
     with pytest.raises(InputError, match=r"^elsewhere 1: is not in the space"):
         list(space.active({**point, "elsewhere": 1}))

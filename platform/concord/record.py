@@ -126,7 +126,7 @@ class Events:
         return self.history.setdefault("", RunHistory())
 
     def append(self, event: str, /, run: str = "", **fields: Any) -> None:
-        """Add an event. On a full disk metrics are lost with a warning, so that training goes on to its checkpoint.
+        """Add an event. On a full disk metrics are lost with a warning, so that training reaches its next checkpoint.
 
         Raises:
             RunFailedError: the folder was removed, or the disk is full.

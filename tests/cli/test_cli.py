@@ -61,10 +61,10 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
     [
         ("", "no command given; there are jobs, train, tune, compare, report, .*concord --help"),
         ("trian synthetic", "command trian: there is no such command; there are jobs, train, "),
-        ("train --epochs 3", "train: which job?"),
+        ("train --epochs 3", "train: no job is named"),
         ("train sythetic", "job sythetic: there is no such job; give one of .*synthetic.*, or a Python file"),
         ("train nowhere.py", "job nowhere.py: there is no such file"),
-        ("report nothing", "job nothing: there is none"),
+        ("report nothing", "job nothing: there is no such job"),
         ("train synthetic --treshold 0.5", "--treshold 0.5: there is no such option; did you mean --threshold?"),
         ("train synthetic --shortcuts 3", "--shortcuts 3: there is no such option; .*concord train synthetic --help"),
         ("train synthetic 0.5", "0.5: is not an option; concord train synthetic --help"),
@@ -108,7 +108,7 @@ def test_a_mistake_in_the_words_is_one_line_that_says_what_would_be_right(
         ("lr", "inf", "a finite number above 0"),
         ("decay", "0.0", "must lie in (0, 1]"),
         ("decay-per-step", "1.5", "must lie in (0, 1]"),
-        ("milestones", "0.5 1.5", "between 0 and 1"),
+        ("milestones", "0.5 1.5", "in (0, 1)"),
         ("epochs", "-1", "at least 1"),
         ("batch-size", "0", "at least 1"),
         ("workers", "0", "at least 1"),
@@ -285,7 +285,7 @@ def test_a_job_of_wrong_parts_is_refused(
         ),
         (
             "environments = lambda config: Environments(lambda name: data()[0], ['a'])",
-            "environment a: it holds data in place of inputs and targets, which a loss needs",
+            "environment a: it holds data, not the inputs and targets that a loss needs",
         ),
         (
             "environments = lambda config: Environments(lambda name: open('no'), ['a'])",
@@ -305,7 +305,7 @@ def test_a_job_of_wrong_parts_is_refused(
         ("loss = lambda outputs, targets: outputs.detach().sum()", "the loss has no gradient"),
         ("rest = {'measures': {'top': lambda o, t: 1 / 0}}", "measure top cannot take outputs (2, 2) of a batch of"),
         ("rest = {'measures': {'top': lambda o, t: o.sum()}}", "measure top gave shape (), expected (2,)"),
-        ("rest = {'criterion': 'validation_f1'}", "criterion validation_f1 is not reported; there are train_loss, "),
+        ("rest = {'criterion': 'validation_f1'}", "criterion validation_f1 is not reported; give one of train_loss, "),
         ("rest = {'criterion': 'ood_loss'}", "criterion ood_loss is not reported"),
         (
             "rest = {'criterion': 'validation_rmse', 'measures': {'rmse': lambda o, t: o[:, 0]}}",
@@ -381,7 +381,7 @@ def folder(tmp_path: Path) -> Path:
     ("spoil", "line"),
     [
         (lambda folder: folder.rename(folder.with_name("moved")), "--data-dir FOLDER: there is no such folder"),
-        (lambda folder: [path.unlink() for path in folder.iterdir()], "--data-dir FOLDER: no .npz or .parquet file"),
+        (lambda folder: [path.unlink() for path in folder.iterdir()], "--data-dir FOLDER: has no .npz or"),
         (lambda folder: (folder / "d.npz").unlink(), "environment d: there is none of this name; there are a, b"),
         (lambda folder: (folder / "a.npz").write_bytes(b""), "environment a: FOLDER/a.npz cannot be read ("),
         (lambda folder: (folder / "a.npz").write_bytes(b"PK\3\4 cut"), "environment a: FOLDER/a.npz cannot be read ("),
@@ -403,7 +403,7 @@ def test_a_data_folder_that_is_missing_or_damaged_is_refused(
 
 
 def test_no_data_folder_at_all_is_refused(refused: Callable[..., str], job_file: Callable[..., str]) -> None:
-    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: needed; the folder with one .npz")
+    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: is required; give the folder")
 
 
 # --- stores
@@ -420,8 +420,8 @@ def closed_port() -> int:
     ("uri", "line"),
     [
         ("http://127.0.0.1:PORT", "no MLflow server answers (Connection refused); give http(s)://HOST:PORT"),
-        ("ftp://127.0.0.1", "no store is known by the scheme 'ftp'; give http(s)://HOST:PORT"),
-        ("http://", "no host in it"),
+        ("ftp://127.0.0.1", "the scheme 'ftp' is unknown; give http(s)://HOST:PORT"),
+        ("http://", "the URI has no host"),
         ("http://127.0.0.1:99999", "Port out of range"),
         ("nonsense", "not a URI"),
         ("sqlite:///:memory:", "a database in memory cannot be shared"),
@@ -479,10 +479,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_that_is_not_there_is_refused(refused: Callable[..., str], store: Path) -> None:
     assert refused("models", "show", "nothing", "--output", store) == (
-        "no model 'nothing' in the registry; there is: mine"
+        "no model 'nothing' in the registry; it has mine"
     )
     assert refused("models", "show", "mine", "best", "--output", store) == (
-        "model 'mine' has no version or alias 'best'; there is: 1, 2, champion"
+        "model 'mine' has no version or alias 'best'; it has 1, 2, champion"
     )
     assert refused("models", "promote", "nothing", "1", "--output", store).startswith("no model 'nothing'")
     assert refused("models", "promote", "mine", "7", "--output", store).startswith("model 'mine' has no version")

@@ -71,7 +71,7 @@ def test_a_command_without_its_job_lists_the_jobs_and_is_refused(concord_: Conco
     said = concord_("train")
     assert (said.status, said.out) == (2, "")
     *listed, line = said.err.splitlines()
-    assert re.match("concord: train: which job[?] one of .*synthetic.*, or a Python file", line)
+    assert re.match("concord: train: no job is named; give one of .*synthetic.*, or a Python file", line)
     titles = " ".join(" ".join(listed).split())
     for text in job_texts():
         assert f"{text.name} {text.title}" in titles

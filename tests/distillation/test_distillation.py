@@ -314,8 +314,10 @@ class Kept(Silent):
         write(self.folder)
 
 
-def metrics_of(given: Job[Any], config: TrainConfig = CONFIG, place: ProcessContext | None = None) -> dict[str, float]:
-    metrics = train(given, config, place or ProcessContext(), Silent()).metrics
+def metrics_of(
+    given: Job[Any], config: TrainConfig = CONFIG, process: ProcessContext | None = None
+) -> dict[str, float]:
+    metrics = train(given, config, process or ProcessContext(), Silent()).metrics
     return {name: value for name, value in metrics.items() if name != "steps_per_second"}
 
 

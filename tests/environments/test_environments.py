@@ -228,7 +228,7 @@ def test_an_environment_takes_examples_of_any_source() -> None:
     assert len(environment) == 5
     assert environment.form == {"number": "() float32", "square": "(1,) float32"}
     bitwise(environment.take(slice(1, 3))["number"], torch.tensor([1.0, 2.0]))
-    with pytest.raises(InputError, match="environment a: its examples come from a Counting; they have to be in memory"):
+    with pytest.raises(InputError, match="environment a: its examples come from a Counting; give them in memory"):
         _ = environment.targets
 
 
@@ -411,7 +411,7 @@ def test_types_of_targets(array: Any, dtype: torch.dtype) -> None:
         (np.array([["a", "b"]]), np.zeros(1), "its inputs are of type <U1"),
         (np.zeros((1, 2)), np.array([None]), "its targets are of type object"),
         (np.zeros((1, 2), np.complex64), np.zeros(1), "its inputs are of type complex64"),
-        ([[1.0, 2.0], [3.0]], [0, 1], "its inputs make no array"),
+        ([[1.0, 2.0], [3.0]], [0, 1], "its inputs cannot become an array"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_by_name(inputs: Any, targets: Any, message: str) -> None:
@@ -537,7 +537,7 @@ def test_trees_that_do_not_fit_are_refused_by_leaf(tree: Any, message: str) -> N
 
 
 def test_only_pairs_have_inputs_and_targets() -> None:
-    with pytest.raises(InputError, match=r"environment a: it holds tokens\.ids, labels in place of inputs and targets"):
+    with pytest.raises(InputError, match=r"environment a: it holds tokens\.ids, labels, not the inputs and targets"):
         _ = Environment.of("a", sentences(2)).targets
 
 
@@ -683,7 +683,7 @@ def test_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         from_folder(tmp_path)
     write_npz(tmp_path / "a.npz")
     (tmp_path / "b.npz").symlink_to(tmp_path / "gone.npz")
-    with pytest.raises(InputError, match=r"/b\.npz: a link to .*/gone\.npz, which does not exist$"):
+    with pytest.raises(InputError, match=r"/b\.npz: is a link to .*/gone\.npz, which does not exist$"):
         from_folder(tmp_path)
     (tmp_path / "b.npz").unlink()
     with pytest.raises(InputError, match=r"a\.npz: there is no such folder"):

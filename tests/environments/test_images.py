@@ -170,10 +170,10 @@ def cut(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (cut(gzip.compress(idx(np.zeros((4, 8, 8))))), "cut short, or no gzip file"),
-        (gzip.compress(cut(idx(np.zeros((4, 8, 8))))), "it is cut short"),
-        (gzip.compress(b"\x89PNG something else"), "no IDX file"),
-        (b"", "no IDX file"),
+        (cut(gzip.compress(idx(np.zeros((4, 8, 8))))), "incomplete, or not a gzip file"),
+        (gzip.compress(cut(idx(np.zeros((4, 8, 8))))), "it is incomplete"),
+        (gzip.compress(b"\x89PNG something else"), "is not an IDX file"),
+        (b"", "is not an IDX file"),
     ],
     ids=["cut", "cut inside", "other", "empty"],  # gzip writes the time into its bytes
 )
@@ -191,14 +191,14 @@ def test_missing_files_are_named(tmp_path):
         image_dataset("cifar10", tmp_path)
     with pytest.raises(InputError, match=r"data=.*nowhere: is neither cifar10 nor mnist, nor a folder"):
         image_dataset(str(tmp_path / "nowhere"), None)
-    with pytest.raises(InputError, match="no images in train/CLASS/"):
+    with pytest.raises(InputError, match="has no images in train/CLASS/"):
         image_dataset(str(tmp_path), None)
 
 
 def test_an_archive_with_a_wrong_checksum_or_cut_short_is_refused(tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
     write_cifar10(path)
-    with pytest.raises(InputError, match=r"wrong checksum \(sha256 .*, expected c4a38c50"):
+    with pytest.raises(InputError, match=r"has a wrong checksum \(sha256 .*, expected c4a38c50"):
         image_dataset("cifar10", tmp_path)
     path.write_bytes(cut(path.read_bytes()))
     with pytest.raises(InputError, match="cut short, or not CIFAR-10's archive"):
@@ -229,7 +229,7 @@ def test_images_of_mixed_sizes_or_kinds_and_broken_ones_are_refused(tmp_path):
         image_dataset(str(tmp_path / "mixed"), None)
     write_folder(tmp_path / "broken")
     (tmp_path / "broken/train/dog/1.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"dog/1.png: no image that can be read"):
+    with pytest.raises(InputError, match=r"dog/1.png: cannot be read as an image"):
         image_dataset(str(tmp_path / "broken"), None)
     write_folder(tmp_path / "deep")
     Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "deep/train/dog/1.png")
@@ -240,10 +240,10 @@ def test_images_of_mixed_sizes_or_kinds_and_broken_ones_are_refused(tmp_path):
     (tmp_path / "empty/train/dog/._0.png").write_bytes(b"no image")
     assert image_dataset(str(tmp_path / "empty"), None).classes == 2
     (tmp_path / "empty/train/fox").mkdir()
-    with pytest.raises(InputError, match="there is no image in train/fox"):
+    with pytest.raises(InputError, match="has no image in train/fox"):
         image_dataset(str(tmp_path / "empty"), None)
     write_folder(tmp_path / "stranger", test_classes=("cat", "dgo"))
-    with pytest.raises(InputError, match="test/dgo has no class of this name"):
+    with pytest.raises(InputError, match="has test/dgo, but no class of this name"):
         image_dataset(str(tmp_path / "stranger"), None)
 
 

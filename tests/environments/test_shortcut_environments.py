@@ -114,7 +114,7 @@ def test_the_seed_decides() -> None:
     ("changes", "said"),
     [
         ({"classes": 3}, "classes=3: must be 2, 5 or 10"),
-        ({"flips": (0.1, 1.2)}, r"flips=1.2: a probability lies in \[0, 1\]"),
+        ({"flips": (0.1, 1.2)}, r"flips=1.2: must be a probability, in \[0, 1\]"),
         ({"test_flip": -0.1}, "test_flip=-0.1: a probability"),
         ({"flips": ()}, r"flips=\(\): gives no training environment"),
         ({"patch_flips": (0.1,)}, r"patch_flips=\(0.1,\): give one for each of the 2 training environments"),
@@ -290,7 +290,7 @@ def test_the_column_is_the_noisy_labels_sign_but_for_its_flips() -> None:
         (lambda: coded(validation_domains=201), "--validation-domains 201: must be at most 200"),
         (lambda: coded(code_scale=-1.0), "--code-scale -1.0: must not be negative"),
         (lambda: spurious(flips=()), "--flips: give a probability for each training environment"),
-        (lambda: spurious(test_flip=1.1), "--test-flip 1.1: a probability lies in [0, 1]"),
+        (lambda: spurious(test_flip=1.1), "--test-flip 1.1: must be a probability, in [0, 1]"),
     ],
 )
 def test_domains_and_columns_that_cannot_be_made_are_refused(make: Callable[[], Any], said: str) -> None:

@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"environment": "age", "test": []}, "environment=age: .* rows have none",
     ),
     "one training environment": ({"test": ["east", "north", "south"]}, "two training environments are needed"),
-    "the same column twice": ({"target": "hospital"}, "target=hospital: is the environment's column, too"),
+    "the same column twice": ({"target": "hospital"}, "target=hospital: is also the environment's column"),
     "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
     "bins of text": ({"environment_bins": 3}, "environment_bins=3: column hospital has no numbers"),
 }  # fmt: skip

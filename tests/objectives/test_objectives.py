@@ -640,7 +640,10 @@ def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
         ({"objective": "meta-irm", "drop_grad": 1.0}, r"drop_grad=1.0: must lie in \[0, 1\)"),
         ({"objective": "meta-irm", "outer_environments": -1}, "--outer-environments -1: must not be negative"),
         ({"objective": "irm", "per_example": True}, "--objective irm: compares environments; with --per-example"),
-        ({"objective": "dann", "environments_per_step": 2}, "--environments-per-step 2: --objective dann tells all"),
+        (
+            {"objective": "dann", "environments_per_step": 2},
+            "--environments-per-step 2: --objective dann classifies all",
+        ),
         ({"stop_spread": -0.1}, "--stop-spread -0.1: must not be negative"),
         ({"stop_spread": 0.1, "held_out": 0.0}, "--stop-spread 0.1: needs held-out examples"),
         ({"objective": "best"}, "objective=best: must be one of erm, irm"),

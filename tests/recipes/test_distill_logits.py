@@ -21,8 +21,8 @@ FILE = load_job("distill-logits")
 CLASSES = 4
 
 
-def metrics_of(given: Job[Any], config: TrainConfig, place: ProcessContext | None = None) -> dict[str, float]:
-    return train(given, config, place or ProcessContext(), Silent()).metrics
+def metrics_of(given: Job[Any], config: TrainConfig, process: ProcessContext | None = None) -> dict[str, float]:
+    return train(given, config, process or ProcessContext(), Silent()).metrics
 
 
 # --- the task

@@ -92,7 +92,7 @@ def _reserve(said: Connection, output: Path, name: str, how: str) -> None:
 def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
     failed_run(output)
     with elsewhere(output, "a", "resume") as other:
-        with pytest.raises(InputError, match=r"^--name a: another process is at work on this run$"):
+        with pytest.raises(InputError, match=r"^--name a: another process is using this run$"):
             train(output, resume=True)
         assert tracked(output)["a"].status == "FAILED"
         other.kill()
@@ -119,7 +119,7 @@ def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch
 
 def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) -> None:
     with elsewhere(output, "a", "new") as other:
-        with pytest.raises(InputError, match="another process is at work on this run"):
+        with pytest.raises(InputError, match="another process is using this run"):
             train(output)
         other.kill()
         other.join()

@@ -91,7 +91,7 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk: Path) -> None:
 
 def test_what_would_fill_a_disk_is_not_begun(disk: Path) -> None:
     require_space(disk, 4 << 20)
-    line = r"disk; 6\.0 MiB are free, 5\.5 MiB are to be written and 1 MiB has to stay free$"
+    line = r"disk; 6\.0 MiB are free, 5\.5 MiB are needed and 1 MiB must stay free$"
     with pytest.raises(FullDiskError, match=line):
         require_space(disk, 11 << 19)
 

@@ -801,7 +801,7 @@ def test_a_study_of_before_an_option_goes_on_where_it_is_at_its_default(calm: St
 def test_two_processes_do_not_work_on_one_study(calm: StudyResult) -> None:
     with (
         calm.kept.locked("study"),
-        pytest.raises(InputError, match=r"^--name calm: another process is at work on this study$"),
+        pytest.raises(InputError, match=r"^--name calm: another process is using this study$"),
     ):
         study(calm.folder.parent.parent, name="calm")
 

@@ -158,7 +158,7 @@ def test_a_killed_process_loses_nothing_that_ended_and_leaves_no_lock(tmp_path: 
     while (not path.exists() or path.stat().st_size < 20_000) and time.monotonic() < deadline:
         time.sleep(0.005)
     with (
-        pytest.raises(InputError, match=r"--name .*: another process is at work on this study"),
+        pytest.raises(InputError, match=r"--name .*: another process is using this study"),
         Folder(tmp_path).locked("study"),
     ):
         pass

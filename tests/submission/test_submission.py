@@ -106,13 +106,13 @@ def test_the_token_of_ray_is_found_by_itself_and_never_shown(tmp_path: Path) -> 
     ("text", "asked", "said"),
     [
         ("", {"name": "lab"}, "--profile lab: "),
-        ("[lab]\nadress = 'x'\n", {"name": "lab"}, "adress is not known; there are address, token-file"),
+        ("[lab]\nadress = 'x'\n", {"name": "lab"}, "adress is unknown; give one of address, token-file"),
         ("[lab]\naddress = 3\n", {"name": "lab"}, "address 3: must be a text"),
         ("[lab\n", {"name": "lab"}, "cannot be read as TOML"),
         ("", {"token_file": Path("/nowhere")}, "--token-file /nowhere: cannot be read (FileNotFoundError)"),
         ("", {"address": "ray://host:10001"}, "--address ray://host:10001: must be the dashboard's"),
         ("", {"address": "http://me:secret@host"}, "--address http://me:***@host: must hold no password"),
-        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is not known; there are address, token-file"),
+        ("[lab.headers]\nX = 3\n", {"name": "lab"}, "headers is unknown; give one of address, token-file"),
     ],
 )
 def test_what_is_wrong_with_a_profile_is_one_line(
@@ -156,7 +156,7 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         create_package(str(package.working_dir), tmp_path / "ray.zip", include_gitignore=True)
     assert set(zipfile.ZipFile(tmp_path / "ray.zip").namelist()) >= {"job.py", "data/north.npz"}
     assert not any("ignored" in name for name in zipfile.ZipFile(tmp_path / "ray.zip").namelist())
-    with pytest.raises(InputError, match=r"ignored\.bin: would not go along; it is ignored by git"):
+    with pytest.raises(InputError, match=r"ignored\.bin: would not be sent: it is ignored by git"):
         packed(work, 100, [Path("ignored.bin")]).__enter__()
 
 
@@ -204,8 +204,8 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
     [
         ([], "submit: what?; give train, tune or compare"),
         (["bench"], "submit bench: cannot be submitted; give train, tune or compare"),
-        (["train"], "submit train: which job?"),
-        (["train", "nothing"], "job nothing: there is none"),
+        (["train"], "submit train: no job is named"),
+        (["train", "nothing"], "job nothing: there is no such job"),
         (["train", "synthetic", "--lr", "-1"], "--lr -1.0: "),
         (["train", "synthetic", "--epoch", "1"], "--epoch 1: there is no such option; did you mean --epochs?"),
         (["tune", "synthetic", "--trials", "0"], "--trials 0: must be at least 1"),
@@ -276,7 +276,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_named(
 ) -> None:
     status, result = outcome(capsys, "submissions", "--address", head.address)
     assert status == 2
-    assert result["error"].startswith(f"--address {head.address}: the cluster asks for a token; give RAY_AUTH_TOKEN")
+    assert result["error"].startswith(f"--address {head.address}: the cluster needs a token; give RAY_AUTH_TOKEN")
     (tmp_path / "wrong").write_text("f" * 32)
     status, result = outcome(capsys, "submissions", "--address", head.address, "--token-file", str(tmp_path / "wrong"))
     assert status == 2
@@ -427,7 +427,7 @@ def test_a_log_whose_connection_breaks_says_how_to_look_again(head: Head) -> Non
         if "first line" in text:
             tunnel.cut()
 
-    with pytest.raises(RunFailedError, match=f"the job may go on there, concord logs {identity} --follow shows"):
+    with pytest.raises(RunFailedError, match=f"the job may continue there, concord logs {identity} --follow shows"):
         cluster.follow(identity, show)
     assert "".join(shown).count("\nfirst line\n") == 1
     assert (
@@ -474,7 +474,10 @@ def test_a_submission_is_stopped_once(
     assert (status, result["status"]) == (0, "pending")
     again = ["--submission-id", result["submission"], *where]
     status, refused = outcome(capsys, "submit", "train", JOB.name, *endless, *again)
-    assert (status, refused["error"]) == (2, f"--submission-id {result['submission']}: the cluster has one of this id")
+    assert (status, refused["error"]) == (
+        2,
+        f"--submission-id {result['submission']}: the cluster has this id; give another",
+    )
     end = time.monotonic() + 120
     while time.monotonic() < end:
         found = outcome(capsys, "submissions", *where)[1]["submissions"][0]
@@ -493,7 +496,7 @@ def test_a_submission_is_stopped_once(
     assert (status, refused["error"]) == (2, f"{result['submission']}: has ended already (stopped)")
     status, refused = outcome(capsys, "stop", "nothing", *where)
     assert status == 2
-    assert "nothing: no submission of this id" in refused["error"]
+    assert "nothing: there is no such submission" in refused["error"]
 
 
 @pytest.mark.slow

@@ -165,7 +165,10 @@ def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
         (with_fields("pause: float = 1.0"), "its field pause is another option of the job; rename it"),
         (with_fields("check: float = 1.0"), "its field check is another option of the job; rename it"),
         (with_fields("threshold: str = 'a'"), "its field threshold must be of type float, as --threshold is"),
-        (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
+        (
+            with_fields("size: torch.Tensor = None"),
+            "its field size is of type <class 'torch.Tensor'>; make it a number",
+        ),
         (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
         (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
         (with_fields().replace('sums["gradient"],', 'sums["gradient"].sum(),'), "rule Rule: finish gives () as"),

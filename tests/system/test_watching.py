@@ -75,12 +75,12 @@ class Rates(Silent):
             self.seconds += 1 / metrics["steps_per_second"]
 
 
-def timed(way: str, place: ProcessContext) -> dict[str, float]:
+def timed(way: str, process: ProcessContext) -> dict[str, float]:
     """The seconds of the parts, and of the whole steps (by the first process's clock)."""
     options, _ = WAYS[way]
     config = TrainConfig().with_options(epochs=EPOCHS, evaluations=1, checkpoints=1, **options)
     so_far, rates = StepsSoFar(), Rates()
-    outcome = train(JOB, config, place, rates, so_far=so_far)
+    outcome = train(JOB, config, process, rates, so_far=so_far)
     rates.log(outcome.metrics, outcome.steps)  # of the epoch that was evaluated
     steps = outcome.steps
     assert so_far.steps == steps

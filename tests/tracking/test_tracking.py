@@ -468,9 +468,9 @@ def test_a_run_that_is_registered_again_has_one_version(store: Store, model_uri:
 def test_what_is_not_in_the_registry_is_answered_with_what_is(store: Store, run_id: str, model_uri: str) -> None:
     register(store, model_uri, run_id, "present", {"accuracy": 0.5}, "accuracy", "max")
     assert show(store, "present", "1") == show(store, "present", "@champion") == show(store, "present", 1)
-    with pytest.raises(InputError, match=r"no model 'absent' in the registry; there is: .*present"):
+    with pytest.raises(InputError, match=r"no model 'absent' in the registry; it has .*present"):
         show(store, "absent")
-    with pytest.raises(InputError, match="'present' has no version or alias '7'; there is: 1, champion"):
+    with pytest.raises(InputError, match="'present' has no version or alias '7'; it has 1, champion"):
         promote(store, "present", 7)
     with pytest.raises(RunFailedError, match=r"could not register 'a/b': .*cannot contain '/' or ':'"):
         register(store, model_uri, run_id, "a/b", {"accuracy": 0.5}, "accuracy", "max")

@@ -94,8 +94,8 @@ def odd_layers(_: TrainConfig) -> nn.Module:
         ),
         (
             {"environments": lambda _: Environments(data, ["a", "b"], observed=["train"])},
-            "environment train: what is observed is reported by its name, and train_loss is that of the training "
-            "environments; name it otherwise",
+            "environment train: observed environments are reported by name, and train_loss is the loss of the training "
+            "environments; rename it",
         ),
         (
             {"environments": lambda _: Environments(data, ["a", "b"], observed=["worst_train"])},
@@ -121,7 +121,7 @@ def odd_layers(_: TrainConfig) -> nn.Module:
         ),
         (
             {"measures": {"spread": none}},
-            "the metric held_out_spread and what is held out of the training environments, measure 'spread': both "
+            "the metric held_out_spread and the held-out part of the training environments, measure 'spread': both "
             "would be reported as the metric held_out_spread; rename one",
         ),
         (

@@ -199,7 +199,7 @@ def test_learning_rate_falls_at_the_milestones() -> None:
         ({"clip": -1.0}, "--clip -1.0"),
         ({"decay": 0.0}, r"--decay 0.0: must lie in \(0, 1\]"),
         ({"decay": 1.5}, "--decay 1.5"),
-        ({"milestones": (0.5, 1.0)}, "--milestones 0.5 1.0: must be fractions of the run, in (0, 1)"),
+        ({"milestones": (0.5, 1.0)}, "--milestones 0.5 1.0: must be fractions of the run, in"),
         ({"milestones": (0.0,)}, "--milestones 0.0"),
         ({"threshold": 1.2}, "--threshold 1.2"),
         ({"held_out": 1.0}, "--held-out 1.0"),

@@ -719,7 +719,7 @@ def test_the_worst_environment_follows_from_the_measure_not_its_name() -> None:
     assert metrics["worst_train_right"] == min(metrics[f"right/train/{name}"] for name in "ab")
     assert metrics["train_first_error"] == metrics["train_rmse"]
     assert "worst_train_first_error" not in metrics  # it does not say, and nobody guesses
-    with pytest.raises(InputError, match="mode 'down': give max or min"):
+    with pytest.raises(InputError, match="mode='down': give max or min"):
         Measure(first, "down")  # type: ignore[arg-type]
 
 
@@ -808,7 +808,7 @@ def test_the_built_in_jobs_load_and_say_what_they_reproduce() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("job = 3", "names no job"),
+        ("job = 3", "defines no job"),
         ("import nothing_of_this_name", r"cannot be loaded .*nothing_of_this_name"),
         ("def broken(:", r"cannot be loaded .*SyntaxError"),
     ],

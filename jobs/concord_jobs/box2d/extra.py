@@ -1,4 +1,4 @@
-"""Box2D is an extra, ``concord[box2d]``: it makes the trajectories; training on them does without."""
+"""Box2D is an extra, ``concord[box2d]``: it makes the trajectories; training does not need it."""
 
 from importlib.util import find_spec
 
@@ -6,14 +6,14 @@ from concord.errors import InputError
 
 
 def require_box2d(what: str) -> None:
-    """Refuse ``what`` where Box2D is not installed.
+    """Refuse ``what`` if Box2D is not installed.
 
     Raises:
-        InputError: it says how to install it.
+        InputError: with the command that installs it.
     """
     try:
         found = find_spec("Box2D") is not None
-    except ValueError:  # named, but not there
+    except ValueError:  # blocked in sys.modules
         found = False
     if not found:
         raise InputError(f"{what} needs Box2D: pip install 'concord[box2d]'")

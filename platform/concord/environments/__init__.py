@@ -1,7 +1,7 @@
 """Data as a set of named environments.
 
-An :class:`Environments` knows the names and what each is for (train, validate, test), and makes one environment's
-data when it is asked for it: in the process that owns that environment. From arrays, from a folder, or from a
+An :class:`Environments` has the names with their purposes (train, validate, test), and makes one environment's data on
+demand, in the process that owns the environment. From arrays, from a folder, or from a
 generator; :class:`BatchStream` draws the batches. :func:`image_dataset` reads MNIST, CIFAR-10 or a folder of images.
 """
 

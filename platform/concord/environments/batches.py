@@ -1,4 +1,4 @@
-"""Batches that depend on the seed, the environment and the step, and on nothing else."""
+"""Batches that depend only on the seed, the environment and the step."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,31 +22,31 @@ def names_of_batches(names: Sequence[str], batches_each: int) -> list[str]:
 class BatchStream:
     """A batch of every environment at every step, or of some of them in turn.
 
-    Environment e's examples are shuffled anew for each pass over them, by a generator that depends on (seed, e's
-    name, pass) alone. Batch k takes places k·B … (k+1)·B - 1 of the passes laid end to end. So what e gives at
-    step k depends on (seed, e, k): not on the process that holds e, on the other environments, nor on where a run
-    was resumed. Environments of different sizes each go through their own passes.
+    Environment e's examples are shuffled for each pass, by a generator that depends on (seed, e's name, pass) alone.
+    Batch k takes positions k·B … (k+1)·B - 1 of the concatenated passes. So e's batch at step k depends on (seed, e, k)
+    alone: not on the process that holds e, on other environments, or on where a run was resumed. Environments of
+    different sizes have separate passes.
 
-    With ``together`` below the number of environments, each round of steps goes through all of them once, in an order
-    that depends on (seed, round) and the number of environments alone; batch k is then what e gives in round k.
+    With ``together`` below the number of environments, each round of steps takes all of them once, in an order that
+    depends on (seed, round) and the number of environments alone; batch k is then e's batch in round k.
 
-    With ``batches_each`` above 1 a step has so many consecutive batches of each environment, side by side as if they
-    were environments: those that as many steps of one batch would have had.
+    With ``batches_each`` above 1 a step has this number of consecutive batches of each environment, as if they were
+    environments: the same batches as in that many steps.
 
     Args:
-        environments: the environments of this process, alike in structure, shape and type. Those that lie one after the
-            other in memory, as :meth:`Environments.split` lays them, are not copied.
+        environments: the environments of this process, alike in structure, shape and type. If they are
+            contiguous in memory, as after :meth:`Environments.split`, they are not copied.
         batch_size: examples a batch, B.
         seed: of the run.
-        device: where the batches are wanted; data in other memory are copied there once, those of sources that are
-            not in memory batch by batch.
-        part: which places of every batch are wanted, where several processes share the batches; None: all.
-        together: how many environments a step takes; it divides their number. None: all.
-        batches_each: how many batches of each of them.
+        device: the device of the batches; data in other memory are copied there once, sources that are not in memory
+            batch by batch.
+        part: the positions of every batch to take, if several processes share the batches; None: all.
+        together: the number of environments of a step, which divides their number. None: all.
+        batches_each: the number of batches of each.
         largest: examples of the largest environment of all processes; None: of these.
 
     Attributes:
-        steps_per_epoch: as many as go through the largest environment once.
+        steps_per_epoch: the steps of one pass over the largest environment.
 
     Raises:
         InputError: the batch size or ``batches_each`` is not positive, or ``together`` does not fit.
@@ -80,7 +80,7 @@ class BatchStream:
         self._part = part or slice(0, batch_size)
         self._device = torch.device(device)
         # All environments in one tensor a leaf, if they are in memory: a step is then one gather a leaf, not one for
-        # each environment. What is trained on at first lies behind them.
+        # each environment. Examples before a switch follow them.
         sources = [environment.source for environment in environments]
         switching = {index: source for index, source in enumerate(sources) if isinstance(source, Switching)}
         laid = [source.after if isinstance(source, Switching) else source for source in sources]
@@ -107,7 +107,7 @@ class BatchStream:
 
     @property
     def steps_per_round(self) -> int:
-        """Steps that go through all environments once."""
+        """The number of steps that take all environments once."""
         return len(self._names) // self._together
 
     def names(self, step: int) -> list[str]:
@@ -124,7 +124,7 @@ class BatchStream:
         return self._round[1][part * self._together : (part + 1) * self._together]
 
     def _places_in(self, epoch: int, index: int, batch: int) -> Tensor:
-        """Where this process's part of a batch lies, in this epoch."""
+        """The positions of this process's part of a batch, in this epoch."""
         places = self._places(index, batch)[self._part]
         epochs, shift = self._before.get(index, (0, 0))
         return places + shift if epoch < epochs else places

@@ -1,4 +1,4 @@
-"""Named environments, what each is for, and the checks that their data belong together."""
+"""Named environments with their purposes, and checks that their data fit together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # it imports pandas
 
 SPLITS = {
     "train": "the training environments",
-    "held_out": "what is held out of the training environments",
+    "held_out": "the held-out part of the training environments",
     "validation": "the validation environments",
     "ood": "the test environments",
 }
-"""What metrics begin with that are of several environments together, and of which. Observed ones have their names."""
+"""Prefixes of metrics over several environments, with their meaning. Observed environments have their own names."""
 
 Array = Any
-"""A tensor, a numpy array, or what ``numpy.asarray`` takes."""
+"""A tensor, a numpy array, or another argument of ``numpy.asarray``."""
 
 
 @dataclass(frozen=True, init=False)
@@ -38,7 +38,7 @@ class Environment:
 
     Attributes:
         name: its name.
-        source: where its examples come from; a tree of tensors that is given becomes :class:`InMemory`.
+        source: the source of its examples; a tree of tensors becomes :class:`InMemory`.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Environment:
 
         Args:
             name: of the environment.
-            inputs: of the examples; without ``targets`` a pair of both, a tree of tensors and numpy arrays, or a source
-                of its own, which is taken as it is.
+            inputs: of the examples; without ``targets`` a pair of both, a tree of tensors and numpy arrays, or an
+                :class:`ExampleSource`.
             targets: of the examples; integers become int64.
 
         Raises:
-            InputError: there are no examples, the leaves disagree in their number, or a leaf is no tensor. Of inputs
-                and targets, too: a value is not finite. What such values mean in other trees is for the risk to say.
+            InputError: there are no examples, the leaves disagree in their number, or a leaf is not a tensor. In inputs
+                and targets also if a value is not finite; in other trees the risk decides about such values.
         """
         given = inputs if targets is None else (inputs, targets)
         if isinstance(given, ExampleSource):
@@ -69,7 +69,7 @@ class Environment:
         if _is_pair_of_arrays(given):
             return Environment(name, *_pair(name, *given))
         if isinstance(given, Mapping) and not isinstance(given, dict):
-            given = dict(given)  # a tokenizer's result, which torch does not know as a tree
+            given = dict(given)  # a tokenizer's result, which torch does not treat as a tree
         leaves, structure = pytree.tree_flatten(given)
         names = list(named_leaves(given))
         for part, leaf in zip(names, leaves, strict=True):
@@ -93,7 +93,7 @@ class Environment:
         """
         if not isinstance(self.source, InMemory):
             kind = type(self.source).__name__
-            raise InputError(f"environment {self.name}: its examples come from a {kind}; they have to be in memory")
+            raise InputError(f"environment {self.name}: its examples come from a {kind}; give them in memory")
         return self.source
 
     @property
@@ -135,15 +135,14 @@ class Environment:
         if not is_pair(self.data):
             found = ", ".join(named_leaves(self.data))
             raise InputError(
-                f"environment {self.name}: it holds {found} in place of inputs and targets, which a loss needs; "
-                "give a risk"
+                f"environment {self.name}: it holds {found}, not the inputs and targets that a loss needs; give a risk"
             )
         part: Tensor = self.data[index]
         return part
 
 
 class HeldOut(NamedTuple):
-    """An environment in two parts: one to train on, and one that training never sees (None if nothing is held out)."""
+    """An environment in two parts: one to train on, and one held out of training (None if empty)."""
 
     training: Environment
     held_out: Environment | None
@@ -165,26 +164,26 @@ class RawRows:
 
 
 class Environments:
-    """Named environments and what they are for; the data are made one environment at a time.
+    """Named environments with their purposes; the data are made one environment at a time.
 
     Args:
         load: maps a name to that environment's inputs and targets, or to its tree of tensors, see
             :class:`Environment`. It is called in the process that owns the environment, so a generator makes its data
             there and nothing is sent. The same name must always give the same data.
         train: the environments to train on.
-        validation: whole environments to choose models by; training never sees them.
-        test: whole environments to report on; nothing is chosen by them.
-        observed: more to report on, each by itself: its metrics begin with its name. Such may be parts of the
-            training data.
-        version: text that is another when the data are; what was found out about some data is not taken for others
-            then. None where the options alone decide the data.
+        validation: whole environments to select models by, held out of training.
+        test: whole environments to report on; they select nothing.
+        observed: more environments to report on, each separately: its metrics begin with its name. They may be parts of
+            the training data.
+        version: text that differs when the data do, so that results on other data are not mixed up. None if the options
+            alone decide the data.
 
     Attributes:
         learn: whether :meth:`fitted` learns from what is trained on, so that it is another where one is left out.
 
     Raises:
-        InputError: no training environment, a name that stands twice, or an observed environment whose metrics would
-            be those of several others.
+        InputError: there is no training environment, a name appears twice, or an observed environment has the name of
+            other metrics.
     """
 
     def __init__(
@@ -208,25 +207,25 @@ class Environments:
         seen: set[str] = set()
         for name in self.names:
             if name in seen:
-                raise InputError(f"environment {name}: named twice; an environment is for one purpose")
+                raise InputError(f"environment {name}: is named twice; give it one purpose")
             seen.add(name)
         for name in self.observed:
             if name in SPLITS:
                 raise InputError(
-                    f"environment {name}: what is observed is reported by its name, and {name}_loss is that of "
-                    f"{SPLITS[name]}; name it otherwise"
+                    f"environment {name}: observed environments are reported by name, and {name}_loss is the loss of "
+                    f"{SPLITS[name]}; rename it"
                 )
 
     @staticmethod
     def from_arrays(
         arrays: Mapping[str, Any], validation: Sequence[str] = (), test: Sequence[str] = ()
     ) -> "Environments":
-        """Environments whose data are at hand: ``{name: (inputs, targets)}``, or ``{name: tree}``.
+        """Environments from existing data: ``{name: (inputs, targets)}``, or ``{name: tree}``.
 
-        Those named in ``validation`` and ``test`` are for that; all others train.
+        ``validation`` and ``test`` name their environments; all others train.
 
         Raises:
-            InputError: a name that is not among the arrays, and whatever is wrong with the data.
+            InputError: a name is not among the arrays, or the data are invalid.
         """
         checked = {name: Environment.of(name, data) for name, data in arrays.items()}
         require_names([*validation, *test], checked)
@@ -235,10 +234,10 @@ class Environments:
         return Environments(lambda name: checked[name].data, train, validation, test)
 
     def leaving_out(self, name: str) -> "Environments":
-        """The same data with one training environment not trained on, but the only one to validate on.
+        """The same data with one training environment turned into the only validation environment.
 
         Raises:
-            InputError: it is no training environment, or the only one.
+            InputError: it is not a training environment, or the only one.
         """
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
@@ -246,16 +245,16 @@ class Environments:
 
     @property
     def raw(self) -> RawRows | None:
-        """How rows of a table become inputs, where the data are one."""
+        """The encoding of a table's rows, if the data are a table."""
         return None
 
     def fitted(self, fraction: float, seed: int) -> "Environments":  # noqa: ARG002
-        """With what the data learn of their training part, without the fraction that is held out; usually nothing."""
+        """The environments with the parts that the data learn from their training rows, without held-out ones."""
         return self
 
     @staticmethod
     def none() -> "Environments":
-        """No environments, of a job that has none."""
+        """No environments, for a job that has none."""
         found = Environments(_not_here, ["none"])
         found.train = ()
         return found
@@ -266,14 +265,14 @@ class Environments:
         return sum(self.by_purpose().values(), ())
 
     def by_purpose(self) -> dict[str, tuple[str, ...]]:
-        """The names of each purpose, as the arguments of this class have them."""
+        """The names of each purpose, by argument of this class."""
         return {"train": self.train, "validation": self.validation, "test": self.test, "observed": self.observed}
 
     def __getitem__(self, name: str) -> Environment:
         """The data of one environment.
 
         Raises:
-            InputError: there is no such environment, or its data are not as :meth:`Environment.of` wants them.
+            InputError: there is no such environment, or its data do not fit :meth:`Environment.of`.
         """
         require_names([name], self.names)
         return Environment.of(name, self._load(name))
@@ -287,10 +286,10 @@ class Environments:
     def split(
         self, names: Sequence[str], fraction: float, seed: int, device: torch.device | str = "cpu"
     ) -> list["HeldOut"]:
-        """These environments, a part of each held out as :func:`split_held_out` does, each example in memory once.
+        """These environments with a part of each held out, see :func:`split_held_out`; each example is in memory once.
 
-        What is trained on lies one after the other, on the device: :class:`BatchStream` does not copy it.
-        One environment is loaded at a time. Where a source is not in memory, none is moved.
+        Training examples are contiguous on the device, so that :class:`BatchStream` does not copy them.
+        One environment is loaded at a time. If a source is not in memory, none is moved.
         """
         loaded = [self[names[0]]]
         if not isinstance(loaded[0].source, InMemory):
@@ -301,7 +300,7 @@ class Environments:
         laid, held_out = ContiguousBuilder(len(names)), []
         form: dict[str, str] = {}
         for name in names:
-            whole = loaded.pop() if loaded else self[name]  # the first is kept no longer than the others
+            whole = loaded.pop() if loaded else self[name]  # frees the first as early as the others
             if not isinstance(whole.source, InMemory):
                 return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
             form = form or whole.form
@@ -313,14 +312,14 @@ class Environments:
         return [HeldOut(*pair) for pair in zip(training, held_out, strict=True)]
 
     def only_names(self) -> "Environments":
-        """The same names for the same purposes, without what loads the data, which may hold data itself."""
+        """The same names and purposes, without the function that loads the data, which may hold data."""
         names = Environments(_not_here, **self.by_purpose(), version=self.version)
         names.learn = self.learn
         return names
 
 
 def require_names(names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a name that is none of the known environments (InputError)."""
+    """Refuse the name of an unknown environment (InputError)."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -331,11 +330,11 @@ def require_names(names: Iterable[str], known: Iterable[str]) -> None:
 def split_held_out(environment: Environment, fraction: float, seed: int) -> HeldOut:
     """Hold out a part of an environment's examples, chosen at random by the seed and the environment's name.
 
-    At least one example stays to train on, and at least one is held out if the fraction is above 0. Of examples that
-    are switched the same places are held out before and after.
+    At least one example is left to train on, and at least one is held out if the fraction is above 0. In a
+    :class:`Switching` source the same positions are held out before and after.
 
     Raises:
-        InputError: the fraction is not in [0, 1), or one example is to be split.
+        InputError: the fraction is not in [0, 1), or there is only one example.
     """
     kept, held = held_out_places(environment.name, len(environment), fraction, seed)
     if kept is None or held is None:
@@ -354,7 +353,7 @@ def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
 
 
 def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Where the examples of an environment lie that are trained on, and those held out; None of a fraction of 0."""
+    """The positions of an environment's training examples, and of held-out ones; None for a fraction of 0."""
     if not 0 <= fraction < 1:
         raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
@@ -371,20 +370,20 @@ def _not_here(name: str) -> Any:
 
 
 def generator_for(*key: int | str) -> torch.Generator:
-    """A random generator that depends on the key alone: not on the process, nor on what was drawn before."""
-    # Text enters by its bytes: hash() of a string differs from process to process.
+    """A random generator that depends on the key alone, not on the process or on earlier draws."""
+    # Text enters by its bytes: hash() of a string differs between processes.
     words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in key]
     seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed) >> 1)
 
 
 def _is_pair_of_arrays(data: Any) -> bool:
-    """Whether these are inputs and targets, each of them one array."""
+    """Whether these are inputs and targets, each one array."""
     return type(data) in (tuple, list) and len(data) == 2 and not any(map(_is_tree, data))
 
 
 def _is_tree(data: Any) -> bool:
-    # A list of rows is an array, also where the rows are arrays themselves.
+    # A list of rows is an array, even if the rows are arrays.
     return isinstance(data, Mapping) or (
         isinstance(data, tuple) and any(isinstance(part, Tensor | np.ndarray | Mapping) for part in data)
     )
@@ -410,14 +409,14 @@ def _tensor(name: str, part: str, values: Array) -> Tensor:
         try:
             array = np.asarray(values)
         except ValueError as error:  # rows of different lengths
-            raise InputError(f"environment {name}: its {part} make no array ({error})") from error
+            raise InputError(f"environment {name}: its {part} cannot become an array ({error})") from error
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise InputError(f"environment {name}: its {part} are of type {array.dtype}; expected numbers")
         if array.dtype.kind == "f" and array.dtype.itemsize > 4:
             array = array.astype(np.float32)
         if array.dtype.kind == "u" and array.dtype.itemsize > 1:
             array = array.astype(np.int64)
-        # A tensor takes neither another machine's byte order nor memory that is not to be written, as Arrow's.
+        # A tensor takes neither another byte order nor read-only memory, such as Arrow's.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     tensor: Tensor = values

@@ -1,4 +1,4 @@
-"""Where a dataset's own files are: in a folder of the user's, or downloaded from their home, checked by checksum."""
+"""Finds a dataset's files in a user's folder, or downloads them and checks their checksums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from concord.storage import local
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file and where it comes from.
+    """A file and its origin.
 
     Attributes:
         name: of the file.
@@ -24,20 +24,20 @@ class RemoteFile:
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """The first of these files that is there, looking for all names in a folder before the next folder.
+    """The first of these files that exists; all names are tried in a folder before the next folder.
 
     Raises:
-        InputError: a folder is at an address, and the storage does not answer.
+        InputError: a folder is at an address whose storage does not answer.
     """
     paths = (local(folder / name) for folder in folders for name in names)
     return next((path for path in paths if path.is_file()), None)
 
 
 def download(file: RemoteFile, dataset: str) -> Path:
-    """The file in the user's cache, downloaded if it is not there yet (``CONCORD_CACHE``, or the system's place).
+    """The file in the user's cache (``CONCORD_CACHE``, or the system's folder), downloaded if missing.
 
     Raises:
-        InputError: it cannot be had, or what came is not what was asked for.
+        InputError: it cannot be downloaded, or its checksum is wrong.
     """
     import pooch
 
@@ -57,7 +57,7 @@ def download(file: RemoteFile, dataset: str) -> Path:
                         path=pooch.utils.cache_location(folder, env="CONCORD_CACHE"),
                     )
                 )
-            except Exception as error:  # of the network, the disk, or a checksum that differs
+            except Exception as error:  # network, disk, or checksum
                 problems.append(f"{url}: {str(error).strip().splitlines()[0]}")
     finally:
         logger.setLevel(level)
@@ -69,11 +69,11 @@ def download(file: RemoteFile, dataset: str) -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Refuse a file with another checksum (InputError): it was cut short, or is another file."""
+    """Refuse a file with another checksum (InputError): it is incomplete, or another file."""
     import pooch
 
     found = pooch.file_hash(str(path), alg="sha256")
     if found != expected:
         raise InputError(
-            f"{path}: wrong checksum (sha256 {found}, expected {expected}); it is cut short, or another file"
+            f"{path}: has a wrong checksum (sha256 {found}, expected {expected}); remove it to download it again"
         )

@@ -20,24 +20,25 @@ def from_folder(
     validation: Sequence[str] = (),
     test: Sequence[str] = (),
 ) -> Environments:
-    """Environments from files, one each; the file's name without its ending is the environment's.
+    """Environments from files, one each, named after the file without its ending.
 
     Args:
-        folder: where the files are, readable by every worker under the same path, or their address: then a worker
-            fetches those of its own environments. None, as ``config.data.data_dir`` is
-            where the user gave no folder, is refused.
+        folder: the folder, readable by every worker under the same path, or its address: then a worker fetches the
+            files of its own environments. None, the default of ``config.data.data_dir``, is refused.
         inputs: the array of an npz file; in a parquet file a column (of numbers, or of lists of equal length) or
             several columns, which become the features of an example in this order. The default for parquet, if
             there is no column ``inputs``, is every column but the targets.
         targets: the array or column of the targets.
-        validation, test: names of the environments for that; all others train.
+        validation, test: names of these environments; all others train.
 
     Raises:
         InputError: the folder is missing or holds no such file, or (when an environment is loaded) a file is
             corrupt or lacks an array or column.
     """
     if folder is None:
-        raise ArgumentError("data_dir", None, "needed; the folder with one .npz or .parquet file for each environment")
+        raise ArgumentError(
+            "data_dir", None, "is required; give the folder with one .npz or .parquet file for each environment"
+        )
     folder = Path(folder)
     names = listing(folder)
     if names is None:
@@ -47,12 +48,14 @@ def from_folder(
         if path.suffix in {".npz", ".parquet"}:
             if path.stem in files:
                 raise ArgumentError(
-                    "data_dir", display_path(folder), f"both {files[path.stem].name} and {path.name}; one file each"
+                    "data_dir",
+                    display_path(folder),
+                    f"has both {files[path.stem].name} and {path.name}; keep one of them",
                 )
             files[path.stem] = path
     if not files:
         raise ArgumentError(
-            "data_dir", display_path(folder), "no .npz or .parquet file; expected one for each environment"
+            "data_dir", display_path(folder), "has no .npz or .parquet file; add one for each environment"
         )
     require_names([*validation, *test], files)
     train = [name for name in files if name not in {*validation, *test}]
@@ -65,7 +68,7 @@ def from_folder(
             return _parquet(path, inputs, targets)
         except InputError:
             raise
-        except Exception as error:  # each format has its own errors for a file cut short
+        except Exception as error:  # each format has its own errors for an incomplete file
             raise InputError(f"environment {name}: {path} cannot be read ({first_line(error)})") from error
 
     return Environments(load, train, validation, test)

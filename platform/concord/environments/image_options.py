@@ -1,4 +1,4 @@
-"""Options of which images a job is on."""
+"""Options of a job's images."""
 
 import functools
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from concord.options import OptionGroup, option_values
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(OptionGroup):
-    """Which images there are to train on."""
+    """The images of a job."""
 
     # fmt: off
     data: str = "cifar10"
     """cifar10, mnist, or a folder of your own with train/CLASS/IMAGE and test/CLASS/IMAGE."""
     train_images: int = 0
-    """Train on the first so many images; 0 takes all."""
+    """Number of training images, from the first; 0 takes all."""
     test_images: int = 0
-    """Test on the first so many images; 0 takes all."""
+    """Number of test images, from the first; 0 takes all."""
     # fmt: on
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", source(self.data))  # here, since a worker runs elsewhere
+        object.__setattr__(self, "data", source(self.data))  # here, since a worker has another working directory
 
     def check(self) -> None:
         """Validate options."""
@@ -30,7 +30,7 @@ class ImageOptions(OptionGroup):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
     def images(self, data_dir: Path | None) -> ImageDataset:
-        """The images, as many as these options say; kept, so that they are read once a process.
+        """The images of these options; cached, so that a process reads them once.
 
         Args:
             data_dir: the folder with the data set's files.
@@ -42,7 +42,7 @@ class ImageOptions(OptionGroup):
 
 
 def source(data: str) -> str:
-    """What ``--data`` names: a dataset, or a folder by its absolute path, a worker runs elsewhere."""
+    """The value of ``--data``: a dataset, or a folder made absolute, since a worker has another working directory."""
     return data if data in DATASETS else str(Path(data).absolute())
 
 

@@ -29,7 +29,7 @@ _MNIST = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
-# The binary version: the other two would have to be unpickled, or need Matlab's format.
+# The binary version: the others are pickles, or in Matlab's format.
 _CIFAR10 = RemoteFile(
     "cifar-10-binary.tar.gz",
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
@@ -49,7 +49,7 @@ DATASETS = ("cifar10", "mnist")
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images with the number of their class.
+    """Images with the numbers of their classes.
 
     Attributes:
         images: ``(images, channels, height, width)`` uint8.
@@ -63,7 +63,7 @@ class LabelledImages:
         return len(self.labels)
 
     def first(self, count: int) -> "LabelledImages":
-        """The first ``count`` images; all of them if there are no more, or if it is 0."""
+        """The first ``count`` images; all if there are no more, or for 0."""
         return self if count == 0 else LabelledImages(self.images[:count], self.labels[:count])
 
 
@@ -82,11 +82,11 @@ class ImageDataset:
 
     @staticmethod
     def of(name: str, train: LabelledImages, test: LabelledImages, classes: int) -> "ImageDataset":
-        """A dataset of both; images of different sizes in the two are refused (InputError)."""
+        """A dataset of both, which need images of one size (InputError)."""
         if train.images.shape[1:] != test.images.shape[1:]:
             raise InputError(
-                f"{name}: images of (channels, height, width) {tuple(train.images.shape[1:])} to train on, but of "
-                f"{tuple(test.images.shape[1:])} to test on; all must have one size"
+                f"{name}: images of (channels, height, width) {tuple(train.images.shape[1:])} in the training set, but "
+                f"{tuple(test.images.shape[1:])} in the test set; give all one size"
             )
         return ImageDataset(train, test, classes)
 
@@ -99,11 +99,11 @@ def image_dataset(data: str, data_dir: Path | None) -> ImageDataset:
             ``train.parquet`` and ``test.parquet`` with image files in a column ``img`` (or ``image``) and a column
             ``label``. Any other: a folder with ``train/CLASS/IMAGE`` and ``test/CLASS/IMAGE``, all images of one
             size, the same classes in both.
-        data_dir: where MNIST and CIFAR-10 are, or the folder with the folders ``mnist`` and ``cifar10``. If it is
-            None they are downloaded from their homes and checked.
+        data_dir: the folder with MNIST or CIFAR-10, or with folders ``mnist`` and ``cifar10``. With None they are
+            downloaded and checked.
 
     Raises:
-        InputError: a file is missing, cut short, or not what it is said to be.
+        InputError: a file is missing, incomplete, or of another kind.
     """
     folders = [] if data_dir is None else [data_dir / data, data_dir]
     if data == "mnist":
@@ -122,7 +122,7 @@ def shuffle_labels(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, 
         seed: of the part and of the order.
 
     Returns:
-        The new labels, and which of them are wrong now (``(examples,)`` bool): in shuffling, some get their own.
+        The new labels, and a mask of those that are wrong (``(examples,)`` bool), since some keep their label.
 
     Raises:
         InputError: the fraction is not in [0, 1].
@@ -141,7 +141,7 @@ def _mnist(folders: Sequence[Path]) -> ImageDataset:
         path = find([name, f"{name}.gz"], folders)
         if path is None and folders:
             raise ArgumentError(
-                "data_dir", display_path(folders[-1]), f"neither {name} nor {name}.gz is there, nor in its folder mnist"
+                "data_dir", display_path(folders[-1]), f"has neither {name} nor {name}.gz, nor does its folder mnist"
             )
         if path is None:
             urls = tuple(f"{home}{name}.gz" for home in _MNIST_HOMES)
@@ -161,20 +161,20 @@ def read_idx(path: Path) -> Pixels:
     """An array of bytes from an IDX file, compressed (``.gz``) or not.
 
     Raises:
-        InputError: it is no such file, or is cut short.
+        InputError: the file is of another kind, or incomplete.
     """
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); it is cut short, or no gzip file") from error
+        raise InputError(f"{path}: cannot be read ({error}); it is incomplete, or not a gzip file") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise InputError(f"{path}: no IDX file of bytes (it begins with {content[:4].hex() or 'nothing'})")
+        raise InputError(f"{path}: is not an IDX file of bytes (it begins with {content[:4].hex() or 'nothing'})")
     dimensions = content[3]
     start = 4 + 4 * dimensions
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     if len(content) != start + int(np.prod(shape)):
-        raise InputError(f"{path}: {len(content)} bytes, expected {start + int(np.prod(shape))}; it is cut short")
+        raise InputError(f"{path}: has {len(content)} bytes, expected {start + int(np.prod(shape))}; it is incomplete")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -187,7 +187,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
         raise ArgumentError(
             "data_dir",
             display_path(folders[-1]),
-            f"neither {_CIFAR10.name} nor train.parquet and test.parquet are there, nor in its folder cifar10",
+            f"has neither {_CIFAR10.name} nor train.parquet and test.parquet, nor does its folder cifar10",
         )
     if archive is None:
         archive = download(_CIFAR10, "cifar10")
@@ -201,7 +201,7 @@ def read_cifar10(archive: Path) -> ImageDataset:
     """CIFAR-10 from its binary archive: records of a label and 3 × 32 × 32 bytes.
 
     Raises:
-        InputError: it is no such archive, or is cut short.
+        InputError: the archive is of another kind, or incomplete.
     """
     parts = {}
     try:
@@ -210,12 +210,14 @@ def read_cifar10(archive: Path) -> ImageDataset:
                 members = [files.extractfile(name) for name in names]
                 parts[part] = b"".join(member.read() for member in members if member is not None)
     except (OSError, EOFError, KeyError, zlib.error, tarfile.TarError) as error:
-        raise InputError(f"{archive}: cannot be read ({error}); it is cut short, or not CIFAR-10's archive") from error
+        raise InputError(f"{archive}: cannot be read ({error}); it is incomplete, or not CIFAR-10's archive") from error
 
     def labelled(part: str) -> LabelledImages:
         records = np.frombuffer(parts[part], np.uint8)
         if len(records) == 0 or len(records) % _CIFAR10_RECORD:
-            raise InputError(f"{archive}: {len(records)} bytes of {part} images, no multiple of {_CIFAR10_RECORD}")
+            raise InputError(
+                f"{archive}: has {len(records)} bytes of {part} images, not a multiple of {_CIFAR10_RECORD}"
+            )
         records = records.reshape(-1, _CIFAR10_RECORD)
         return _labelled(f"{archive} {part}", records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0], _CLASSES)
 
@@ -230,11 +232,13 @@ def _parquet(path: Path) -> LabelledImages:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read ({first_line(error)}); it is cut short, or no parquet") from error
+        raise InputError(
+            f"{path}: cannot be read ({first_line(error)}); it is incomplete, or not a parquet file"
+        ) from error
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None or "label" not in table.column_names:
         raise InputError(f"{path}: needs columns img (or image) and label; it has {', '.join(table.column_names)}")
-    # Hugging Face keeps an image as a structure of its bytes and its path.
+    # Hugging Face stores an image as a structure of bytes and path.
     files: list[Any] = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in table[column].to_pylist()]
     for row, file in enumerate(files):
         if not isinstance(file, bytes):
@@ -272,12 +276,14 @@ def _image_folder(folder: Path) -> ImageDataset:
             for each in classes
         }
         if not any(found[part].values()):
-            raise ArgumentError("data", folder, f"no images in {part}/CLASS/, with endings {' '.join(_IMAGE_ENDINGS)}")
+            raise ArgumentError(
+                "data", folder, f"has no images in {part}/CLASS/ with endings {' '.join(_IMAGE_ENDINGS)}"
+            )
     names = list(found["train"])
     if empty := next((name for name, files in found["train"].items() if not files), None):
-        raise ArgumentError("data", folder, f"there is no image in train/{empty}")
+        raise ArgumentError("data", folder, f"has no image in train/{empty}")
     if stranger := next((name for name in found["test"] if name not in names), None):
-        raise ArgumentError("data", folder, f"test/{stranger} has no class of this name in train/")
+        raise ArgumentError("data", folder, f"has test/{stranger}, but no class of this name in train/")
 
     def labelled(part: str) -> LabelledImages:
         files = [(file, names.index(name)) for name, each in found[part].items() for file in each]
@@ -299,7 +305,7 @@ def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
                     raise InputError(f"{name}: an image of mode {image.mode}; expected 8 bits a channel ({_MODES})")
                 array = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(f"{name}: no image that can be read ({error})") from error
+            raise InputError(f"{name}: cannot be read as an image ({error})") from error
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
     if not files:
@@ -317,7 +323,7 @@ def _decoded(files: Sequence[tuple[str, io.BytesIO | Path]]) -> Pixels:
 
 def _labelled(name: str, images: Pixels, labels: npt.NDArray[np.integer], classes: int) -> LabelledImages:  # type: ignore[type-arg]
     if len(images) == 0:
-        raise InputError(f"{name}: there is no image")
+        raise InputError(f"{name}: has no images")
     if len(images) != len(labels):
         raise InputError(f"{name}: {len(images)} images and {len(labels)} labels; the numbers must be equal")
     wrong = (labels < 0) | (labels >= classes)

@@ -1,4 +1,4 @@
-"""What a shortcut needs: labels, marks and colours that are wrong with some probability."""
+"""Shortcuts: labels, marks and colours that are wrong with some probability."""
 
 import torch
 from torch import Tensor
@@ -18,4 +18,4 @@ def require_probabilities(**options: float | tuple[float, ...]) -> None:
     for option, values in options.items():
         for value in values if isinstance(values, tuple) else (values,):
             if not 0 <= value <= 1:
-                raise ArgumentError(option, value, "a probability lies in [0, 1]")
+                raise ArgumentError(option, value, "must be a probability, in [0, 1]")

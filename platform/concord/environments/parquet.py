@@ -1,8 +1,8 @@
-"""Parquet files from anybody, read as plain columns: a file that declares extension types is refused.
+"""Reads untrusted Parquet files as plain columns: a file with extension types is refused.
 
-A type of that kind is turned into values by code that some library has registered in the process, Ray's
-``arrow_pickled_object`` by unpickling them, in every process that imported ``ray.data``. So the types are looked at
-before Arrow looks: its schema is in the file's footer, where an extension type is a plain one with a name beside it.
+Code that a library registered in the process turns such a type into values: Ray's ``arrow_pickled_object`` unpickles
+them, in every process that imported ``ray.data``. So the types are checked before Arrow reads the file: its schema is
+in the footer, where an extension type is a plain one with a name beside it.
 """
 
 import base64
@@ -19,26 +19,26 @@ from concord.errors import InputError
 _MAGIC = b"PAR1"
 _SCHEMA = b"ARROW:schema"
 _EXTENSION = b"ARROW:extension:name"
-# As long, and no name that Arrow looks for: what is read with it has the plain types.
+# Of the same length, and unknown to Arrow, which then reads the plain types.
 _DISARMED = b"ARROW_extension_name"
-# The schema's value follows its key in the footer: Thrift's sign for a text (field 2 after 1), its length, base64.
+# The schema's value follows its key in the footer: Thrift's marker of a text (field 2 after 1), its length, base64.
 _VALUE = re.compile(rb"\x18([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
-_END = b"\x00"  # and for the end of the pair
+_END = b"\x00"  # Thrift's end of the pair
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """A Parquet file of plain columns.
+    """Open a Parquet file of plain columns.
 
     Raises:
-        InputError: a column, or something in one, is of an extension type.
-        OSError, pa.ArrowException: the file cannot be read, or is none.
+        InputError: a column, or a field in it, has an extension type.
+        OSError, pa.ArrowException: the file cannot be read, or is not a Parquet file.
     """
     file = pa.OSFile(str(path))
     for schema in _schemas(_footer(file)):
         _refuse(path, _declared(schema))
     file.seek(0)
     opened = pq.ParquetFile(file)
-    # Those of Parquet itself, which Arrow need not have written.
+    # Parquet's own types, without Arrow's schema.
     kinds = _kinds(opened.schema_arrow)
     _refuse(path, ((name, kind.extension_name) for name, kind in kinds if isinstance(kind, pa.BaseExtensionType)))
     return opened
@@ -57,7 +57,7 @@ def _refuse(path: Path, extensions: Iterable[tuple[str, str]]) -> None:
 
 
 def _footer(file: Any) -> bytes:
-    """What describes the file, at its end; nothing where that is not as it should be, which its reader says better."""
+    """The footer, which describes the file; empty if it is damaged, which the reader reports."""
     size = file.size()
     if size < 8:
         return b""
@@ -70,10 +70,10 @@ def _footer(file: Any) -> bytes:
 
 
 def _schemas(footer: bytes) -> Iterator[bytes]:
-    """Arrow's schema as it is kept, once for each place that could be taken for it.
+    """The serialized Arrow schema, once for each place where a reader could find it.
 
     Raises:
-        pa.ArrowInvalid: there is one that is not kept as Arrow does it, so it cannot be said what it declares.
+        pa.ArrowInvalid: a schema is not stored as Arrow does it, so its types are unknown.
     """
     at = footer.find(_SCHEMA)
     while at >= 0:
@@ -82,17 +82,17 @@ def _schemas(footer: bytes) -> Iterator[bytes]:
             raise pa.ArrowInvalid("its Arrow schema is not where it should be")
         length = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
         end = found.end() + length
-        if footer[end : end + 1] != _END:  # a second value would be the one that counts
+        if footer[end : end + 1] != _END:  # a reader would take a second value
             raise pa.ArrowInvalid("its Arrow schema does not end where it should")
         try:
             yield base64.b64decode(footer[found.end() : end], validate=True)
         except ValueError as error:
-            raise pa.ArrowInvalid("its Arrow schema is no base64") from error
+            raise pa.ArrowInvalid("its Arrow schema is not base64") from error
         at = footer.find(_SCHEMA, at + 1)
 
 
 def _declared(schema: bytes) -> Iterator[tuple[str, str]]:
-    """The columns of a schema that have an extension type, or something within them has, and the type."""
+    """The columns of a schema with an extension type, themselves or inside, and the type."""
     read = pa.ipc.read_schema(pa.py_buffer(schema.replace(_EXTENSION, _DISARMED)))
     for field in read:
         for name, each in _fields(field):
@@ -103,7 +103,7 @@ def _declared(schema: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _fields(field: pa.Field, below: str = "") -> Iterator[tuple[str, pa.Field]]:
-    """A field and all within it, each with its name from the column on."""
+    """A field and all fields within it, each with its path from the column on."""
     name = f"{below}{field.name}"
     yield name, field
     for index in range(field.type.num_fields):

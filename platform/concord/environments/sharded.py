@@ -1,4 +1,4 @@
-"""Data that Concord makes: Parquet files with zstd, and one manifest of what they hold.
+"""Data that Concord makes: Parquet files with zstd, and one manifest of their content.
 
 A file holds row groups, which are read one at a time: the states of a level, the frames of a trajectory. A row group
 maps names to arrays ``(rows, ...)``; an array of several dimensions is a column of bytes, and the column's metadata say
@@ -30,17 +30,17 @@ MANIFEST = "manifest.json"
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Arrays = Mapping[str, npt.NDArray[Any]]
-_WORTH_IT = 0.8  # of the size: a column that zstd makes no smaller is read faster as it is
+_WORTH_IT = 0.8  # of the size: a column that zstd hardly shrinks is read faster uncompressed
 _SAMPLED = 1 << 20  # bytes of a column
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A row group that is to be written.
+    """A row group to write.
 
     Attributes:
         arrays: each ``(rows, ...)``.
-        facts: what the manifest says of them, as JSON has it.
+        facts: their entries in the manifest, as JSON.
     """
 
     arrays: Arrays
@@ -49,10 +49,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group as the manifest describes it.
+    """The manifest's description of a row group.
 
     Attributes:
-        file, number: where it is.
+        file, number: its file, and its number in it.
         rows: the number of rows.
         facts: see :class:`Rows`.
         digest: of arrays and facts.
@@ -66,7 +66,7 @@ class RowGroup:
 
 
 def shard_of(groups: Sequence[Rows]) -> tuple[bytes, list[dict[str, Any]]]:
-    """The content of a file with these row groups, of the same columns, and what the manifest says of them."""
+    """The content of a file with these row groups, of the same columns, and their entries in the manifest."""
     tables = [pa.table([_column(a) for a in rows.arrays.values()], schema=_schema(rows.arrays)) for rows in groups]
     buffer = io.BytesIO()
     with pq.ParquetWriter(
@@ -117,12 +117,12 @@ def _digest(rows: Rows) -> str:
 
 
 def data_folder(data_dir: Path | None, output: Path, name: str) -> Path:
-    """``data_dir``, or where data of this name are unless a folder is given."""
+    """``data_dir``, or by default the folder of data of this name."""
     return data_dir if data_dir is not None else output / "data" / name
 
 
 def invalid_data_error(folder: Path, why: str) -> InputError:
-    """The refusal of a folder of data."""
+    """The error for a folder of data."""
     return InputError(f"--data-dir {display_path(folder)}: {why}")
 
 
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest in a folder.
 
     Raises:
-        InputError: it cannot be read, or is of another format.
+        InputError: the manifest cannot be read, or is of another format.
     """
     try:
         manifest = json.loads(local(folder / MANIFEST).read_text())
@@ -144,21 +144,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 class ShardedData:
-    """Data as they lie in a folder. Files are opened, and their checksums compared, when they are first read.
+    """Data in a folder. A file's checksum is compared at its first use.
 
     Args:
-        folder: where they are, or their address.
-        data: the name of the job that they are of.
-        command: what makes them, for messages; None: ``concord data`` and the name.
+        folder: the folder, or its address.
+        data: the name of their job.
+        command: the command that makes them, for messages; by default ``concord data`` and the name.
 
     Attributes:
-        manifest: what is written of them.
-        options: what they were made with.
-        version: another if any row is another, but not if files are cut in another way.
+        manifest: the manifest.
+        options: the options of their making.
+        version: differs if any row does, but not with another division into files.
 
     Raises:
-        InputError: there are none, or not all, or they are of another job or format, or a file is missing, or two row
-            groups are the same.
+        InputError: there are no data or not all, they are of another job or format, a file is missing, or two row
+            groups are equal.
     """
 
     def __init__(self, folder: Path, data: str, command: str | None = None) -> None:
@@ -200,7 +200,7 @@ class ShardedData:
         self._reading = threading.Lock()
 
     def error(self, why: str) -> InputError:
-        """The refusal of these data."""
+        """The error for these data."""
         return invalid_data_error(self.folder, why)
 
     def groups(self, split: Split) -> list[RowGroup]:

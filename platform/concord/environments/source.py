@@ -1,4 +1,4 @@
-"""Where an environment's examples come from: memory, or a source of its own that reads what is asked for."""
+"""Sources of an environment's examples: memory, or a class that reads them on demand."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,19 +14,19 @@ from concord.errors import ArgumentError, InputError
 
 
 class ExampleSource(ABC):
-    """The examples of one environment, in an order that does not change.
+    """The examples of one environment, in a fixed order.
 
-    Training and evaluation take a batch at a time. A loss of outputs and targets looks at all targets before the first
+    Training and evaluation take a batch at a time. A loss of outputs and targets checks all targets before the first
     step, so it needs :class:`InMemory`; a risk takes any source.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of examples."""
 
     @abstractmethod
     def take(self, examples: slice | Tensor) -> Tree:
-        """Some of them, a tree of tensors: ``(examples, ...)`` of a slice, ``(*places.shape, ...)`` of int64 places."""
+        """Some examples, a tree: ``(examples, ...)`` for a slice, ``(*positions.shape, ...)`` for int64 positions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class InMemory(ExampleSource):
         return len(pytree.tree_leaves(self.data)[0])
 
     def take(self, examples: slice | Tensor) -> Tree:
-        """A view of a slice; a copy of the examples at these places."""
+        """A view for a slice; a copy for positions."""
         if isinstance(examples, slice):
             return pytree.tree_map(lambda leaf: leaf[examples], self.data)
         return pytree.tree_map(lambda leaf: _rows(leaf, examples), self.data)
@@ -55,7 +55,7 @@ class Part(ExampleSource):
 
     Attributes:
         whole: the source.
-        places: where they are in it, int64 ``(examples,)``.
+        places: their positions in it, int64 ``(examples,)``.
     """
 
     whole: ExampleSource
@@ -65,23 +65,23 @@ class Part(ExampleSource):
         return len(self.places)
 
     def take(self, examples: slice | Tensor) -> Tree:
-        """Those of the whole source."""
+        """Take the examples from the whole source."""
         return self.whole.take(self.places[examples])
 
 
 class Switching(ExampleSource):
-    """Examples that others take the place of while they are trained on: data whose conditions change.
+    """Examples that are replaced by others during training: data whose conditions change.
 
-    :class:`~concord.environments.BatchStream` draws the batches of the first epochs from those before. Whoever else
-    takes examples, an evaluation for instance, gets those after.
+    :class:`~concord.environments.BatchStream` draws the batches of the first epochs from ``before``. All other
+    callers, such as an evaluation, get ``after``.
 
     Args:
-        before: what is trained on at first.
-        after: what is trained on then; as many, alike in structure, shape and type.
-        epochs: of training on those before, at least 1.
+        before: the examples of the first epochs.
+        after: the later examples, of equal number, structure, shape and type.
+        epochs: the number of epochs with ``before``, at least 1.
 
     Raises:
-        InputError: the number of epochs is below 1, a part is no :class:`ExampleSource`, or the two are not alike.
+        InputError: the number of epochs is below 1, a part is not an :class:`ExampleSource`, or the two differ in form.
     """
 
     def __init__(self, before: ExampleSource, after: ExampleSource, epochs: int) -> None:
@@ -101,16 +101,16 @@ class Switching(ExampleSource):
         return len(self.after)
 
     def take(self, examples: slice | Tensor) -> Tree:
-        """Those after."""
+        """Take the later examples."""
         return self.after.take(examples)
 
 
 class ConcatSource(ExampleSource):
-    """The examples of several sources, which are read when they are asked for.
+    """The concatenated examples of several sources, read on demand.
 
     Args:
-        sources: which give alike examples, also of tensors that are as large as the largest of a batch.
-        device: where they are wanted.
+        sources: with examples of one form, up to tensors padded to the largest of a batch.
+        device: of the examples.
     """
 
     def __init__(self, sources: Sequence[ExampleSource], device: torch.device | str) -> None:
@@ -121,7 +121,7 @@ class ConcatSource(ExampleSource):
         return int(self._ends[-1])
 
     def take(self, examples: slice | Tensor) -> Tree:
-        """Each source is asked once for all of its own."""
+        """Read each source once."""
         places = torch.arange(len(self))[examples] if isinstance(examples, slice) else examples.cpu()
         flat = places.reshape(-1)
         of = torch.bucketize(flat, self._ends, right=True)
@@ -138,9 +138,9 @@ class ConcatSource(ExampleSource):
 
 
 def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> ExampleSource:
-    """One source of all examples, on a device; nothing is copied that lies there already, one after the other.
+    """One source of all examples, on a device, without a copy if they are contiguous there.
 
-    Where some are not in memory, none is moved there before it is asked for.
+    If some are not in memory, all are read on demand.
     """
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     if len(in_memory) < len(sources):
@@ -149,10 +149,10 @@ def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> 
 
 
 class ContiguousBuilder:
-    """Lays examples one after the other in one tensor a leaf, as they come, so that they are in memory once.
+    """Concatenates examples as they come, in one tensor a leaf, so that each is in memory once.
 
     Args:
-        parts: how many parts are going to come; where they are of one size, no tensor is made twice.
+        parts: the number of parts; if they have one size, no tensor is reallocated.
     """
 
     def __init__(self, parts: int) -> None:
@@ -162,7 +162,7 @@ class ContiguousBuilder:
         self._tables: dict[str, Tensor] = {}
 
     def add(self, source: InMemory, places: Tensor | None) -> None:
-        """Copy the examples at these places; None: all. They have the form of those before."""
+        """Copy the examples at these positions (None: all), of the same form as earlier ones."""
         leaves = named_leaves(source.data)
         size = len(source) if places is None else len(places)
         start = sum(self._sizes)
@@ -183,7 +183,7 @@ class ContiguousBuilder:
                 torch.index_select(leaf, 0, places, out=target)
 
     def moved(self, device: torch.device | str) -> list[Tree]:
-        """The parts as views of tensors on this device; nothing is kept here."""
+        """The parts as views of tensors on this device; the builder is then empty."""
         assert self._structure is not None
         total, names = sum(self._sizes), list(self._tables)
         leaves = [self._tables.pop(name)[:total].to(device).split(self._sizes) for name in names]
@@ -191,19 +191,19 @@ class ContiguousBuilder:
 
 
 def _reserved(leaf: Tensor, size: int, parts: int) -> Tensor:
-    """Memory for so many parts of this size. The system gives none before it is written to."""
+    """Memory for this number of parts, which the system allocates on writing."""
     try:
         return leaf.new_empty((size * parts, *leaf.shape[1:]))
     except RuntimeError:  # the others may be smaller
         return leaf.new_empty((size, *leaf.shape[1:]))
 
 
-# What is as wide as a row, to gather rows as single numbers: several times as fast.
+# Types as wide as a row: to gather rows as single numbers is several times as fast.
 _AS_ONE_NUMBER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def _rows(table: Tensor, places: Tensor) -> Tensor:
-    """These rows of ``(rows, ...)``, laid out as their places are."""
+    """These rows of ``(rows, ...)``, in the shape of their positions."""
     flat, shape = places.reshape(-1), (*places.shape, *table.shape[1:])
     width = table.element_size() * math.prod(table.shape[1:])
     if table.ndim > 1 and width in _AS_ONE_NUMBER and table.is_contiguous() and table.data_ptr() % width == 0:
@@ -213,7 +213,7 @@ def _rows(table: Tensor, places: Tensor) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts joined into one tensor; without a copy where they lie so in memory, as in a study."""
+    """The parts joined into one tensor; without a copy if they are contiguous, as in a study."""
     first = parts[0]
     end = first.storage_offset()
     for part in parts:

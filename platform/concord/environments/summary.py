@@ -1,4 +1,4 @@
-"""What is known of an environment's data without the data: how many examples, of which shape, and a digest of them."""
+"""Summaries of data: the number of examples, their shapes, and a digest."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from concord.environments.collection import Environment
 from concord.environments.source import InMemory, Switching
 from concord.environments.tree import Tree, is_pair, merged, named_leaves
 
-# Of larger tensors evenly spaced examples are looked at, as many as make so much: some milliseconds, however large.
+# Bytes to hash of a larger tensor, from evenly spaced examples: some milliseconds for any size.
 _DIGESTED_BYTES = 4 * 1024**2
-# So many examples, or up to twice as many, are read of what is not in memory.
+# The number of examples to read (up to twice as many) of a source that is not in memory.
 _READ = 16
 PURPOSES = ("train", "held-out", "validation", "ood", "observed")
 
@@ -33,10 +33,10 @@ class DataSummary:
     Attributes:
         name: of the environment.
         purpose: one of ``PURPOSES``.
-        examples: how many there are.
-        leaves: what the examples are made of, ``inputs`` and ``targets`` if they are pairs.
-        digest: 16 hexadecimal digits; two parts with different examples have different ones, but for changes in large
-            parts that no example shows that was looked at.
+        examples: their number.
+        leaves: the parts of an example, ``inputs`` and ``targets`` for pairs.
+        digest: 16 hexadecimal digits, different for different examples, except for changes in large parts outside of
+            the hashed examples.
     """
 
     name: str
@@ -47,7 +47,7 @@ class DataSummary:
 
 
 def summarize(environment: Environment, purpose: str) -> DataSummary:
-    """Summarize an environment's data; they are neither copied as a whole nor changed."""
+    """Summarize an environment's data; without a copy of all."""
     digest = hashlib.sha256()
     data = _looked_at(environment)
     leaves = named_leaves(data)
@@ -65,12 +65,12 @@ def summarize(environment: Environment, purpose: str) -> DataSummary:
 
 
 def _looked_at(environment: Environment) -> Tree:
-    """The examples; of those that are not in memory some, evenly spaced."""
+    """The examples to hash; evenly spaced ones of a source that is not in memory."""
     if isinstance(environment.source, InMemory):
         return environment.data
     some = torch.arange(0, len(environment), max(1, len(environment) // _READ))
     source = environment.source
-    # What is trained on first counts, too; both have the same form.
+    # Include the examples before the switch, of the same form.
     parts = [source.after, source.before] if isinstance(source, Switching) else [source]
     return merged([part.take(some) for part in parts], torch.cat)
 

@@ -1,7 +1,7 @@
-"""Environments from a table with a column that says where each row comes from.
+"""Environments from a table with a column for the environment of each row.
 
-What is missing, texts and dates become numbers by a :class:`TableEncoder`, fitted on what is trained on alone: the
-training environments, without what is held out of them. A registered model has the encoder inside.
+A :class:`TableEncoder` turns missing values, texts and dates into numbers. It is fitted on the training rows alone: the
+training environments without their held-out parts. A registered model has the encoder inside.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ _IDENTIFIERS = 0.9  # a text column with more levels a row than this names the r
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read, and what its columns are.
+    """A table and the kinds of its columns.
 
     Attributes:
         frame: the rows that have a target.
         environment: the environment of each row.
         target: the name of the target's column.
-        kinds: of the other columns; those that are ignored are left out.
-        classes: the target's values in order; None of a regression.
+        kinds: of the other columns, without ignored ones.
+        classes: the target's values in order; None for a regression.
         by_purpose: the names of the environments.
-        without_target: how many rows were left out.
+        without_target: the number of rows left out.
     """
 
     frame: pd.DataFrame
@@ -53,7 +53,7 @@ class Table:
 
     @functools.cached_property
     def version(self) -> str:
-        """Text that is another when the rows are."""
+        """Text that differs when the rows do."""
         return f"{int(pd.util.hash_pandas_object(self.frame, index=False).sum()):x}"
 
     @property
@@ -84,7 +84,7 @@ class TableEnvironments(Environments):
 
     Args:
         table: the rows.
-        encoder: what is fitted; None before it is.
+        encoder: the fitted encoder; None before.
     """
 
     def __init__(self, table: Table, encoder: TableEncoder | None = None) -> None:
@@ -100,7 +100,7 @@ class TableEnvironments(Environments):
         return TableEnvironments(dataclasses.replace(self.table, by_purpose=purposes))
 
     def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
-        """With the encoder fitted on the training environments, without the part that is held out of each."""
+        """With the encoder fitted on the training environments, without their held-out parts."""
         kept = []
         for name in self.train:
             rows = self.table.rows([name])
@@ -111,7 +111,7 @@ class TableEnvironments(Environments):
 
     @property
     def raw(self) -> RawRows:
-        """What a registered model needs to take rows as the table has them."""
+        """The parts with which a registered model takes raw rows of the table."""
         assert self.encoder is not None
         classes = (self.table.target,) if self.table.classes is None else tuple(map(str, self.table.classes))
         rows = self.table.rows(self.train)[list(self.encoder.columns)].head(_EXAMPLE_ROWS)
@@ -141,15 +141,15 @@ def from_table(
     Args:
         data: the table.
         target: the column to predict. Rows without one are left out.
-        environment: the column that says where each row comes from; of a folder, the files' names if None.
-        validation, test: names of environments for that; all others train.
-        kinds: what columns are, where they are not what :func:`inferred_kinds` finds.
+        environment: the column of each row's environment; for a folder None means the files' names.
+        validation, test: names of these environments; all others train.
+        kinds: of columns for which :func:`inferred_kinds` is wrong.
         task: classification or regression; None infers it from the target.
         environment_bins: cut a numeric environment column at quantiles into this many environments.
         separator, encoding: of CSV files.
 
     Raises:
-        InputError: what is given does not fit the table.
+        InputError: an argument does not fit the table.
     """
     if isinstance(data, pd.DataFrame):
         frame = data
@@ -165,7 +165,7 @@ def from_table(
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
-        raise ArgumentError("target", target, "is the environment's column, too")
+        raise ArgumentError("target", target, "is also the environment's column; give another")
     there = frame[target].notna()
     kept = frame[there].reset_index(drop=True)
     names = _environment_names(kept[environment], environment, environment_bins)
@@ -188,7 +188,7 @@ def from_table(
 
 
 def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
-    """What each column is: numbers, booleans, dates (ISO 8601) or categories; a text for nearly each row is ignored."""
+    """The kind of each column: numbers, booleans, dates (ISO 8601) or categories; texts that name rows are ignored."""
     return {str(name): _kind(frame[name]) for name in frame.columns}
 
 
@@ -240,7 +240,7 @@ def _file(path: Path, separator: str, encoding: str) -> pd.DataFrame:
         raise
     except UnicodeDecodeError as error:
         raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as latin-1") from error
-    except Exception as error:  # pandas and Arrow have errors of their own for a file that is none of theirs
+    except Exception as error:  # pandas and Arrow have their own errors
         raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
     if len(frame.columns) == 1 and (other := next((each for each in ";\t|" if each in str(frame.columns[0])), None)):
         raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")

@@ -1,4 +1,4 @@
-"""Rows of a table as numbers: what is fitted on training rows, and applied to any others.
+"""Encodes rows of a table as numbers: fitted on training rows, and applied to any rows.
 
 This module needs NumPy and pandas alone: a registered model carries the file, and predicts where Concord is not
 installed.
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-RARE = 10  # a level with fewer training rows shares a code with those that are unknown
+RARE = 10  # a level with fewer training rows shares the code of unknown ones
 _MISSING, _OTHER, _FIRST = 0, 1, 2  # codes of a category; the known levels follow
 _DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
 
@@ -25,8 +25,8 @@ class NumericColumn:
         name: of the column.
         kind: ``numeric``, ``boolean`` or ``date``.
         part: of a date, such as ``month``.
-        median: takes the place of a missing value.
-        mean, scale: of the values with the median in their place.
+        median: replaces a missing value.
+        mean, scale: of the values, with missing ones replaced.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TableEncoder:
 
     @property
     def widths(self) -> tuple[int, list[int]]:
-        """How many numbers a row begins with, and the number of codes of each category that follows."""
+        """The number of numeric inputs, and the number of codes of each category after them."""
         return 2 * len(self.numeric), [_FIRST + len(each.levels) for each in self.categories]
 
     def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
@@ -118,19 +118,19 @@ class TableEncoder:
         return found
 
     def unknown(self, frame: pd.DataFrame) -> dict[str, list[str]]:
-        """The levels of the rows that no code of their own stands for, by column."""
+        """The levels in the rows without a code of their own, by column."""
         found = {
             each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
         }
         return {name: levels for name, levels in found.items() if levels}
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON; :meth:`read` makes it again."""
+        """The encoder as JSON, for :meth:`read`."""
         return asdict(self)
 
     @staticmethod
     def read(value: Mapping[str, Any]) -> "TableEncoder":
-        """From JSON."""
+        """Read the encoder from JSON."""
         return TableEncoder(
             tuple(NumericColumn(**each) for each in value["numeric"]),
             tuple(CategoryColumn(each["name"], tuple(each["levels"])) for each in value["categories"]),
@@ -147,7 +147,7 @@ def _texts(column: pd.Series) -> pd.Series:
 
 
 def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
-    """The values as float64, NaN where one is missing (ValueError where they are of another kind)."""
+    """The values as float64, NaN for missing ones (ValueError if they are of another kind)."""
     try:
         if kind == "date":
             dates = pd.to_datetime(column, format="ISO8601")
@@ -155,7 +155,7 @@ def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
         elif kind == "boolean" and not pd.api.types.is_numeric_dtype(column):
             values = column.astype("string").str.lower().map(_BOOLEANS, na_action="ignore")
             if wrong := (values.isna() & column.notna()).to_numpy().nonzero()[0].tolist():
-                raise ValueError(f"{column.iloc[wrong[0]]!r} is no boolean")
+                raise ValueError(f"{column.iloc[wrong[0]]!r} is not a boolean")
         else:
             values = pd.to_numeric(column)
         found: NDArray[Any] = pd.Series(values).to_numpy(dtype=np.float64, na_value=np.nan)

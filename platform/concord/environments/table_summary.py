@@ -1,4 +1,4 @@
-"""What was understood of a table: environments, kinds of columns, missing values, columns that tell the environment."""
+"""The summary of a table: environments, kinds of columns, missing values, columns that reveal the environment."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,15 +11,15 @@ from concord.environments.table import Table
 from concord.environments.table_encoder import TableEncoder
 
 _FOLDS, _DEPTH = 3, 5
-_MOST_ROWS = 20_000  # that a tree is fitted to
+_MOST_ROWS = 20_000  # for the decision tree
 
 
 def table_summary(table: Table) -> dict[str, Any]:
-    """What is in a table, for JSON.
+    """Summarize a table as JSON.
 
     Returns:
         ``environments`` with rows, purpose, target (the share of each class, or mean and deviation), ``columns`` with
-        kind, the part that is missing in each environment, and ``identifies``: how often a decision tree tells the
+        kind, the fraction missing in each environment, and ``identifies``: how often a decision tree tells the
         environment by this column alone (cross-validated), beside the share of the largest environment, ``largest``.
     """
     purpose = {name: purpose for purpose, names in table.by_purpose.items() for name in names}
@@ -42,7 +42,7 @@ def table_summary(table: Table) -> dict[str, Any]:
 
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The same for readers."""
+    """The summary as lines of text."""
     yield f"{summary['rows']} rows, a {summary['task']}; {summary['without_target']} rows without a target are left out"
     for name, each in summary["environments"].items():
         shown = ", ".join(f"{value} {share:.3g}" for value, share in each["target"].items())

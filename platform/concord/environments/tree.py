@@ -16,7 +16,7 @@ def is_pair(tree: Tree) -> bool:
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
-    """The leaves by name: ``inputs`` and ``targets`` of a pair, otherwise keys and places, ``tokens.input_ids``."""
+    """The leaves by name: ``inputs`` and ``targets`` of a pair, otherwise keys and positions, ``tokens.input_ids``."""
     if is_pair(tree):
         return dict(zip(("inputs", "targets"), tree, strict=True))
     leaves = pytree.tree_flatten_with_path(tree)[0]
@@ -24,7 +24,7 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
 
 
 def merged(trees: Sequence[Tree], function: Callable[[list[Any]], Any]) -> Tree:
-    """A tree of the first one's structure, each leaf made of the leaves of that name in all trees."""
+    """A tree of the first one's structure; each leaf is computed from the leaves of that name in all trees."""
     each = [named_leaves(tree) for tree in trees]
     structure = pytree.tree_structure(trees[0])
     return pytree.tree_unflatten([function([leaves[name] for leaves in each]) for name in each[0]], structure)
@@ -41,7 +41,7 @@ def described(tree: Tree) -> dict[str, str]:
 
 
 def difference(name: str, ours: dict[str, str], other: str, theirs: dict[str, str]) -> str | None:
-    """In one line, how one environment's examples differ in form from another's, both :func:`described`."""
+    """The difference in form between two environments' examples, both :func:`described`, in one line."""
     if ours.keys() != theirs.keys():
         found, expected = ", ".join(ours), ", ".join(theirs)
         return f"environment {name}: its examples are of {found}, but of {expected} in environment {other}"

@@ -1,6 +1,6 @@
-"""Makes data file by file in Ray tasks, and continues where it was stopped; :mod:`concord.environments.sharded` reads.
+"""Makes data file by file in Ray tasks, resumable; :mod:`concord.environments.sharded` reads them.
 
-What a file holds depends on the options and its own place alone. The manifest is written anew with each file.
+The content of a file depends only on the options and its number. The manifest is rewritten after each file.
 """
 
 import json
@@ -32,15 +32,15 @@ Info = Callable[[str], None]
 
 
 class Shard(Protocol):
-    """What one file holds."""
+    """The content of one file."""
 
     @property
     def file(self) -> str:
-        """Its name in the folder."""
+        """The name in the folder."""
 
     @property
     def split(self) -> Split:
-        """What it is for."""
+        """The split of its rows."""
 
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
@@ -67,22 +67,22 @@ def split_parts(counts: Mapping[Split, int], size: int) -> list[SplitPart]:
 
 @dataclass(frozen=True, kw_only=True)
 class MakingOptions(OptionGroup):
-    """Where data are made, and where they go."""
+    """The tasks, cluster and folder for making data."""
 
     # fmt: off
     tasks: int | None = None
-    """Ray tasks at a time; one for each CPU if not given."""
+    """Number of parallel Ray tasks; by default one for each CPU."""
     address: str | None = None
-    """Ray cluster to run on; without it (or RAY_ADDRESS) Ray starts on this machine."""
+    """Ray cluster to run on; by default RAY_ADDRESS, else a Ray that is started on this machine."""
     data_dir: Path | None = None
-    """Folder for the data; one of their own name under data/ of --output if not given."""
+    """Folder for the data; by default one of their name under data/ of --output."""
     output: Path = DEFAULT_OUTPUT
     """Folder of runs and data."""
     # fmt: on
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The options that decide the data, and their values: all but those above."""
+        """The options that decide the data, with values: all but those above."""
         return {
             name: value for name, value in option_values(self).items() if name not in option_values(MakingOptions())
         }
@@ -100,15 +100,15 @@ def make_sharded(
     options: MakingOptions,
     info: Info,
 ) -> tuple[ShardedData, dict[str, Any]]:
-    """Make the files that are missing or are not as they were made.
+    """Make the files that are missing or damaged.
 
     Args:
-        folder: where the data are to be.
-        about: what the manifest says beside the files: ``data``, the job's name; ``options``, the values that decide
-            the data by the names of the options; and what readers want to know.
+        folder: the folder of the data.
+        about: further entries of the manifest: ``data``, the job's name; ``options``, the values that decide the data;
+            and entries for readers.
         shards: all files.
         task: makes the row groups of one of them in a Ray task; picklable.
-        options: where to make them.
+        options: the tasks and the cluster.
         info: prints a line of progress.
 
     Returns:
@@ -138,7 +138,7 @@ def make_sharded(
 
 
 def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the manifest of the folder says of the files that are as they were made; it is begun if there is none."""
+    """The manifest's entries of the undamaged files; a manifest is begun if there is none."""
     if (folder / MANIFEST).exists():
         there = read_manifest(folder)
         if (found := there.get("data")) != manifest["data"]:
@@ -150,7 +150,7 @@ def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any
         files = [each for each in there.get("shards", ()) if (folder / each["file"]).is_file()]
         return {each["file"]: each for each in files if file_checksum(folder / each["file"]) == each["sha256"]}
     if folder.is_dir() and any(folder.iterdir()):
-        raise invalid_data_error(folder, f"not empty, and not made for {manifest['data']}; give another folder")
+        raise invalid_data_error(folder, f"is not empty, and not made for {manifest['data']}; give another folder")
     try:
         _write_manifest(folder, manifest, [])
     except OSError as error:
@@ -163,7 +163,7 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any], shards: Sequence[
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole: killed meanwhile, the one before is there."""
+    """Replace a file atomically: a kill leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(content)
@@ -173,7 +173,7 @@ def _replace(path: Path, content: bytes) -> None:
 def _made(
     shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[Rows]], tasks: int | None
 ) -> Iterator[tuple[AnyShard, tuple[bytes, list[dict[str, Any]]]]]:
-    """The files as they come, in any order."""
+    """The files as they are made, in any order."""
     import ray
 
     make: Any = ray.remote(num_cpus=1, max_retries=3)(_make)

@@ -1,9 +1,9 @@
-"""Runs, studies and data on a storage (``s3://``, ``gs://``, whatever PyArrow or fsspec reach) as if in a folder.
+"""Runs, studies and data on a storage (``s3://``, ``gs://``, any that PyArrow or fsspec reach) as if in a folder.
 
 An address is a :class:`~pathlib.Path` like any other: ``Path("s3://bucket/runs") / "a"``. Only this package knows which
-paths are addresses. What is read from there is fetched into this machine's cache (:func:`local`); what is written is
-worked on in the cache and sent at the moments at which it has to last (:class:`Folder`). The cache is never the truth
-and may be deleted at any time. For a path on the disk every function here gives that path itself, and does nothing.
+paths are addresses. Files to read are fetched into this machine's cache (:func:`local`); files to write are changed in
+the cache and uploaded when they must persist (:class:`Folder`). The cache is never the truth and may be deleted at any
+time. For a path on the disk every function here returns that path and does nothing.
 """
 
 from concord.storage.address import check_address, display_path, is_remote, resolve

@@ -1,19 +1,19 @@
-"""Addresses of storages as paths: which paths are some, how they are written, and which of them are refused."""
+"""Addresses of storages as paths: recognizes, formats and checks them."""
 
 import re
 from pathlib import Path
 
 from concord.errors import InputError
 
-# Path makes one slash of several, and none of those at the end: s3:/bucket/runs is left of s3://bucket/runs, s3: of s3://.
+# Path merges slashes and drops final ones: s3://bucket/runs becomes s3:/bucket/runs, and s3:// becomes s3:.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/+(.*))?", re.DOTALL)
-# What PyArrow itself reaches; all other schemes are fsspec's.
+# Schemes of PyArrow; all others are fsspec's.
 NATIVE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _FILE = "file"
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path is the address of a storage, and not of this machine's disk."""
+    """Whether a path is the address of a storage, not a path on this machine's disk."""
     found = _ADDRESS.fullmatch(str(path))
     return found is not None and found[1] != _FILE
 
@@ -22,12 +22,12 @@ def parts(path: Path) -> tuple[str, str]:
     """Scheme and rest of an address: ``("s3", "bucket/runs")``."""
     found = _ADDRESS.fullmatch(str(path))
     if found is None:
-        raise ValueError(f"{path} is no address of a storage")
+        raise ValueError(f"{path} is not an address of a storage")
     return found[1], found[2] or ""
 
 
 def display_path(path: Path) -> str:
-    """A path as its user would write it, without user, password and parameters, which do not belong there."""
+    """A path as a user writes it, without user, password and parameters."""
     if not is_remote(path):
         return str(path)
     scheme, rest = parts(path)
@@ -38,7 +38,7 @@ def display_path(path: Path) -> str:
 
 
 def resolve(path: Path) -> Path:
-    """The same place for every process: an address as it is, a path on the disk (also as ``file://``) from / on."""
+    """An absolute path, valid in every process; an address is unchanged, ``file://`` becomes a path."""
     if is_remote(path):
         return path
     found = _ADDRESS.fullmatch(str(path))
@@ -46,7 +46,7 @@ def resolve(path: Path) -> Path:
 
 
 def check_address(option: str, path: Path) -> None:
-    """Refuse an address that cannot be one (InputError); nothing is asked of the storage."""
+    """Refuse an invalid address (InputError), without a request to the storage."""
     if not is_remote(path):
         return
     scheme, rest = parts(path)
@@ -55,11 +55,11 @@ def check_address(option: str, path: Path) -> None:
         raise InputError(f"--{option} {display_path(path)}: {why}")
 
     if "@" in rest and not _is_container(scheme, rest):
-        refuse("holds a user or a password, which would be recorded; credentials come from the environment")
+        refuse("holds a user or a password, which would be recorded; give credentials in the environment")
     if "?" in rest or "#" in rest:
-        refuse("parameters are not taken here; an endpoint comes from AWS_ENDPOINT_URL, a region from AWS_REGION")
+        refuse("parameters are not allowed; give an endpoint by AWS_ENDPOINT_URL, a region by AWS_REGION")
     if not rest:
-        refuse(f"names no bucket; {scheme}://BUCKET/FOLDER")
+        refuse(f"names no bucket; give {scheme}://BUCKET/FOLDER")
     if "::" in str(path) or ".." in rest.split("/"):
         refuse("must be one plain address, without :: and ..")
     if scheme in NATIVE:
@@ -67,10 +67,10 @@ def check_address(option: str, path: Path) -> None:
     from fsspec import available_protocols
 
     if scheme not in available_protocols():
-        refuse(f"no storage is known by {scheme}://; a folder, or s3://, gs://, or what fsspec reaches")
+        refuse(f"the scheme {scheme}:// is unknown; give a folder, s3://, gs://, or another scheme of fsspec")
 
 
 def _is_container(scheme: str, rest: str) -> bool:
-    """Whether the @ is the one in Azure's ``abfss://container@account.dfs.core.windows.net``."""
+    """Whether an @ belongs to Azure's ``abfss://container@account.dfs.core.windows.net``."""
     user = rest.partition("@")[0]
     return scheme in ("abfs", "abfss") and ":" not in user and "/" not in user

@@ -1,7 +1,7 @@
-"""This machine's cache of what storages hold: fetched when it is asked for, and again when it has changed there.
+"""This machine's cache of storages: files are fetched on demand, and again after a change.
 
-fsspec's ``filecache`` and ``simplecache`` write a download where it is read: a killed process leaves half a file, and
-another process that reads meanwhile finds half of it.
+fsspec's ``filecache`` and ``simplecache`` write a download at its final place, so a killed process leaves an incomplete
+file, and parallel readers see one.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from concord.storage.filesystem import endpoint, filesystem, in_one_line
 
 _AT_ONCE = 16
 _CHUNK = 8 << 20
-# A file that was replaced within the second in which it was fetched looks the same afterwards: it is not trusted.
+# A file that changes within the second of its fetch would look unchanged, so it is fetched again.
 _SETTLED_SECONDS = 2.0
 
 
 def cached(path: Path, kind: str) -> Path:
-    """Where this machine has what is at an address: below CONCORD_CACHE, or in the system's place for caches.
+    """The cache's path for an address: below CONCORD_CACHE, or in the system's cache folder.
 
     Args:
         path: the address.
-        kind: what for; what is read and what is written are kept apart.
+        kind: the purpose, which separates files to read from files to write.
 
     Raises:
-        InputError: the address leads out of its bucket, so its place would be elsewhere on this machine's disk.
+        InputError: the address leads out of its bucket, so the path would lie outside of the cache.
     """
     scheme, rest = parts(path)
     if not is_below(rest):
@@ -44,12 +44,12 @@ def cached(path: Path, kind: str) -> Path:
 
 
 def local(path: Path) -> Path:
-    """The file or folder at an address, on this machine's disk; a path on the disk is given back.
+    """Fetch the file or folder at an address; return the local path. A path on the disk is returned unchanged.
 
-    Several processes may ask at once. What is not in the storage is not at the path that is returned either.
+    Several processes may call it at once. If the storage has nothing there, the returned path does not exist.
 
     Raises:
-        InputError: the storage does not answer, or what came is cut short.
+        InputError: the storage does not answer, or the download is incomplete.
     """
     if not is_remote(path):
         return path
@@ -77,22 +77,22 @@ def listing(path: Path, recursive: bool = False) -> list[str] | None:
     for each in path.rglob("*") if recursive else path.iterdir():
         if each.is_file():
             names.append(str(each.relative_to(path)))
-        elif each.is_symlink() and not each.exists() and not each.name.startswith("."):  # an editor's lock is one
-            raise InputError(f"{each}: a link to {os.readlink(each)}, which does not exist")
+        elif each.is_symlink() and not each.exists() and not each.name.startswith("."):  # for example an editor's lock
+            raise InputError(f"{each}: is a link to {os.readlink(each)}, which does not exist")
     return sorted(names)
 
 
 def fetch(files: Any, root: str, target: Path) -> None:
-    """Make a file or folder of this machine equal to one of a storage; what has not changed is not fetched again.
+    """Make a local file or folder equal to one of a storage; unchanged files are not fetched again.
 
     Args:
         files: PyArrow's file system.
-        root: the file or folder in it; what does not exist there is removed here.
-        target: the file or folder here.
+        root: the file or folder in it; local files that it lacks are removed.
+        target: the local file or folder.
 
     Raises:
-        InputError: a name would lie elsewhere on this machine's disk; nothing is fetched.
-        OSError: the storage does not answer, or what came is cut short.
+        InputError: a name leads out of the folder; nothing is fetched.
+        OSError: the storage does not answer, or the download is incomplete.
     """
     about = files.get_file_info(root)
     if about.is_file:
@@ -107,10 +107,10 @@ def fetch(files: Any, root: str, target: Path) -> None:
 
 
 def entries(files: Any, root: str, recursive: bool = False) -> dict[str, Any]:
-    """What PyArrow knows of the files and folders below a folder of a storage, by their names relative to it.
+    """PyArrow's information on the files and folders below a storage's folder, by relative name.
 
     Raises:
-        InputError: a name would lie elsewhere on this machine's disk.
+        InputError: a name leads out of the folder.
     """
     from pyarrow import fs
 
@@ -118,7 +118,7 @@ def entries(files: Any, root: str, recursive: bool = False) -> dict[str, Any]:
     prefix = root.rstrip("/") + "/"
     found = {each.path.removeprefix(prefix): each for each in listed}
     if escaping := next((name for name in found if not is_below(name)), None):
-        raise InputError(f"{files.type_name}://{root}: it holds {escaping}, which is no name of a file below it")
+        raise InputError(f"{files.type_name}://{root}: it holds {escaping}, which leads out of it")
     return found
 
 
@@ -128,7 +128,7 @@ def is_below(name: str) -> bool:
 
 
 def replace(target: Path, content: bytes) -> None:
-    """Write a file of the cache at once and as a whole."""
+    """Write a file of the cache atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
         draft.write(content)
@@ -137,7 +137,7 @@ def replace(target: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process fetch what others wait for, where the disk has locks; else each fetches for itself."""
+    """Let one process fetch while others wait, if the disk has locks; otherwise each fetches."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -161,12 +161,12 @@ def _fetch(files: Any, about: Any, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
         try:
-            # As it is: PyArrow would unpack what is called .gz.
+            # Raw: PyArrow would decompress files called .gz.
             with files.open_input_stream(about.path, compression=None) as content:
                 shutil.copyfileobj(content, draft, _CHUNK)
             size = draft.tell()
             if about.size is not None and size != about.size:
-                raise OSError(f"{about.path}: {size} bytes came, expected {about.size}; it changed in the meantime")
+                raise OSError(f"{about.path}: received {size} bytes, expected {about.size}; the file changed meanwhile")
         except BaseException:
             os.unlink(draft.name)
             raise
@@ -183,7 +183,7 @@ def _root() -> Path:
 
 
 def _drafts() -> Path:
-    """A folder for what is being written, on the same disk, where no listing of a fetched folder finds it."""
+    """A folder for incomplete files, on the same disk and outside of fetched folders."""
     drafts = _root() / "drafts"
     drafts.mkdir(parents=True, exist_ok=True)
     return drafts

@@ -1,6 +1,6 @@
 """The file system behind an address, by PyArrow or fsspec, its credentials, and its errors in one line.
 
-Credentials are found in the environment, and passed on to processes that Ray started before, or elsewhere.
+Credentials come from the environment, and are passed to Ray's processes.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ _USER_INFO = re.compile(r"://[^/@\s]*@")
 
 
 class StorageError(RunFailedError, ConnectionError):
-    """A storage does not answer, or refuses; what it holds is as it was."""
+    """A storage does not answer, or refuses; its content is unchanged."""
 
 
 def storage_credentials() -> dict[str, str]:
-    """The environment variables by which this process reaches storages: keys, endpoint, region.
+    """This process's environment variables for storages: keys, endpoint, region.
 
-    What is in files, or what a machine's role gives, stays there: every node finds its own.
+    Credentials in files or from a machine's role are not passed on: every node has its own.
     """
     return {name: os.environ[name] for name in (*_KEYS, *_PLACE) if os.environ.get(name)}
 
 
 def apply_credentials(given: Mapping[str, str]) -> None:
-    """Use another process's credentials in this one; they replace this process's as a whole."""
+    """Use another process's credentials in place of this process's."""
     if any(name in given for name in _KEYS):
         for name in _KEYS:
             os.environ.pop(name, None)
@@ -54,7 +54,7 @@ def filesystem(path: Path) -> tuple[Any, str]:
     """PyArrow's file system behind an address, and the path in it.
 
     Raises:
-        OSError, ValueError, ImportError: there is none, or a package for it is missing.
+        OSError, ValueError, ImportError: there is no such file system, or its package is missing.
     """
     scheme, rest = parts(path)
     if scheme in _BUCKETS:
@@ -80,8 +80,8 @@ def _of_bucket(scheme: str, bucket: str, given: tuple[tuple[str, str], ...]) -> 
         keys = {name: variables.get(variable) for name, variable in names.items()}
         region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION")
         return fs.S3FileSystem(
-            # Given, since Ray sends this object to processes without the variables. Without keys in the environment
-            # PyArrow looks where the AWS SDK does, on each node for itself.
+            # Explicit, since Ray sends this object to processes without the variables. Without keys in the environment
+            # PyArrow searches as the AWS SDK does, on each node.
             **(keys if keys["access_key"] and keys["secret_key"] else {}),
             endpoint_override=endpoint(),
             region=region or ("us-east-1" if endpoint() else fs.resolve_s3_region(bucket)),
@@ -96,9 +96,9 @@ def _of_bucket(scheme: str, bucket: str, given: tuple[tuple[str, str], ...]) -> 
 
 
 def require_reachable(option: str, path: Path) -> None:
-    """Refuse an address whose storage does not answer, or has no such bucket (InputError). A path on the disk is taken.
+    """Refuse an address whose storage does not answer or lacks the bucket (InputError). A path on the disk passes.
 
-    To be asked before anything is started.
+    Call it before anything is started.
     """
     if not is_remote(path):
         return
@@ -113,30 +113,29 @@ def require_reachable(option: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def in_one_line(what: str, kind: type[Exception]) -> Iterator[None]:
-    """What goes wrong in the body with a storage becomes an error of this kind, which names ``what``."""
+    """Turn a storage's errors in the body into one-line errors of this kind, which name ``what``."""
     try:
         yield
     except (InputError, StorageError):
         raise
-    except Exception as error:  # of the network, the credentials, a package that is missing: each has its own
+    except Exception as error:  # network, credentials, missing packages: each has its own errors
         raise kind(f"{what}: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:
-    """What is wrong, in a line without credentials."""
+    """The error in one line, without credentials."""
     text = " ".join(_USER_INFO.sub("://***@", str(error)).split())
     if "NETWORK_CONNECTION" in text or "curlCode" in text or "CURL error" in text:
-        said = re.search(r"(?:curlCode: \d+, |CURL error \[\d+\]=)([\w ']+?)(?: error_info)?(?=[^\w ']|$)", text)
-        return f"no storage answers{_at()}" + (f" ({said[1].strip()})" if said else "")
+        message = re.search(r"(?:curlCode: \d+, |CURL error \[\d+\]=)([\w ']+?)(?: error_info)?(?=[^\w ']|$)", text)
+        return f"no storage answers{_at()}" + (f" ({message[1].strip()})" if message else "")
     if "NO_SUCH_BUCKET" in text:
         return f"there is no such bucket{_at()}"
     if re.search(r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE|INVALID_CLIENT_TOKEN|HTTP status 40[13]", text):
         return (
-            f"access is refused{_at()}; keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "or from where the AWS SDK finds them"
+            f"access is refused{_at()}; give keys by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or as for the AWS SDK"
         )
     if "OAuth2 access token" in text:
-        return "there are no credentials; GOOGLE_APPLICATION_CREDENTIALS names the file with them"
+        return "credentials are missing; give their file by GOOGLE_APPLICATION_CREDENTIALS"
     if isinstance(error, ImportError):
         return f"a package is missing ({text})"
     return re.sub(r" ?\(Request ID.*", "", text)[:300] or type(error).__name__

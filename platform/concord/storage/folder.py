@@ -1,9 +1,9 @@
-"""The folder of a run or a study: on this machine's disk, or worked on here and kept at an address.
+"""The folder of a run or a study: on this machine's disk, or a local copy of a folder at an address.
 
-Files are sent in the order in which they are named, each as a whole, so that a record is there after what it names.
+Files are uploaded in the given order, each as a whole, so that a record appears after the files that it names.
 
-Two processes must not work on the same folder. A lock keeps those apart that see the same disk, and ends with its
-process. A second machine that shares only an address is not noticed.
+Two processes must not use the same folder. A lock, which ends with its process, separates processes that see the same
+disk, but not a second machine that shares only an address.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that lasts. On a disk all of it is that folder, and what fetches and keeps does nothing.
+    """A persistent folder. On a disk it is that folder, and fetching and keeping do nothing.
 
-    May be pickled, and used on any node: each has its own copy at :attr:`path`.
+    It can be pickled and used on any node; each has its own copy at :attr:`path`.
 
     Every method raises StorageError, with one line, when the storage refuses or does not answer.
 
@@ -48,7 +48,7 @@ class Folder:
 
     @property
     def path(self) -> Path:
-        """Where its files are on this machine."""
+        """The folder on this machine."""
         return cached(self.place, "work") if self.remote else self.place
 
     @property
@@ -60,15 +60,15 @@ class Folder:
         return Folder(self.place / name)
 
     def exists(self) -> bool:
-        """Whether there is anything of it where it is kept."""
+        """Whether the folder exists, at the address if it has one."""
         if not self.remote:
             return self.place.exists()
         with self._storage() as (files, root):
             return bool(files.get_file_info(root).type.name != "NotFound")
 
     def make(self) -> bool:
-        """Make it on this machine, with the folders above it; gives whether it was missing. Of several processes that
-        make one folder at once, one is told so.
+        """Make the local folder with its parents; return whether it was missing. If several processes make it at once,
+        one gets True.
 
         Raises:
             InputError: it cannot be written to.
@@ -83,15 +83,15 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, what: str) -> Iterator[None]:
-        """Keep every other process away that would lock it on this machine, or on another that shares the disk.
+        """Lock it against other processes on this machine, or on others that share the disk.
 
-        The folder is there. The lock ends with the body, and with the process however it ends.
+        The folder must exist. The lock ends with the body, or with the process.
 
         Args:
-            what: it is the folder of, for the refusal.
+            what: run, study or comparison, for the error.
 
         Raises:
-            InputError: another process has it, or it cannot be written to.
+            InputError: another process holds the lock, or the folder is not writable.
         """
         path = self.path / LOCK
         try:
@@ -102,12 +102,12 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise InputError(f"--name {self.place.name}: another process is at work on this {what}") from error
+                raise InputError(f"--name {self.place.name}: another process is using this {what}") from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise self._not_writable(error) from error
-                _logger.warning("%s: its file system has no locks; let no second process work on it", self.path)
-            # Who had it may have removed the folder, and another may have made it again.
+                _logger.warning("%s: its file system has no locks; start no second process on it", self.path)
+            # The previous holder may have removed the folder, and another process may have made it again.
             if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
                 raise InputError(f"--name {self.place.name}: another process has just removed this {what}")
             yield
@@ -118,24 +118,24 @@ class Folder:
         if self.remote:
             return InputError(
                 f"--output {self.display_path}: {self.path} cannot be written to ({error.strerror}); "
-                "CONCORD_CACHE names another folder for what is under way"
+                "give another cache folder by CONCORD_CACHE"
             )
-        return InputError(f"--output {self.place.parent.parent}: not a folder to write to ({error.strerror})")
+        return InputError(f"--output {self.place.parent.parent}: is not a writable folder ({error.strerror})")
 
     def fetch(self, *names: str) -> None:
-        """Bring these files, and all files of these folders; what is not kept is removed here."""
+        """Fetch these files and folders; local files that the address lacks are removed."""
         for name in names if self.remote else ():
             path = self._here(name)
             with self._storage(name) as (files, root):
                 fetch(files, root, path)
 
     def fetch_tree(self, name: str) -> Path:
-        """Bring its folder ``name`` with all that is below; gives where it is on this machine."""
+        """Fetch its folder ``name`` with its content; return the local path."""
         self.fetch(name)
         return self._here(name)
 
     def keep(self, *names: str) -> None:
-        """Send these files, and all files of these folders, in this order."""
+        """Upload these files and folders, in this order."""
         for name in names if self.remote else ():
             path = self.path / name
             for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
@@ -150,7 +150,7 @@ class Folder:
             return sorted(entries(files, root))
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder of it, here and where it is kept, if it is there."""
+        """Remove a file or folder in it, locally and at the address, if it exists."""
         path = self._here(name)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -163,7 +163,7 @@ class Folder:
                     files.delete_dir(root) if kind == "Directory" else files.delete_file(root)
 
     def empty(self) -> None:
-        """Remove what this machine has of it; its lock, and what is kept elsewhere, stay."""
+        """Remove the local files except the lock; the address is unchanged."""
         for each in self.path.iterdir():
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each, ignore_errors=True)
@@ -171,19 +171,19 @@ class Folder:
                 each.unlink(missing_ok=True)
 
     def delete(self) -> None:
-        """Remove all of it; what cannot be removed stays."""
+        """Remove the folder; files that cannot be removed stay."""
         with contextlib.suppress(StorageError):
             self.remove("")
 
     def place_for_ray(self) -> dict[str, Any]:
-        """As Ray Train and Ray Tune take it: they write there from whatever node it is."""
+        """The storage arguments for Ray Train and Ray Tune, valid on every node."""
         if not self.remote:
             return {"storage_path": str(self.place.resolve())}
         with self._storage() as (files, root):
             return {"storage_path": root, "storage_filesystem": files}
 
     def problem(self) -> str | None:
-        """What is wrong with the storage now, in a line; None if it answers."""
+        """The storage's current problem in one line; None if it answers."""
         try:
             self.exists()
         except StorageError as error:
@@ -197,14 +197,14 @@ class Folder:
             yield files, f"{root}/{below}" if below else root
 
     def _here(self, name: str) -> Path:
-        """Where a file of it is on this machine; its name may come from a file that anybody wrote."""
+        """The local path of a file in it; the name may come from an untrusted file."""
         if not is_below(name):
-            raise InputError(f"{self.display_path}: {name} is no name of a file below it")
+            raise InputError(f"{self.display_path}: {name} leads out of it")
         return self.path / name
 
     def _put(self, name: str, content: bytes) -> None:
         with self._storage(name) as (files, path):
-            if files.type_name not in ("s3", "gcs", "abfs"):  # which know objects only, and no folders
+            if files.type_name not in ("s3", "gcs", "abfs"):  # these have objects only, no folders
                 files.create_dir(path.rpartition("/")[0])
             with files.open_output_stream(path, compression=None) as target:
                 target.write(content)

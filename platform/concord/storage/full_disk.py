@@ -1,4 +1,4 @@
-"""A full disk: recognized in errors of any library, and reported in one line that names the place."""
+"""Recognizes a full disk in errors of any library, and reports it in one line with the path."""
 
 import contextlib
 import errno
@@ -9,34 +9,34 @@ from pathlib import Path
 
 from concord.errors import InputError, RunFailedError
 
-# What has to stay free besides what is to be written: for the records of those who find the disk full.
+# Space that must stay free, so that runs can still record that the disk is full.
 _RESERVE = 1 << 20
 _WORDS = (os.strerror(errno.ENOSPC).lower(), os.strerror(errno.EDQUOT).lower(), "database or disk is full")
 
 
 class FullDiskError(RunFailedError):
-    """No space is left where something has to be written; to try again would not help."""
+    """No space is left on a disk; a retry would not help."""
 
 
 @contextlib.contextmanager
 def full_disk_in_one_line(place: Path) -> Iterator[None]:
-    """What fails in the body because a disk is full becomes a :class:`FullDiskError`.
+    """Turn an error of a full disk in the body into a :class:`FullDiskError`.
 
     Args:
-        place: where the body writes, to be named where the error does not name a file.
+        place: the folder to name if the error names no file.
     """
     try:
         yield
     except (InputError, RunFailedError):
-        raise  # in a line already
-    except Exception as error:  # each library has its own
+        raise  # already one line
+    except Exception as error:  # each library has its own errors
         if (line := full_disk(error, place)) is None:
             raise
         raise FullDiskError(line) from error
 
 
 def full_disk(error: BaseException, place: Path) -> str | None:
-    """The line that says which disk is full, if that is why something failed."""
+    """The line about a full disk, if that caused the error."""
     found: BaseException | None = error
     while found is not None:
         full = isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -48,19 +48,19 @@ def full_disk(error: BaseException, place: Path) -> str | None:
 
 
 def require_space(place: Path, size: int) -> None:
-    """Refuse to begin what would fill a disk.
+    """Refuse to write more than a disk can hold.
 
     Args:
         place: a folder on it.
-        size: of what is to be written, in bytes.
+        size: the bytes to write.
 
     Raises:
-        FullDiskError: there is not so much space, and some to spare.
+        FullDiskError: there is too little space, with a reserve.
     """
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(place).free
         if free < size + _RESERVE:
-            needed = f"{size / 2**20:.1f} MiB are to be written and {_RESERVE / 2**20:.0f} MiB has to stay free"
+            needed = f"{size / 2**20:.1f} MiB are needed and {_RESERVE / 2**20:.0f} MiB must stay free"
             raise FullDiskError(f"{_line(place)}; {free / 2**20:.1f} MiB are free, {needed}")
 
 

@@ -1,7 +1,7 @@
-"""Files of JSON values, one a line, that only grow.
+"""Append-only files of JSON values, one a line.
 
-A line is written by one system call. What a kill or a full disk leaves of one is taken away again, at once or when the
-file is opened the next time, so that the line after it is never spoiled. For one writer at a time.
+A line is written by one system call. An incomplete line, after a kill or on a full disk, is removed at once or when the
+file is opened next, so that it never damages the next line. For one writer at a time.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ _BLOCK = 64 << 10
 
 
 class JsonLines:
-    """A file of JSON values, one a line, open for appending; a torn last line is cut off. A context manager.
+    """A file of JSON values, one a line, open for appending; an incomplete last line is removed. A context manager.
 
     Args:
-        file: the file; it and its folder are made if they are missing.
+        file: the file; it and its folder are created if missing.
 
     Attributes:
         descriptor: of the open file.
-        end: how long it is, in bytes.
+        end: its length in bytes.
 
     Raises:
         OSError: it cannot be opened.
@@ -46,11 +46,11 @@ class JsonLines:
         """Write a line.
 
         Raises:
-            OSError: it cannot be written (a full disk); the file is as it was, and is named.
+            OSError: the line cannot be written (a full disk); the file is unchanged, and the error names it.
         """
         line = json_line(value)
         try:
-            if os.write(self.descriptor, line) < len(line):  # a full disk takes what it can
+            if os.write(self.descriptor, line) < len(line):  # a full disk takes a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -59,16 +59,16 @@ class JsonLines:
         self.end += len(line)
 
     def sync(self) -> None:
-        """See that what was written is on the disk, and outlives a machine that loses its power."""
+        """Flush to the disk, so that the data survive a power failure."""
         os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Nothing can be appended afterwards."""
+        """Close the file."""
         os.close(self.descriptor)
 
 
 def json_line(value: object) -> bytes:
-    """A value as a line of such a file; NaN and infinities are written as Python's JSON does."""
+    """A value as a line; NaN and infinities as in Python's JSON."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
@@ -79,9 +79,9 @@ def append_line(file: Path, value: object) -> None:
 
 
 def read_lines(file: Path, start: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yield the values from byte ``start`` on, each with the first byte after its line.
+    """Yield the values from byte ``start`` on, each with the end position of its line.
 
-    A last line without its end is not there yet; lines that are no JSON are passed over.
+    An incomplete last line is left out; lines that are not JSON are skipped.
 
     Raises:
         OSError: the file cannot be read.
@@ -100,7 +100,7 @@ def read_lines(file: Path, start: int = 0) -> Iterator[tuple[Any, int]]:
 
 
 def _end_of_last_line(descriptor: int) -> int:
-    """The first byte after the last line that is whole."""
+    """The end position of the last complete line."""
     end = os.fstat(descriptor).st_size
     while end > 0:
         start = max(0, end - _BLOCK)

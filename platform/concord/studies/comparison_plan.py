@@ -261,7 +261,7 @@ def _seeds(comparison: Comparison, options: CompareOptions) -> range:
 
 
 def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[str], where: str) -> RunConfig:
-    """The configuration of a row (InputError with where it stands)."""
+    """The configuration of a row (an InputError names the row)."""
     known = options_of(type(base))
     chosen = {name: frozen(value) for name, value in options.items()}
     for name, value in chosen.items():
@@ -278,7 +278,7 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
         and isinstance(config, TrainConfig)
         and config.resolve().aggregation.aggregator == "mean"
     ):
-        config = config.with_options(significance=None)  # the average looks at none, as at no threshold
+        config = config.with_options(significance=None)  # the average uses neither significance nor threshold
     try:
         require_one_way(chosen)
         config.check()

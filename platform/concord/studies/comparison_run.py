@@ -19,7 +19,7 @@ from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.results import FIGURES, GroupResult, write_results
-from concord.studies.tables import KeptLine, Shown, Table, as_lines, cell, markdown, results_file
+from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, markdown, results_file
 from concord.training import FinishedRun
 
 TABLES = "tables"
@@ -39,7 +39,7 @@ class ComparisonResult(GroupResult):
     """
 
     plan: ComparisonPlan
-    tables: Sequence[Table]
+    tables: Sequence[ResultsTable]
     runs: Mapping[str, Mapping[str, Sequence[FinishedRun]]]
     finished: int
     failed: Mapping[str, str]
@@ -164,7 +164,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
 def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
     """The result of the plan's existing runs, by default read from its folder."""
     kept = KeptRuns(GroupRuns(read_history(plan.kept)) if runs is None else runs)
-    tables: list[Table] = []
+    tables: list[ResultsTable] = []
     found: dict[str, Mapping[str, Sequence[FinishedRun]]] = {}
     failed: dict[str, str] = {}
     missing: dict[str, list[PlannedRun]] = {}
@@ -185,7 +185,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                 cells = {heading: cell(column, finished) for heading, column in comparison.columns.items()}
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, ended.run.origin))
-        tables.append(Table(name, comparison, lines))
+        tables.append(ResultsTable(name, comparison, lines))
         found[name] = rows
     return ComparisonResult(
         kept=plan.kept,

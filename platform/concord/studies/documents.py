@@ -18,7 +18,7 @@ from pathlib import Path
 
 from concord.errors import InputError
 from concord.studies.comparison_plan import comparisons_of
-from concord.studies.tables import ANALYZED, ORIGIN, KeptLine, Table, analyses_table, markdown, results_file
+from concord.studies.tables import ANALYZED, ORIGIN, KeptLine, ResultsTable, analyses_table, markdown, results_file
 from concord.training import load_job
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
@@ -52,7 +52,7 @@ def documented(job: str, name: str, results: Path) -> str:
     if not path.is_file():
         raise InputError(f"results of {job} {name}: there is no {path}")
     lines = [KeptLine.read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = analyses_table(lines) if name == ANALYZED else Table(name, tables[name], lines)
+    table = analyses_table(lines) if name == ANALYZED else ResultsTable(name, tables[name], lines)
     if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
         raise InputError(f"{path}: {sorted(stray)[0]} is not a row of {job} {name}")
     made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in ORIGIN}

@@ -109,7 +109,7 @@ class MethodsPlan:
     """The plan of a comparison of methods.
 
     Attributes:
-        job: what is trained.
+        job: the job.
         base: the configuration that every method starts from.
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.
@@ -127,7 +127,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     """Check everything that can be checked without a cluster or a store.
 
     Args:
-        job: what is trained.
+        job: the job.
         command: the options.
         given: the options of the command line.
 
@@ -178,7 +178,7 @@ def check_methods(command: MethodsCommand, given: Collection[str]) -> None:
 
 
 def methods_name(job: JobFile, command: MethodsCommand) -> str:
-    """The name that is given, or the job's."""
+    """The given name, or the job's."""
     return command.config.run.name or f"{comparison_name(job.name, None)}-{METHODS}"
 
 

@@ -29,7 +29,7 @@ class MethodsResult:
     """Methods on the same data.
 
     Attributes:
-        job: what was trained.
+        job: the job.
         studies: by method; the others are compared with the first.
         failed: methods without a result, with the reasons.
         environments: the number that each trial trained on.

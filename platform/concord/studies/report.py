@@ -1,4 +1,4 @@
-"""What a job's groups of runs have in their records: its tables, its studies, and the studies against each other."""
+"""The report of a job's groups of runs, from their records: its tables, its studies, and comparisons of studies."""
 
 import json
 import math
@@ -31,42 +31,42 @@ Keep = Callable[[str, Any], None]  # takes a figure, after its name
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What of a job there is: its tables, as far as they have runs; its studies, what each selection chooses, methods
-    over seeds, searches compared."""
+    """Report a job: its tables, as far as their runs exist; its studies, the choices of selections, methods over seeds,
+    and a comparison of searches."""
 
     # fmt: off
     studies: tuple[str, ...] = ()
-    """Names of the studies to report; all of the job's if none is given."""
+    """Names of the studies to report; by default all of the job's."""
     only_studies: bool = False
-    """Leave out what the job itself reports, and its tables."""
+    """Leave out the job's own report and its tables."""
     best: int = 10
-    """How many of the best trials of each method are drawn side by side."""
+    """Number of best trials of each method to draw."""
     name: str | None = None
-    """Name of the comparison whose tables are shown; the job's if not given."""
+    """Name of the comparison whose tables are shown; by default the job's."""
     results: Path | None = None
-    """Folder that also keeps what each table is made of: a file a table, a JSON line a run."""
+    """Folder for the data of each table: one file a table, one JSON line a run."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, studies and figures."""
     # fmt: on
 
 
 def report_options(job: JobFile) -> type[Any]:
-    """The options of a job's report, with those of what the job itself reports."""
+    """The options of a job's report, with those of the job's own."""
     own = job.job.report
     return ReportOptions if own is None else combined(own.options, ReportOptions)
 
 
 def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> tuple[dict[str, Any], list[Shown]]:
-    """Read what the records of a job's groups have, and draw it anew; nothing is trained.
+    """Report and draw a job's groups from their records, without training.
 
     Args:
         job: with its file.
-        tables: names of tables, which are all that is shown then; none shows everything.
+        tables: names of the only tables to show; empty shows everything.
         options: an instance of :func:`report_options`.
         info: takes a line of progress.
 
     Returns:
-        What ``--json`` shows, and what a reader is shown.
+        The JSON result, and the output for readers.
 
     Raises:
         InputError: the job has no such table or study, or nothing to report.
@@ -105,7 +105,7 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
 
 def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> dict[str, ComparisonResult]:
-    """The job's tables as far as their runs are there; ``info`` takes the commands that make the missing ones."""
+    """The job's tables, as far as their runs exist; ``info`` takes the commands that make the missing ones."""
     if not job.job.comparisons and not tables:
         return {}
     folder = group_folder("comparison", options.output, comparison_name(job.name, options.name))
@@ -127,7 +127,7 @@ def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) 
 
 
 def _studies(job: str, options: Any) -> list[StudyResult]:
-    """The studies that are named, or all of the job's, the oldest first."""
+    """The named studies, or all of the job's, oldest first."""
     if options.studies:
         results = [read_study(group_folder("study", options.output, name)) for name in options.studies]
         for result in results:
@@ -141,7 +141,7 @@ def _studies(job: str, options: Any) -> list[StudyResult]:
 
 
 def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
-    """Every method over the seeds of its newest study that trained the best trial again with several."""
+    """Every method over the seeds of its newest study with new seeds of the best trial."""
     methods = {}
     for result in results:
         runs = {split: result.over_seeds(split) for split in ("train", "ood")}
@@ -158,7 +158,7 @@ def _methods(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
 
 
 def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[str, Any]:
-    """The best trials of each method by their best moment on the test, an oracle, where their trials report it."""
+    """The best trials of each method by their best value on the test (an oracle), if reported."""
     measure, largest = results[-1].measure, results[-1].criterion.mode == "max"
     metrics = {split: metric_on(split, measure) for split in ("train", "ood")}
 
@@ -187,7 +187,7 @@ def _best_trials(results: Sequence[StudyResult], most: int, keep: Keep) -> dict[
 
 
 def _searches(results: Sequence[StudyResult], keep: Keep) -> dict[str, Any]:
-    """The best values of studies that differ in nothing but search and seed, by method and search."""
+    """The best values of studies that differ only in search and seed, by method and search."""
     groups: dict[str, list[StudyResult]] = {}
     for result in results:
         identity = result.record["identity"]

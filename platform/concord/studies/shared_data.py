@@ -53,7 +53,7 @@ class SharedData:
     eval_only: _Part | None
 
     def fits(self, config: TrainConfig, left_out: str | None = None) -> bool:
-        """Whether these are also the data of this configuration, with this environment left out."""
+        """Whether these are the data of this configuration, with this environment left out."""
         if left_out is not None and self.environments.learn:
             return False
         return self.options.items() <= option_values(config).items()

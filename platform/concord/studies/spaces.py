@@ -111,10 +111,10 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
 
 
 def study_space(declared: Space, options: StudyOptions, given: set[str], base: RunConfig) -> Space:
-    """The space that is searched.
+    """The space to search.
 
     Args:
-        declared: by the job.
+        declared: the job's space.
         options: of the study.
         given: options of the job on the command line, which are not varied.
         base: the configuration that every trial starts from.
@@ -196,7 +196,7 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
     takes the branch that misses the fewest settings, the first of equals.
 
     Args:
-        space: that is searched.
+        space: the space to search.
         base: the job's settings.
         num_environments: the number of training environments, for defaults that follow from it.
 

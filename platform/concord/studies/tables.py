@@ -14,8 +14,7 @@ from concord.storage import json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
-# What made a run, and the version of its data if that is known.
-ORIGIN = ("command", "commit", "machine", "data")
+ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as text."""
 Shown = str | Cells | Mapping[str, Any]
@@ -65,7 +64,7 @@ class KeptLine:
         seed: of the run.
         values: by heading, without NaN, which JSON lacks.
         seconds: its time.
-        origin: command, commit and machine, and the version of the data if that is known.
+        origin: command, commit and machine, and the version of the data if known.
     """
 
     configuration: str
@@ -89,7 +88,7 @@ class KeptLine:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultsTable:
     """A table and its runs.
 
     Attributes:
@@ -199,7 +198,7 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
     return write_lines(lines, results, analyses[0]["job"], ANALYZED)
 
 
-def analyses_table(lines: Sequence[KeptLine]) -> Table:
+def analyses_table(lines: Sequence[KeptLine]) -> ResultsTable:
     """A row for each method, with mean and spread over its runs; for I^ε the largest ε, over its null."""
     headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
     at_epsilon = [heading for heading in headings if "ε" in heading]
@@ -210,4 +209,4 @@ def analyses_table(lines: Sequence[KeptLine]) -> Table:
         if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
     ]
     methods: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
-    return Table("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)
+    return ResultsTable("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)

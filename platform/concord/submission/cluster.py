@@ -23,18 +23,18 @@ from concord.submission.package import Package
 from concord.submission.profile import Profile
 
 _VERSION_SECONDS = 10.0
-# How long an answer may take; a package of 100 MiB is unpacked before one comes.
+# How long an answer may take: the server first unpacks a package of up to 100 MiB.
 _ANSWER_SECONDS = 60.0
-# How long a command that is stopped has to end itself, its run in MLflow too; Ray gives it 3 s.
+# How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s.
 _ENDING_SECONDS = 30
-# Between two looks at a job that ends.
+# Between two checks of a job that is stopping.
 _POLL_SECONDS = 1.0
-# What a cluster says that has a dashboard already, and nothing behind it yet; and how long that may be so.
+# The answer of a starting cluster, whose dashboard runs before the rest, and how long that may last.
 _STARTING = "No available agent"
 _STARTING_SECONDS = 30.0
-# What Ray says of an id that there is already.
+# Ray's message about an existing id.
 _TAKEN = "already exists"
-# Ray's name for the head node as a resource, and how little of it pins something there.
+# Ray's resource of the head node, and the amount that pins a job there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
@@ -46,12 +46,12 @@ class Submission:
     Attributes:
         id: of the submission.
         status: pending, running, succeeded, failed or stopped.
-        command: what of Concord it runs (``train``, ``tune``), or another program's command line.
-        job: Concord's job; empty for what others submitted.
+        command: Concord's command (``train``, ``tune``), or another program's command line.
+        job: Concord's job; empty for other programs.
         name: of the run or study.
         started, ended: Unix times in seconds; None before.
-        exit_status: of the command; None before its end.
-        message: of Ray, on how it stands.
+        exit_status: the command's; None before its end.
+        message: Ray's message on its state.
     """
 
     id: str
@@ -76,17 +76,17 @@ class Cluster:
     """A connection to the jobs of a Ray cluster.
 
     Args:
-        profile: where it is.
+        profile: the cluster's profile.
 
     Raises:
-        InputError: nothing answers there, the token is missing or wrong, or its Ray is of another version.
+        InputError: nothing answers, the token is missing or wrong, or its Ray has another version.
     """
 
     def __init__(self, profile: Profile) -> None:
         address = profile.address or running_dashboard()
         if address is None:
             raise InputError(
-                "--address: you run no Ray on this machine; give the dashboard's, http://HOST:8265 (or "
+                "--address: no Ray of yours runs on this machine; give the dashboard's, http://HOST:8265 (or "
                 "RAY_API_SERVER_ADDRESS, or an address in a profile)"
             )
         self.address = address
@@ -96,7 +96,7 @@ class Cluster:
             with _without_addresses():
                 self._client = _Client(address, headers=profile.headers)
         for name in logging.root.manager.loggerDict:
-            if name.startswith("ray."):  # several of them have a level of their own, INFO
+            if name.startswith("ray."):  # several have their own level, INFO
                 logging.getLogger(name).setLevel(logging.ERROR)
 
     def _check_version(self) -> None:
@@ -107,12 +107,12 @@ class Cluster:
             there = answer.json()["ray_version"]
         except (ValueError, KeyError) as error:
             raise InputError(
-                f"--address {self.address}: what answers there is no Ray dashboard (status {answer.status_code})"
+                f"--address {self.address}: no Ray dashboard answers there (status {answer.status_code})"
             ) from error
         if there != ray.__version__:
             raise InputError(
-                f"--address {self.address}: the cluster has Ray {there}, here is Ray {ray.__version__}; "
-                f"install ray=={there} here, or the same version there"
+                f"--address {self.address}: the cluster has Ray {there}, this machine {ray.__version__}; "
+                f"install ray=={there} here, or the same version on both"
             )
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class Cluster:
         except AuthenticationError as error:
             if self.profile.token is None:
                 raise InputError(
-                    f"--address {self.address}: the cluster asks for a token; give RAY_AUTH_TOKEN, --token-file, "
+                    f"--address {self.address}: the cluster needs a token; give RAY_AUTH_TOKEN, --token-file, "
                     "or put it into ~/.ray/auth_token"
                 ) from error
             raise InputError(
@@ -130,7 +130,7 @@ class Cluster:
             ) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
             raise InputError(f"--address {self.address}: no Ray cluster answers there") from error
-        except RuntimeError as error:  # what the server answers to what it cannot do, with its own traceback
+        except RuntimeError as error:  # the server's own error, with a traceback
             lines = [line.strip() for line in str(error).split("\n") if any(map(str.isalpha, line))]
             raise RunFailedError(f"{self.address}: {lines[-1] if lines else type(error).__name__}") from error
 
@@ -145,21 +145,21 @@ class Cluster:
     ) -> str:
         """Send the package and start ``python -m concord`` with these words on the cluster's head node.
 
-        Python is the one that the head node's environment names in CONCORD_PYTHON, or the first on its path.
+        It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path.
 
         Args:
             command: the words.
-            package: what goes along; sent only if the cluster does not have it.
+            package: the files; uploaded only if the cluster does not have them.
             identity: the submission's id.
             labels: shown with it.
-            environment: of the command. Anyone who may look at the cluster can read it: no secrets.
-            memory: bytes of the head node that are set aside for the command; it waits until they are free.
+            environment: the command's variables, without secrets: every user of the cluster can read them.
+            memory: bytes reserved on the head node; the command waits until they are free.
 
         Returns:
             The id.
 
         Raises:
-            InputError: there is a submission of this id.
+            InputError: the id is taken.
         """
         runtime: dict[str, Any] = {
             "py_modules": list(map(str, package.modules)),
@@ -181,19 +181,19 @@ class Cluster:
                         submission_id=identity,
                         runtime_env=runtime,
                         entrypoint_memory=memory,
-                        # Asked for any resource, Ray would look for it on any node.
+                        # With other resources, Ray may choose any node.
                         entrypoint_resources={_HEAD: _A_TRACE},
                         metadata={**labels, "concord": concord.__version__},
                     )
             except RunFailedError as error:
                 if _TAKEN in str(error):
-                    raise InputError(f"--submission-id {identity}: the cluster has one of this id") from error
+                    raise InputError(f"--submission-id {identity}: the cluster has this id; give another") from error
                 if _STARTING not in str(error) or time.monotonic() > end:
                     raise
                 time.sleep(_POLL_SECONDS)
 
     def submissions(self) -> list[Submission]:
-        """All of the cluster's, the newest first."""
+        """The cluster's submissions, newest first."""
         with self._one_line():
             jobs = [job for job in self._client.list_jobs() if job.submission_id]
         return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
@@ -202,30 +202,30 @@ class Cluster:
         """The submission of this id.
 
         Raises:
-            InputError: there is none.
+            InputError: there is no such submission.
         """
         for each in self.submissions():
             if each.id == identity:
                 return each
-        raise InputError(f"{identity}: no submission of this id at {self.address}; concord submissions lists them")
+        raise InputError(f"{identity}: there is no such submission at {self.address}; concord submissions lists them")
 
     def logs(self, identity: str) -> str:
-        """What it has printed so far."""
+        """Its log so far."""
         self.find(identity)
         with self._one_line():
             text: str = self._client.get_job_logs(identity)
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
-        """Show what it prints until it ends.
+        """Show its log until it ends.
 
         Raises:
-            InputError: there is none of this id.
+            InputError: there is no such submission.
             RunFailedError: the connection broke before its end.
         """
         self.find(identity)
         broken = RunFailedError(
-            f"{self.address}: the connection to the log broke; the job may go on there, "
+            f"{self.address}: the connection to the log broke; the job may continue there, "
             f"concord logs {identity} --follow shows the log again"
         )
         try:
@@ -242,10 +242,10 @@ class Cluster:
             show(text)
 
     def stop(self, identity: str, seconds: float) -> Submission:
-        """End it, and wait for that.
+        """Stop it, and wait for its end.
 
         Raises:
-            InputError: there is none of this id, or it has ended already.
+            InputError: there is no such submission, or it has ended.
             RunFailedError: it had not ended after ``seconds``.
         """
         found = self.find(identity)
@@ -259,7 +259,7 @@ class Cluster:
             if found.status.upper() in _ENDED:
                 return found
             time.sleep(_POLL_SECONDS)
-        raise RunFailedError(f"{identity}: was told to stop, and is still {found.status} after {seconds:.0f} s")
+        raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
 
 
 @contextlib.contextmanager

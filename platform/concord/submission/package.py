@@ -1,4 +1,4 @@
-"""What a submission takes along: this version of Concord, and the files beside the user's job."""
+"""The package of a submission: this version of Concord, and the user's files."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from concord.errors import InputError
 from concord.job_files import jobs_folder
 from concord.redaction import is_secret_file
 
-# Never of use on the cluster, or not for others' eyes; as is what begins with a dot.
+# Useless on the cluster or private; hidden files are left out as well.
 _LEFT_OUT_FOLDERS = {
     "venv", "node_modules", "__pycache__", "concord-runs", "mlruns", "mlartifacts",
 }  # fmt: skip
@@ -24,11 +24,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Package:
-    """Folders that are ready to be sent.
+    """Folders to upload.
 
     Attributes:
         modules: the packages ``concord`` and ``concord_jobs``, as in the wheel.
-        working_dir: the user's files; None where the job is a built-in one.
+        working_dir: the user's files; None for a built-in job.
         size: bytes of both.
     """
 
@@ -41,31 +41,31 @@ class Package:
 def packed(
     working_dir: Path | None, limit: float, needed: Sequence[Path] = (), texts: Mapping[Path, str] | None = None
 ) -> Iterator[Package]:
-    """Copy what goes along into a folder of its own, which is gone afterwards.
+    """Copy the files to send into a temporary folder, while the body runs.
 
-    Of the working directory go the files that git would take (tracked ones, and others that are not ignored), or all
-    where there is no git; without what is hidden or lies elsewhere, environments, caches, results and files named like
-    secrets. A link goes along as the file that it leads to, if that would.
+    Files of the working directory are sent if git would take them (tracked, or not ignored), or all without git; except
+    hidden files, files outside, environments, caches, results and files named like secrets. A link is sent as the file
+    that it leads to, if that is sent.
 
     Args:
         working_dir: the user's folder; None takes none.
-        limit: MiB that both may have together.
-        needed: files of the folder that have to go along, relative to it.
+        limit: the largest total size, in MiB.
+        needed: files of the folder that must be sent, relative to it.
         texts: further files, as texts by their paths.
 
     Raises:
-        InputError: they are larger (it names the largest files), or one that is needed does not go along.
+        InputError: the files are too large (the error names the largest), or a needed file would not be sent.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:
         if working_dir.resolve() == Path.home().resolve():
-            raise InputError(f"--working-dir {working_dir}: is your home; submit from a folder of the job's own")
+            raise InputError(f"--working-dir {working_dir}: is your home; submit from a folder of the job alone")
         files = {path: working_dir / path for path in _files(working_dir, _of_git(working_dir))}
         for path in needed:
             if path not in files:
                 raise InputError(
-                    f"{working_dir / path}: would not go along; it is ignored by git, hidden, named like a secret, "
-                    "or not there"
+                    f"{working_dir / path}: would not be sent: it is ignored by git, hidden, named like a secret, "
+                    "or missing"
                 )
     sizes = {path: source.stat().st_size for path, source in files.items()}
     packages = (Path(concord.__file__).parent, jobs_folder())
@@ -75,8 +75,8 @@ def packed(
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
         named = ", ".join(f"{path} ({sizes[path] / _MIB:.1f} MiB)" for path in largest)
         raise InputError(
-            f"--working-dir {working_dir}: {size / _MIB:.1f} MiB to send, --size-limit is {limit:g}; the largest are "
-            f"{named}; what .gitignore names stays here"
+            f"--working-dir {working_dir}: {size / _MIB:.1f} MiB exceed --size-limit {limit:g}; the largest are "
+            f"{named}; list files to leave out in .gitignore"
         )
     with tempfile.TemporaryDirectory(prefix="concord-package-") as name:
         for folder, chosen in (("modules", own), ("work", files)):
@@ -100,18 +100,18 @@ def packed(
 
 
 def inside(file: Path, working_dir: Path) -> Path:
-    """Where a file lies in the working directory (InputError if it lies elsewhere)."""
+    """The path of a file relative to the working directory (InputError if it lies outside)."""
     try:
         return file.resolve().relative_to(working_dir.resolve())
     except ValueError:
         raise InputError(
-            f"{file}: lies outside the working directory {working_dir.resolve()}, which is what is sent; "
+            f"{file}: lies outside the working directory {working_dir.resolve()}, and only that is sent; "
             "give --working-dir, or submit from its folder"
         ) from None
 
 
 def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
-    """The files that go along, of these or of all in the folder; relative to it, in order."""
+    """The files to send, of these or of the whole folder; relative to it, in order."""
     if found is None:
         found = []
         for place, folders, names in os.walk(folder):
@@ -122,7 +122,7 @@ def _files(folder: Path, found: list[Path] | None = None) -> list[Path]:
 
 
 def _goes_along(path: Path) -> bool:
-    """By its name, relative to the folder."""
+    """Whether a file is sent, by its name relative to the folder."""
     return (
         not _LEFT_OUT_FOLDERS & set(path.parts[:-1])
         and not any(part.startswith(".") for part in path.parts)
@@ -132,21 +132,21 @@ def _goes_along(path: Path) -> bool:
 
 
 def _leads_to_one(path: Path, root: Path) -> bool:
-    """Whether a link ends, after all links, at a file of the folder that goes along itself."""
+    """Whether a link leads, after all links, to a file of the folder that is sent."""
     target = path.resolve()
     return target.is_file() and target.is_relative_to(root) and _goes_along(target.relative_to(root))
 
 
 def _of_git(folder: Path) -> list[Path] | None:
-    """What git tracks or would take; None where there is no repository."""
+    """The files that git tracks or would add; None without a repository."""
     if not any((each / ".git").exists() for each in (folder.resolve(), *folder.resolve().parents)):
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, check=True).stdout
     except FileNotFoundError:
-        raise InputError(f"--working-dir {folder}: is of a git repository, and there is no git to ask") from None
+        raise InputError(f"--working-dir {folder}: is in a git repository; install git") from None
     except subprocess.CalledProcessError as error:
-        said = " ".join(os.fsdecode(error.stderr).split())
-        raise InputError(f"--working-dir {folder}: git does not say what belongs to it ({said})") from error
+        reason = " ".join(os.fsdecode(error.stderr).split())
+        raise InputError(f"--working-dir {folder}: git cannot list its files ({reason})") from error
     return [Path(os.fsdecode(name)) for name in listed.split(b"\0") if name]

@@ -1,4 +1,4 @@
-"""Which cluster, and with what credentials: from options, the environment or a profile file, in this order."""
+"""The cluster and the credentials of a submission: from options, the environment or a profile file, in this order."""
 
 import os
 import tomllib
@@ -16,15 +16,15 @@ _KEYS = ("address", "token-file", "tracking-uri", "output", "data-dir")
 
 @dataclass(frozen=True)
 class Profile:
-    """A cluster, and what a submission to it takes along.
+    """A cluster, and the settings of a submission.
 
     Attributes:
-        address: of the Ray dashboard, with its scheme; None looks for a Ray on this machine.
-        token: of the cluster; None where none was found.
-        token_source: where the token came from, in words.
-        tracking_uri: of the MLflow server, as the cluster reaches it; None leaves it to the cluster.
-        output: folder for runs, as the cluster's nodes see it; None leaves it to the cluster.
-        data_dir: folder of datasets there.
+        address: of the Ray dashboard, with its scheme; None means the Ray on this machine.
+        token: of the cluster; None if none was found.
+        token_source: the origin of the token, in words.
+        tracking_uri: of the MLflow server, from the cluster's view; None leaves it to the cluster.
+        output: folder for runs on the cluster's nodes; None leaves it to the cluster.
+        data_dir: folder of datasets on the nodes.
     """
 
     address: str | None
@@ -36,7 +36,7 @@ class Profile:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request: the token, where there is one."""
+        """The headers of a request, with the token if there is one."""
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     @staticmethod
@@ -46,21 +46,21 @@ class Profile:
         token_file: Path | None = None,
         tracking_uri: str | None = None,
     ) -> "Profile":
-        """Put together what is given, what the environment has and what the profile says.
+        """Combine options, environment and profile, in this order of precedence.
 
-        The environment's are Ray's and MLflow's: RAY_API_SERVER_ADDRESS (or RAY_ADDRESS, if it is an http address),
-        RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, MLFLOW_TRACKING_URI.
+        The environment variables are Ray's and MLflow's: RAY_API_SERVER_ADDRESS (or RAY_ADDRESS, if it is an http
+        address), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, MLFLOW_TRACKING_URI.
 
         Args:
             name: of a profile in ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes
                 CONCORD_PROFILE, or ``default`` if there is one and no other address is given.
-            address, token_file, tracking_uri: as given.
+            address, token_file, tracking_uri: the given options.
 
         Raises:
-            InputError: there is no such profile, or something in it is wrong.
+            InputError: there is no such profile, or it is invalid.
         """
         name = name or os.environ.get("CONCORD_PROFILE")
-        said = _profile(name)
+        profile = _profile(name)
         ray_address = os.environ.get("RAY_ADDRESS", "")
         elsewhere = (
             address
@@ -68,17 +68,17 @@ class Profile:
             or (ray_address if ray_address.startswith(("http://", "https://")) else None)
         )
         if name is None and elsewhere is not None:
-            said = {}  # what it has is meant for its own cluster, credentials above all
-        address = elsewhere or said.get("address")
-        token, source = _token(token_file, said.get("token-file"))
-        tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or said.get("tracking-uri")
+            profile = {}  # its settings, above all credentials, are for its own cluster
+        address = elsewhere or profile.get("address")
+        token, source = _token(token_file, profile.get("token-file"))
+        tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or profile.get("tracking-uri")
         return Profile(
             address=None if address is None else _http(address),
             token=token,
             token_source=source,
             tracking_uri=tracking_uri,
-            output=said.get("output"),
-            data_dir=said.get("data-dir"),
+            output=profile.get("output"),
+            data_dir=profile.get("data-dir"),
         )
 
 
@@ -94,19 +94,19 @@ def _profile(name: str | None) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read as TOML ({error})") from error
     if name is None and "default" not in profiles:
         return {}
-    said = profiles.get(name or "default")
-    if not isinstance(said, dict):
-        raise InputError(f"--profile {name}: {path} has none of this name; it has {', '.join(profiles) or 'none'}")
-    for key, value in said.items():
+    profile = profiles.get(name or "default")
+    if not isinstance(profile, dict):
+        raise InputError(f"--profile {name}: {path} has no such profile; it has {', '.join(profiles) or 'none'}")
+    for key, value in profile.items():
         if key not in _KEYS:
-            raise InputError(f"{path}, profile {name or 'default'}: {key} is not known; there are {', '.join(_KEYS)}")
+            raise InputError(f"{path}, profile {name or 'default'}: {key} is unknown; give one of {', '.join(_KEYS)}")
         if not isinstance(value, str):
             raise InputError(f"{path}, profile {name or 'default'}: {key} {value}: must be a text")
-    return said
+    return profile
 
 
 def _token(given: Path | None, of_profile: str | None) -> tuple[str | None, str]:
-    """The token, and where it is from."""
+    """The token and its origin."""
     if given is None and os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
     of_ray = _RAY_TOKEN.expanduser()

@@ -1,6 +1,6 @@
-"""Runs, metrics and models in MLflow: the only package that imports it, and not before it is needed.
+"""Runs, metrics and models in MLflow: the only package that imports it, lazily.
 
-`Store` finds a store and keeps runs; `Mirror` sends there what a record says, without ever holding the work up;
+`Store` finds a store and keeps runs; `Mirror` sends a record's events there without delaying the work;
 `log_model` and `register` keep models and the champion among them.
 """
 

@@ -1,8 +1,7 @@
-"""The one door to MLflow: imported late (it takes seconds), kept quiet, and never showing a password.
+"""The only access to MLflow: imported late (it takes seconds), kept quiet, and never showing a password.
 
-Everything else in this package asks here for a client, so that what MLflow prints, logs and sends home is
-decided in one place: standard output belongs to the command line's JSON, and no text that leaves this package
-holds the credentials of a URI.
+The rest of the package gets its client here, so MLflow's output, logs and telemetry are controlled in one place:
+standard output is for the command line's JSON, and no text from this package holds a URI's credentials.
 """
 
 import logging
@@ -15,7 +14,7 @@ from typing import Any
 from concord.errors import RunFailedError
 from concord.redaction import redact
 
-# What the store said about the request itself: asking again would bring the same answer.
+# Final answers of the store: a retry would get the same one.
 LOGIN_CODES = ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED")
 _FINAL_CODES = (*LOGIN_CODES, "BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 
@@ -25,7 +24,7 @@ def one_line(error: BaseException) -> str:
     text = redact(str(error))
     if "timed out" in text or "timeout" in text.lower():
         return "no answer in time"
-    # The chain of wrapped network errors ends with the only part that a reader needs.
+    # Only the end of the chain of wrapped network errors is of use to a reader.
     if found := re.search(r"\[Errno -?\d+\] ([\w -]+)", text):
         return found[1].strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -33,34 +32,34 @@ def one_line(error: BaseException) -> str:
 
 
 def import_mlflow() -> Any:
-    """Import MLflow and return it, with its own messages down to warnings, its run links and telemetry off.
+    """Import and return MLflow, with its log at warnings, and its run links and telemetry off.
 
-    What the user set in the environment (``MLFLOW_LOGGING_LEVEL``, ``MLFLOW_DISABLE_TELEMETRY``, …) wins.
+    The user's environment variables (``MLFLOW_LOGGING_LEVEL``, ``MLFLOW_DISABLE_TELEMETRY``, …) take precedence.
     """
     level_is_ours = os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING") == "WARNING"
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # MLflow's own 7 retries keep a caller for four minutes when a server is gone; 3 take a quarter of one.
+    # With MLflow's 7 retries a caller waits four minutes for a missing server; 3 take 15 seconds.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     import mlflow
 
     if level_is_ours:  # MLflow may have been imported before, with its default level
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        # Logs a traceback of every database error, which it also raises.
+        # This logger prints a traceback of every database error, which is also raised.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return mlflow
 
 
 def connect(uri: str) -> Any:
-    """Return an ``MlflowClient`` whose runs and models are both at `uri`; nothing is asked of the store yet."""
+    """Return an ``MlflowClient`` whose runs and models are both at `uri`, without a request."""
     return import_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Yield what MLflow gives page by page, asked for as it is taken; `ask` maps a page's token to the page.
+    """Yield MLflow's results page by page, on demand; `ask` maps a page's token to the page.
 
-    MLflow's own ``get_results_from_paginated_fn`` asks for everything first.
+    MLflow's own ``get_results_from_paginated_fn`` requests all pages first.
     """
     token: str | None = ""
     while token is not None:
@@ -70,10 +69,10 @@ def pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
 
 
 def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float, float]) -> None:
-    """Send one request to the MLflow server at `uri`, once, with MLflow's own authentication and TLS settings.
+    """Send one request to the MLflow server at `uri`, without retries, with MLflow's authentication and TLS settings.
 
-    MLflow's client asks again for minutes, and lets only the environment of the whole process change that; here
-    the caller decides. `timeout` is (connect, read) in seconds. Raises MlflowException.
+    MLflow's client retries for minutes, which only environment variables of the whole process change; here the caller
+    decides. `timeout` is (connect, read) in seconds. Raises MlflowException.
     """
     import_mlflow()
     from mlflow.utils.credentials import get_default_host_creds
@@ -87,7 +86,7 @@ def post(uri: str, endpoint: str, body: dict[str, object], timeout: tuple[float,
 
 @contextmanager
 def unless(*codes: str) -> Iterator[None]:
-    """Leave the body where MLflow raises an error with one of these codes."""
+    """Leave the body silently if MLflow raises an error with one of these codes."""
     import_mlflow()
     from mlflow.exceptions import MlflowException
 
@@ -99,13 +98,13 @@ def unless(*codes: str) -> Iterator[None]:
 
 
 def is_final(error: BaseException) -> bool:
-    """Tell whether `error` is the store's answer to the request, rather than a store that does not answer."""
+    """Tell whether `error` is the store's final answer, not a failure to answer."""
     return getattr(error, "error_code", None) in _FINAL_CODES
 
 
 @contextmanager
 def failures(uri: str, doing: str) -> Iterator[None]:
-    """Turn what the store at `uri` raises while `doing` something into a RunFailedError of one redacted line."""
+    """Turn an error of the store at `uri` into a RunFailedError of one redacted line, naming the action `doing`."""
     import_mlflow()
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -113,5 +112,5 @@ def failures(uri: str, doing: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        # Without the cause: its text may hold the password of the URI.
+        # Without the cause, whose text may hold the URI's password.
         raise RunFailedError(f"tracking at {redact(uri)} could not {doing}: {one_line(error)}") from None

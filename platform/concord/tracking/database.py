@@ -1,8 +1,8 @@
-"""The SQL database of a store: it answers, and has all tables of this MLflow's schema, or it is refused.
+"""Checks the SQL database of a store: it must answer and have the schema of the installed MLflow.
 
-MLflow creates its tables where it opens a database, one statement after the other: a process killed meanwhile leaves a
-database that MLflow refuses from then on. It also upgrades a database of an older MLflow in place, without a copy. Here
-an SQLite file that is new or half-made gets its tables in one transaction, and a database of another schema is refused.
+MLflow creates its tables when it opens a database, statement by statement: a killed process leaves a database that
+MLflow refuses from then on. It also upgrades an older database in place, without a copy. Here a new or incomplete
+SQLite file gets its tables in one transaction, and a database of another schema is refused.
 """
 
 import shlex
@@ -22,7 +22,7 @@ _FILLED_WITHOUT_RUNS = {"alembic_version", "workspaces"}
 
 
 def sqlite_file(uri: str) -> Path:
-    """Return the absolute path of an SQLite database, after taking and releasing a write lock on it."""
+    """Return the absolute path of an SQLite database, after a test of its write lock."""
     from sqlalchemy.engine import make_url
 
     path = uri.split(":", 1)[-1]
@@ -37,13 +37,13 @@ def sqlite_file(uri: str) -> Path:
         with closing(sqlite3.connect(file, timeout=CONNECT_SECONDS)) as connection:
             connection.execute("BEGIN IMMEDIATE")
     except (OSError, sqlite3.Error) as error:
-        if "locked" not in str(error):  # a busy store is a store
+        if "locked" not in str(error):  # a busy database is usable
             raise ValueError(f"not a writable SQLite file ({one_line(error)})") from None
     return file
 
 
 def check_database(uri: str) -> None:
-    """Connect once, where MLflow itself would try for two minutes; refuse a database of another schema."""
+    """Connect once (MLflow would retry for two minutes), and refuse a database of another schema."""
     import sqlalchemy
 
     timeout = {} if uri.startswith("mssql") else {"connect_timeout": int(CONNECT_SECONDS)}
@@ -54,16 +54,16 @@ def check_database(uri: str) -> None:
         engine.dispose()
     except ModuleNotFoundError as error:
         raise ValueError(f"its driver is not installed ({error})") from None
-    except Exception as error:  # each driver has its own
+    except Exception as error:  # each driver has its own errors
         raise ValueError(f"no database answers ({one_line(error)})") from None
     if revision is not None and revision != _latest_revision():
         _refuse_schema(uri, revision)
 
 
 def create_tables(uri: str) -> None:
-    """Create MLflow's tables in an SQLite file that has none, or some but no rows. For one process at a time.
+    """Create MLflow's tables in an SQLite file without tables, or with some but no rows. For one process at a time.
 
-    They are made in memory and written in one transaction: a process killed meanwhile leaves the file as it was.
+    They are created in memory and written in one transaction: a killed process leaves the file unchanged.
     """
     import sqlalchemy
 
@@ -85,14 +85,14 @@ def create_tables(uri: str) -> None:
 
 
 def _revision(connection: Any) -> str | None:
-    """The schema of a database."""
+    """The schema version of a database."""
     from alembic.migration import MigrationContext
 
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def _latest_revision() -> str | None:
-    """The schema of the MLflow that is installed."""
+    """The schema version of the installed MLflow."""
     from alembic.script import ScriptDirectory
 
     return ScriptDirectory(str(Path(import_mlflow().__file__).parent / "store" / "db_migrations")).get_current_head()

@@ -20,8 +20,8 @@ from concord.tracking.store import Store
 if TYPE_CHECKING:
     import torch
 
-_TABLE_MODEL = Path(__file__).with_name("table_model.py")  # run by MLflow, where the model is loaded
-# MLflow then refuses a model of which anything would be unpickled, be it a tensor in a ``.pt2`` archive.
+_TABLE_MODEL = Path(__file__).with_name("table_model.py")  # run by MLflow when it loads the model
+# MLflow then refuses a model if it needed to unpickle anything, even a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
@@ -31,11 +31,11 @@ def log_model(
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
-    would make an exported program for batches of one). `model` itself is not changed. What is kept takes numbers of
-    any type where the example has floating-point numbers, and otherwise the example's type alone; with `raw`, rows of
-    a table, and it gives probabilities of the classes, or the number, by name. Raises
-    RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it as a
-    pickle; nothing is kept then.
+    would export a program for batches of one). `model` itself is not changed. The kept program takes numbers of any
+    type if the example has floating-point numbers, otherwise the example's type alone. With `raw` it takes rows of a
+    table, and returns the probabilities of classes, or the number, by name.
+    Raises RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
+    as a pickle; nothing is kept then.
     """
     import_mlflow()
     from mlflow.entities import LoggedModelOutput
@@ -77,7 +77,7 @@ def log_model(
 
 
 def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
-    """The program that a version is, on the CPU: it predicts, and has gradients by its parameters.
+    """Load the program of a version on the CPU, for predictions and gradients.
 
     Raises RunFailedError if its files cannot be read, or if anything in them would have to be unpickled.
     """
@@ -93,7 +93,7 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
         try:
             with environment_variables(_WITHOUT_PICKLE):
                 program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
-        except Exception as error:  # whatever PyTorch's reader raises
+        except Exception as error:  # any error of PyTorch's reader
             raise RunFailedError(f"{version.uri}: cannot be loaded ({one_line(error)})") from error
     return program
 
@@ -165,7 +165,7 @@ def _save_table(raw: RawRows, network: Path, path: Path, description: Any) -> An
 
 
 def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor") -> None:
-    """Predict with the saved program, as a user will: the exporter may have fixed the batch size without a word."""
+    """Predict with the saved program, as a user will: the exporter may have fixed the batch size silently."""
     import mlflow.pyfunc
     import numpy
 

@@ -1,10 +1,9 @@
 """Sends a record's events to MLflow: metrics, children, parameters, tags, artifacts and how runs ended.
 
-One thread reads the event file and sends what is new about once a second. A store that is down neither stops nor slows
-the work: the file grows, and nothing else does. A cursor beside the file says how far it was sent and which child of
-the MLflow run stands for which run of a group, so that a process that continues sends nothing twice. A process killed
-between sending and moving the cursor leaves a piece that is sent again; MLflow stores it once, since the points are
-equal in name, step, time and value.
+One thread reads the event file and sends new events about once a second. A store that is down neither stops nor slows
+the work. A cursor beside the file holds the sent position, and the child of the MLflow run for each run of a group, so
+that a resumed process sends nothing twice. A process killed between sending and moving the cursor leaves a piece that
+is sent again; MLflow stores it once, since the points are equal in name, step, time and value.
 """
 
 import contextlib
@@ -34,13 +33,13 @@ _CLOSING_PAUSE_SECONDS = 0.2
 _LARGEST_BATCH = 1000  # parameters, tags and metrics, MLflow's limit for one call
 _LARGEST_PIECE = 4000  # metrics sent before the cursor moves
 _LONGEST_TAG = 5000
-_HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer, for which a server that has just started may need 15
+_HTTP_SECONDS = (3.0, 30.0)  # to connect; to answer: a new server may need 15
 _PARENT, _KEY = "mlflow.parentRunId", "concord.task"
 
 
 @dataclass
 class _Piece:
-    """What one run has to be sent of some events that follow one another."""
+    """The data to send for one run, from consecutive events."""
 
     began: Event | None = None
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, ms, step
@@ -49,12 +48,12 @@ class _Piece:
 
 
 class Mirror:
-    """The mirror of one record, at work until it is closed.
+    """The mirror of one record, active until it is closed.
 
     Args:
-        store: where it is mirrored.
+        store: the target.
         run_id: the run in MLflow of the folder's own run or group.
-        folder: of the record, which this process has locked.
+        folder: the record's folder, locked by this process.
     """
 
     def __init__(self, store: Store, run_id: str, folder: Folder) -> None:
@@ -70,7 +69,7 @@ class Mirror:
                 self._children[entry[0]] = entry[1]
             else:
                 self._sent = entry
-        # A process may have been killed between making a child and writing it down.
+        # A process may have been killed between creating a child and recording it.
         self._adopts = self._file.exists() and self._file.stat().st_size > 0
         self._experiment: str | None = None
         self._refused: set[str] = set()
@@ -82,7 +81,7 @@ class Mirror:
 
     @property
     def unsent(self) -> int:
-        """How many events the store has not taken."""
+        """The number of events that the store has not taken."""
         if not self._file.exists() or self._sent >= self._file.stat().st_size:
             return 0
         with self._file.open("rb") as lines:
@@ -90,7 +89,7 @@ class Mirror:
             return sum(line.endswith(b"\n") for line in lines)
 
     def close(self, seconds: float) -> int:
-        """Send what is left, for at most so many seconds; gives how many events are still not sent."""
+        """Send the remaining events within this number of seconds; return the number of unsent events."""
         if self._deadline is None:
             self._deadline = time.monotonic() + seconds
             self._wake.set()
@@ -101,7 +100,7 @@ class Mirror:
         return self.unsent
 
     def discard(self) -> None:
-        """Send nothing any more: the record is about to be deleted."""
+        """Stop sending: the record will be deleted."""
         self._sent = 1 << 62
         self._deadline = time.monotonic()
         self._wake.set()
@@ -114,18 +113,18 @@ class Mirror:
                 self._wake.wait(pause)
             elif down:
                 time.sleep(_CLOSING_PAUSE_SECONDS)
-            closing = self._deadline is not None  # read before sending: then all that was recorded is in the file
+            closing = self._deadline is not None  # read before sending: then the file holds all events
             try:
                 for pieces, end in self._pieces():
                     for run, piece in pieces.items():
                         self._send(run, piece)
                     self._move_cursor(end)
                     if down:
-                        _logger.warning("tracking at %s answers again; what was kept is being sent", self._shown)
+                        _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
                     pause, down = _EVERY_SECONDS, False
             except Exception as error:  # no failure of tracking may end this thread silently
                 if is_final(error):
-                    self._warn("refuses what is sent", error)
+                    self._warn("refuses events", error)
                     return
                 if not down:
                     self._warn("is not answering", error)
@@ -142,14 +141,14 @@ class Mirror:
         _logger.warning("tracking at %s %s (%s); events are kept in %s", self._shown, what, reason, self._file)
 
     def _pieces(self) -> Iterator[tuple[dict[str, _Piece], int]]:
-        """Yield what was not sent yet by run, in pieces, each with the first byte after it."""
+        """Yield the unsent events by run, in pieces, each with its end position."""
         if not self._file.exists() or self._sent >= self._file.stat().st_size:
             return
         pieces: dict[str, _Piece] = {}
         size, end = 0, self._sent
         for event in read_events(self._file, self._sent):
             piece = pieces.get(event.run)
-            # What a run did before it began again is of another child.
+            # Events before a new beginning belong to another child.
             if size >= _LARGEST_PIECE or (piece is not None and event.name == "began"):
                 yield pieces, end
                 pieces, size, piece = {}, 0, None
@@ -187,10 +186,10 @@ class Mirror:
                     self._store.log_files(run_id, file, path.rpartition("/")[0] or None)
             if piece.ended is not None:
                 self._store.client.set_terminated(run_id, piece.ended.fields["status"], piece.ended.at)
-            elif piece.began is not None:  # it may have ended in an earlier attempt
+            elif piece.began is not None:  # the child may have ended in an earlier attempt
                 self._store.client.update_run(run_id, status="RUNNING")
         except Exception as error:
-            # Asked again the store would say the same, and others wait: the child may have been deleted.
+            # A final answer, for example for a deleted child: do not block the others by retries.
             if not run or not is_final(error):
                 raise
             if not self._refused:
@@ -198,15 +197,15 @@ class Mirror:
             self._refused.add(run)
 
     def _child(self, run: str, began: Event | None) -> str:
-        """The child of a run of the group; made where there is none, or where the run begins anew after a failure."""
+        """The child of a run of the group; created if there is none, or if the run begins again after a failure."""
         if self._adopts:
             self._adopt()
         known = self._children.get(run)
         if known is not None and (began is None or not began.fields.get("anew")):
             return known
-        assert began is not None  # a run begins before anything else happens to it
+        assert began is not None  # the beginning is a run's first event
         if known is not None and self._store.client.get_run(known).info.status == "RUNNING":
-            return known  # it was made for this beginning
+            return known  # created for this beginning
         if self._experiment is None:
             self._experiment = self._store.client.get_run(self._run_id).info.experiment_id
         tags = {_PARENT: self._run_id, _KEY: run}
@@ -217,7 +216,7 @@ class Mirror:
         return str(made.info.run_id)
 
     def _adopt(self) -> None:
-        """Find the children that were made and not written down when an earlier process was killed."""
+        """Find the children that a killed process created without recording them."""
         client = self._store.client
         experiment = client.get_run(self._run_id).info.experiment_id
         of_parent = f"tags.`{_PARENT}` = '{self._run_id}'"
@@ -233,13 +232,13 @@ class Mirror:
         parameters: Mapping[str, str],
         tags: Mapping[str, str],
     ) -> None:
-        """Send these in calls of at most MLflow's size, parameters and tags with the first."""
+        """Send these in calls of at most MLflow's limit, parameters and tags with the first."""
         import_mlflow()
         from mlflow.entities import Metric, Param, RunTag
 
         while points or parameters or tags:
             size = _LARGEST_BATCH - len(parameters) - len(tags)
-            if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of new tries
+            if self._store.uri.startswith(("http://", "https://")):  # once, without the client's minutes of retries
                 body: dict[str, object] = {
                     "run_id": run_id,
                     # JSON has no NaN and no infinity; protobuf, which reads this, takes them as text.
@@ -272,7 +271,7 @@ class Mirror:
 
 
 def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:
-    """Parameters and tags that a beginning and an end add."""
+    """The parameters and tags of a beginning and an end."""
     parameters: dict[str, str] = {}
     tags: dict[str, str] = {}
     if piece.began is not None:

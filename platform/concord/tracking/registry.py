@@ -1,10 +1,10 @@
 """The model registry: versions of models, and which of them is the champion.
 
-A version carries the metrics that it was judged by, so that others can be compared with it without its run.
+A version has its metrics as tags, so that later versions are compared with it without its run.
 
-MLflow writes an alias without a condition, so two runs that end at once could overwrite each other's decision. The
-champion therefore follows from the versions themselves, in the order of their numbers, and the process that moves the
-alias reads the versions again afterwards: the last one to write has seen all of them.
+MLflow writes an alias unconditionally, so two runs that end at once could overwrite each other's decision. So the
+champion follows from the versions, in the order of their numbers, and the process that moves the alias reads the
+versions again afterwards: the last writer has seen all of them.
 """
 
 import math
@@ -23,10 +23,10 @@ CHAMPION = "champion"
 # Names of a version's tags begin with the first of these; its metrics with the second.
 _OWN, _METRIC = "concord.", "concord.metric."
 _FROM_TAGS = ("criterion", "run", "data", "unfit", "aggregator", "objective", "inputs", "outputs")
-# Tag of a registered model: the version that was promoted by hand, with _OR_BETTER behind it if better ones may follow.
+# Tag of a registered model: the version promoted by hand, followed by _OR_BETTER if better ones may replace it.
 _PROMOTED, _OR_BETTER = "concord.promoted", " or better"
-# Seconds after which a process that registered a version has moved the alias, or is dead. An alias on another version
-# was moved by other means than Concord.
+# Seconds after which a process that registered a version has moved the alias or is dead. An alias on another version
+# was moved outside of Concord.
 _DECIDED_AFTER = 60.0
 _TRIES = 20
 
@@ -37,16 +37,16 @@ class ModelVersion:
 
     Attributes:
         name, version: of the model, and the version's number.
-        aliases: that point to it.
+        aliases: the aliases of the version.
         metrics: of its run.
-        criterion, mode: the metric that it was registered by, if any, and whether that is to be large or small.
+        criterion, mode: the metric of its registration, if any, and the metric's mode.
         run_id, run: its run in MLflow, and the run's name.
-        data: the version of its data, where they have one.
-        unfit: why it cannot be the champion, whatever its criterion says, if so.
-        aggregator, objective: that trained it; None for what was trained in another way.
-        inputs, outputs: type and shape of what it takes and gives, ``float32 (-1, 34)``; -1 is any number.
-        created: when it was registered, in UTC.
-        promoted: it was made champion by hand.
+        data: the version of its data, if there is one.
+        unfit: the reason why it cannot be the champion, if there is one.
+        aggregator, objective: of its training; None if it has none.
+        inputs, outputs: type and shape, such as ``float32 (-1, 34)``; -1 is any number.
+        created: the time of registration, in UTC.
+        promoted: whether it was made champion by hand.
     """
 
     name: str
@@ -68,13 +68,13 @@ class ModelVersion:
 
     @property
     def uri(self) -> str:
-        """What ``mlflow.pyfunc.load_model`` takes."""
+        """The URI for ``mlflow.pyfunc.load_model``."""
         return f"models:/{self.name}/{self.version}"
 
 
 @dataclass(frozen=True)
 class Registered:
-    """What became of a model: its version, whether that is the champion now, and the decision in one line."""
+    """A registered model: its version, whether it is the champion, and the reason in one line."""
 
     name: str
     version: int
@@ -97,11 +97,11 @@ def register(
 
     Better means strictly higher (`mode` max) or lower (min) in ``metrics[criterion]``; NaN is never better, a number
     is always better than a champion's NaN. With no champion yet, any number wins. A champion that was registered by
-    another criterion is compared on this one if it has that metric; if it has not, or if the run's data have another
-    version than the champion's, it stays: `promote` decides. So it does if it was promoted by hand.
-    Of versions that are registered at the same time the best is the champion when all of these calls have returned.
-    `lineage` is kept as tags of the version. `unfit` says why it is not to be the champion, unless by hand. A run has
-    one version: a run that was killed after it had registered one gets that.
+    another criterion is compared on this one if it has the metric. It stays if it lacks the metric, if the run's data
+    have another version, or if it was promoted by hand; then `promote` decides.
+    If versions are registered at the same time, the best is the champion when all calls have returned.
+    `lineage` becomes tags of the version. `unfit` is the reason why the version cannot be the champion, unless by hand.
+    A run has one version: if it was killed after registering one, it gets that.
     """
     client = store.client
     with failures(store.uri, f"register {registered_name!r}"):
@@ -122,7 +122,7 @@ def register(
             logged = client.get_logged_model(model_id)
             known |= {name: logged.tags.get(f"{_OWN}{name}") for name in ("inputs", "outputs")}
             if store.artifacts is not None:
-                # A database store would look the id up in the process-wide store, which may be another one.
+                # A database store would look up the id in the process-wide store, which may be another one.
                 model_uri = logged.artifact_location
         tags = {f"{_METRIC}{metric_name(key)}": repr(float(value)) for key, value in metrics.items()}
         tags |= dict(lineage or {})
@@ -146,7 +146,7 @@ def register(
 
 
 def add_lineage(store: Store, run_id: str, registered: Registered | None, lineage: Mapping[str, str]) -> None:
-    """Tag a run, and the version that was made of it, as :func:`register` does where it is told of the lineage."""
+    """Tag a run and its version with the lineage, as :func:`register` does."""
     with failures(store.uri, f"tag run {run_id}"):
         for key, value in lineage.items():
             store.client.set_tag(run_id, key, value)
@@ -163,30 +163,30 @@ def models(store: Store) -> list[ModelVersion]:
 
 
 def show(store: Store, name: str, version_or_alias: str | int = CHAMPION) -> ModelVersion:
-    """Return one version by its number or by an alias, with or without ``@``. Raises InputError if it is not there."""
+    """Return one version by its number or by an alias, with or without ``@``. Raises InputError if there is none."""
     wanted = str(version_or_alias).removeprefix("@")
     with failures(store.uri, f"read model {name!r}"):
         versions = _read(store, name).versions
         if not versions:
             there = sorted(entry.name for entry in store.client.search_registered_models())
-            raise InputError(f"no model {name!r} in the registry; there is: {', '.join(there) or 'nothing yet'}")
+            raise InputError(f"no model {name!r} in the registry; it has {', '.join(there) or 'none yet'}")
     for each in versions:
         if wanted == str(each.version) or wanted in each.aliases:
             return each
     there = [*(str(each.version) for each in versions), *sorted(alias for each in versions for alias in each.aliases)]
-    raise InputError(f"model {name!r} has no version or alias {wanted!r}; there is: {', '.join(there)}")
+    raise InputError(f"model {name!r} has no version or alias {wanted!r}; it has {', '.join(there)}")
 
 
 def promote(store: Store, name: str, version: str | int, or_better: bool = False) -> ModelVersion:
-    """Make `version` of `name` the champion, whatever the metrics say, and return the champion.
+    """Make `version` of `name` the champion, regardless of metrics, and return the champion.
 
-    It stays the champion: later versions do not take its place, however good. With `or_better` versions that are
-    better by their criterion do, earlier ones included.
-    Raises InputError if the version is not there.
+    Later versions do not replace it. With `or_better` any version that is better by its criterion does, earlier ones
+    included.
+    Raises InputError if there is no such version.
     """
     chosen = show(store, name, version)
     with failures(store.uri, f"promote {name!r}"):
-        # Before the alias: a run that ends in between must see that this was by hand.
+        # Before the alias: a run that ends in between must see the promotion.
         store.client.set_registered_model_tag(name, _PROMOTED, f"{chosen.version}{_OR_BETTER if or_better else ''}")
         store.client.set_registered_model_alias(name, CHAMPION, str(chosen.version))
         if or_better:
@@ -196,7 +196,7 @@ def promote(store: Store, name: str, version: str | int, or_better: bool = False
 
 @dataclass(frozen=True)
 class _Model:
-    """A registered model: its versions, oldest first, which has the alias, and which was promoted by hand."""
+    """A registered model: its versions, oldest first, the version with the alias, and the one promoted by hand."""
 
     versions: list[ModelVersion]
     alias: ModelVersion | None = None
@@ -205,9 +205,9 @@ class _Model:
 
 
 def _read(store: Store, name: str) -> _Model:
-    """Read a registered model; one that is not there has no versions."""
-    # The alias first: a process that moves it after this has seen the versions that are read now. A search for versions
-    # leaves the aliases out.
+    """Read a registered model; a missing one has no versions."""
+    # The alias first: a process that moves it later has seen the versions that are read here. A search for versions has
+    # no aliases.
     with unless("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
         model = store.client.get_registered_model(name)
         by_hand = model.tags.get(_PROMOTED, "")
@@ -238,15 +238,15 @@ def _read(store: Store, name: str) -> _Model:
 
 
 def _move_champion(store: Store, name: str) -> tuple[_Model, ModelVersion | None, bool]:
-    """Point the alias to the champion; return the model, the champion, and whether that was chosen by hand."""
+    """Point the alias to the champion; return the model, the champion, and whether it was promoted by hand."""
     written: int | None = None
     for _ in range(_TRIES):
         model = _read(store, name)
         alias = model.alias.version if model.alias else None
         champion: ModelVersion | None
         if model.promoted is not None and not model.or_better:
-            # An alias that this process moved while somebody promoted goes back; one that another process moved is
-            # left to that, or was moved by hand once more.
+            # If this process moved the alias during a promotion, move it back; leave an alias that another process or a
+            # user moved.
             champion, by_hand = (model.promoted if alias in (None, written) else model.alias), True
         elif by_hand := alias is not None and alias != written and alias not in _plausible(model):
             champion = model.alias
@@ -256,11 +256,11 @@ def _move_champion(store: Store, name: str) -> tuple[_Model, ModelVersion | None
             return model, champion, by_hand
         store.client.set_registered_model_alias(name, CHAMPION, str(champion.version))
         written = champion.version
-    raise RunFailedError(f"the champion of {name!r} is being moved again and again by others")
+    raise RunFailedError(f"the champion of {name!r} is being moved repeatedly by other processes")
 
 
 def _best(versions: Sequence[ModelVersion], first: ModelVersion | None) -> ModelVersion | None:
-    """The champion among the versions, oldest first, if `first` was it before all others."""
+    """The champion among the versions, oldest first, starting with `first`."""
     champion = first
     for each in versions:
         if each.criterion is not None and each != first and _compare(champion, each)[0]:
@@ -269,7 +269,7 @@ def _best(versions: Sequence[ModelVersion], first: ModelVersion | None) -> Model
 
 
 def _plausible(model: _Model) -> set[int]:
-    """The versions that the alias may point to while other processes are registering."""
+    """The versions that the alias may have while other processes register."""
     newest = max(each.created for each in model.versions)
     decided = sum((newest - each.created).total_seconds() > _DECIDED_AFTER for each in model.versions)
     counts = range(decided, len(model.versions) + 1)
@@ -277,7 +277,7 @@ def _plausible(model: _Model) -> set[int]:
 
 
 def _compare(champion: ModelVersion | None, other: ModelVersion) -> tuple[bool, str]:
-    """Return whether `other` takes the champion's place by its own criterion, and why."""
+    """Return whether `other` replaces the champion by its own criterion, and why."""
     assert other.criterion is not None
     criterion, mode = other.criterion, other.mode
     value = other.metrics.get(criterion, math.nan)

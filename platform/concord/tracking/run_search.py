@@ -1,4 +1,4 @@
-"""Tracked runs of any job, found by what is known of them."""
+"""Searches the tracked runs of all jobs."""
 
 import operator
 import re
@@ -14,12 +14,12 @@ RunStatus = Literal["running", "finished", "failed", "killed"]
 _CONDITION = re.compile(r"\s*([\w.-]+?)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
 _SIGNS = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _ID = re.compile("[0-9a-f]{32}")
-_MANY = 1000  # runs, to be asked for at a time
+_MANY = 1000  # runs in one request
 
 
 @dataclass(frozen=True)
 class Condition:
-    """That an option or a metric has a value, or lies above or below one: ``lr=0.01``, ``ood_accuracy>0.9``."""
+    """A condition on an option or a metric: ``lr=0.01``, ``ood_accuracy>0.9``."""
 
     name: str
     sign: str
@@ -34,7 +34,7 @@ class Condition:
         return Condition(found[1].replace("-", "_"), found[2], found[3])
 
     def holds(self, run: Run) -> bool:
-        """Whether a run has this option or metric and it fulfils the condition."""
+        """Whether a run has this option or metric with a fitting value."""
         known = run.metrics.get(self.name, run.parameters.get(self.name))
         if known is None:
             return False
@@ -53,16 +53,16 @@ def _number(value: str | float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSearch:
-    """Which runs are wanted, and in which order.
+    """A search of runs, with an order.
 
     Attributes:
-        job, status: only runs of this job, and of this status.
-        name: only runs with this in their names.
-        study: the trials of this study, in place of the runs of jobs.
+        job, status: only runs of this job and status.
+        name: only runs whose name contains this.
+        study: the trials of this study instead of runs.
         where: only runs that fulfil these conditions.
-        metric: order by this metric, without the runs that do not have it; None: the newest first.
+        metric: order by this metric, without runs that lack it; None: newest first.
         largest: whether the metric's largest value comes first.
-        show: further options and metrics that one of the runs must have.
+        show: further options and metrics; at least one run must have each.
     """
 
     job: str | None = None

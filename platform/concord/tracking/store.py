@@ -1,8 +1,8 @@
-"""Where runs are kept: one MLflow store, found, checked and spoken to with short names.
+"""An MLflow store of runs: opened, checked, and used by short methods.
 
-Nothing has to be set up first. With no address given, runs go to an SQLite file in the output folder and their
-files to a folder beside it; with one, to an MLflow server or a database. `Store.open` finds out within seconds whether
-the store answers, before any work is done that would have nowhere to go.
+No setup is needed. Without an address, runs go to an SQLite file in the output folder and their files to a folder
+beside it; with one, to an MLflow server or a database. `Store.open` checks within seconds whether the store answers,
+before any work is done.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ from concord.tracking.database import CONNECT_SECONDS, check_database, create_ta
 
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
-# For a server to answer, once it took the connection: one that has just started is slow.
+# For a server to answer once connected: a new server is slow.
 _ANSWER_SECONDS = 15.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 _LONGEST_DATASET_NAME = 500
 
 
-# The order of runs, in MLflow's language, if none is asked for.
+# The default order of runs, in MLflow's syntax.
 NEWEST = "attributes.start_time DESC"
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-# What kind of experiment it is: trainings, not the traces of agents.
+# The kind of experiment: training, not traces of agents.
 _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One tracked run, as it was when asked for.
+    """One tracked run, at the time of the request.
 
-    `metrics` has the latest value of each; `started` is in UTC.
+    `metrics` has the latest values; `started` is in UTC.
     """
 
     run_id: str
@@ -67,8 +67,8 @@ class TrackedData:
 
     Attributes:
         name: of the dataset.
-        digest: at most 36 characters; other data have another one.
-        purpose: what the run used them for.
+        digest: at most 36 characters, different for other data.
+        purpose: their use in the run.
         schema: of its tensors, in MLflow's form, if there is one.
         profile: sizes.
     """
@@ -82,10 +82,10 @@ class TrackedData:
 
 @dataclass(frozen=True)
 class Store:
-    """An MLflow store that answered when it was opened. Made by `Store.open`.
+    """An open MLflow store. Made by `Store.open`.
 
-    `uri` is absolute and complete (with a password, if it has one), so that a worker elsewhere can use it; it is
-    never shown. `artifacts` is the folder for files, or None where a server decides that.
+    `uri` is absolute and complete, perhaps with a password, so that any worker can use it; it is never shown.
+    `artifacts` is the folder for files, or None if a server decides it.
 
     Every method raises RunFailedError, with one line, when the store refuses or no longer answers.
     """
@@ -97,8 +97,8 @@ class Store:
     def open(cls, output: Path, tracking_uri: str | None = None) -> "Store":
         """Open the store at `tracking_uri`, else at MLFLOW_TRACKING_URI, else ``mlflow.db`` in `output`.
 
-        Tables and folders that are missing are created. Raises InputError with one line that names the option, the
-        value without its password, and what would be right.
+        Missing tables and folders are created. Raises InputError with one line: the option, the value without its
+        password, what is wrong, and what to do.
         """
         output = resolve(output)
         given = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -116,12 +116,12 @@ class Store:
             return _open(given or f"sqlite:///{output / 'mlflow.db'}", output)
         except InputError:
             raise
-        except Exception as error:  # whatever a network, a proxy or a driver raises, the store cannot be used
+        except Exception as error:  # any error of network, proxy or driver makes the store unusable
             raise InputError(f"{option}: {one_line(error)}; {right}") from None
 
     @cached_property
     def client(self) -> Any:
-        """MLflow's own client of this store, for what has no short name here."""
+        """MLflow's own client of this store, for operations without a method here."""
         return connect(self.uri)
 
     def start_run(self, experiment: str, name: str, parameters: Mapping[str, object], tags: Mapping[str, str]) -> str:
@@ -140,7 +140,7 @@ class Store:
                 values = [Param(key, value) for key, value in clean_parameters(parameters).items()]
                 self.client.log_batch(run_id, params=values, synchronous=True)
             except Exception:
-                self.client.delete_run(run_id)  # a run without its parameters would only mislead
+                self.client.delete_run(run_id)  # a run without its parameters would be misleading
                 raise
         return run_id
 
@@ -155,7 +155,7 @@ class Store:
             self.client.set_terminated(run_id, status)
 
     def delete_run(self, run_id: str) -> None:
-        """Take the run out of every view; MLflow keeps it restorable until ``mlflow gc``."""
+        """Delete the run; MLflow can restore it until ``mlflow gc``."""
         with failures(self.uri, f"delete run {run_id}"):
             self.client.delete_run(run_id)
 
@@ -171,7 +171,7 @@ class Store:
             self.client.log_dict(run_id, data, name)
 
     def read_json(self, run_id: str, name: str) -> Any:
-        """What :meth:`log_json` wrote; None if the run has no such file."""
+        """Read a file of :meth:`log_json`; None if the run has no such file."""
         with failures(self.uri, f"read {name} of run {run_id}"), tempfile.TemporaryDirectory() as folder:
             below = name.rpartition("/")[0] or None
             if name not in {each.path for each in self.client.list_artifacts(run_id, below)}:
@@ -189,11 +189,11 @@ class Store:
             self.client.log_text(run_id, text, name)
 
     def log_data(self, run_id: str, data: Sequence[TrackedData]) -> None:
-        """Log what a run was trained and evaluated on; what was logged before is not logged again."""
+        """Log the datasets of a run; those logged before are skipped."""
         import_mlflow()
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        with failures(self.uri, f"keep what the data of run {run_id} were"):
+        with failures(self.uri, f"keep the datasets of run {run_id}"):
             tags = self.client.get_run(run_id).data.tags
             source = json.dumps({"tags": {key: tags[key] for key in sorted(tags) if key.startswith("mlflow.source.")}})
             inputs = []
@@ -205,7 +205,7 @@ class Store:
                 self.client.log_inputs(run_id, inputs)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log `metrics` at `step` now, waiting for the store; what a run records is the mirror's to send."""
+        """Log `metrics` at `step` and wait for the store; a run's own events go through the mirror."""
         import_mlflow()
         from mlflow.entities import Metric
 
@@ -220,7 +220,7 @@ class Store:
         return self.run(run_id).metrics
 
     def history(self, run_id: str, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of one metric in the order of steps; the last logged value where there are several."""
+        """Return (step, value) of one metric in the order of steps, with the last value of each step."""
         with failures(self.uri, f"read metric {key!r} of run {run_id}"):
             logged = self.client.get_metric_history(run_id, metric_name(key))
         in_time = sorted(logged, key=lambda point: point.timestamp)
@@ -248,13 +248,13 @@ class Store:
         return list(self.search(condition, within=f"name = '{experiment}'"))
 
     def search(self, condition: str, order: str = NEWEST, within: str = "", page: int = 1000) -> Iterator[Run]:
-        """Return the runs that fulfil a condition, asked for as they are taken.
+        """Yield the runs that fulfil a condition, on demand.
 
         Args:
-            condition: in MLflow's language; empty for all runs.
-            order: in MLflow's language.
-            within: condition of the experiments, in MLflow's language; empty for all.
-            page: how many runs to ask for at a time.
+            condition: in MLflow's syntax; empty for all runs.
+            order: in MLflow's syntax.
+            within: condition of the experiments, in MLflow's syntax; empty for all.
+            page: the number of runs in a request.
         """
         with failures(self.uri, "search runs"):
             asked = pages(lambda token: self.client.search_experiments(filter_string=within, page_token=token))
@@ -263,7 +263,7 @@ class Store:
                 yield from map(self._run, found)
 
     def _experiment(self, name: str) -> str:
-        """Return the experiment's id, creating it, or bringing it back if it was deleted."""
+        """Return the experiment's id; create it, or restore it if it was deleted."""
         location = self.artifacts.as_uri() if self.artifacts else None
         with unless("RESOURCE_ALREADY_EXISTS"):
             self.client.create_experiment(name, artifact_location=location, tags={_KIND: _TRAINING})
@@ -287,11 +287,11 @@ def _open(uri: str, output: Path) -> Store:
         check_database(uri)
         store, artifacts = uri, output / "artifacts"
     else:
-        raise ValueError(f"no store is known by the scheme {scheme!r}" if scheme else "not a URI")
+        raise ValueError(f"the scheme {scheme!r} is unknown" if scheme else "not a URI")
     opened = Store(store, artifacts)
     artifacts.mkdir(parents=True, exist_ok=True)
     lock = os.open(artifacts, os.O_RDONLY)
-    try:  # one process of this machine at a time; where the file system cannot lock a folder, several
+    try:  # one process of this machine at a time, if the file system has locks
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         if scheme == "sqlite":
@@ -306,7 +306,7 @@ def _check_server(uri: str) -> None:
     parts = urlsplit(uri)
     host, _ = parts.hostname, parts.port  # an impossible port raises here
     if not host:
-        raise ValueError("no host in it")
+        raise ValueError("the URI has no host")
     try:
         post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, _ANSWER_SECONDS))
     except Exception as error:
@@ -319,7 +319,7 @@ def _check_server(uri: str) -> None:
 
 
 def clean_parameters(parameters: Mapping[str, object]) -> dict[str, str]:
-    """Parameters as they are stored: as text that is not too long, without secrets."""
+    """Parameters in stored form: text of limited length, without secrets."""
     return {key: value[:_LONGEST_PARAMETER] for key, value in _clean(parameters).items()}
 
 
@@ -328,5 +328,5 @@ def _clean(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _value(stored: float) -> float:
-    """Undo MLflow's stand-in for infinity, which its databases cannot hold: the largest finite number."""
+    """Restore infinity, for which MLflow's databases store the largest finite number."""
     return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else float(stored)

@@ -1,6 +1,6 @@
-"""A registered model of a table: rows as they are in, probabilities by class out.
+"""A registered model of a table: takes raw rows, and returns probabilities by class.
 
-MLflow runs this file where it loads the model, with ``table_encoder.py`` beside it, and without Concord.
+MLflow runs this file when it loads the model, with ``table_encoder.py`` beside it and without Concord.
 """
 
 import json
@@ -14,12 +14,12 @@ import pandas as pd
 
 try:
     from table_encoder import TableEncoder
-except ModuleNotFoundError:  # where Concord saves the model
+except ModuleNotFoundError:  # when Concord saves the model
     from concord.environments.table_encoder import TableEncoder
 
 
 class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """Encodes rows, and asks the exported network."""
+    """Encodes rows and calls the exported network."""
 
     def load_context(self, context: Any) -> None:
         """Read encoder and network."""
@@ -28,10 +28,10 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self.network = mlflow.pyfunc.load_model(context.artifacts["network"], model_config={"device": "cpu"})
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002
-        """Probabilities by class, or the number that was to be predicted.
+        """Probabilities by class, or the predicted number.
 
         Raises:
-            MlflowException: a column is missing, or of another type; one line, which a server answers with.
+            MlflowException: a column is missing, or of another type; one line, which a server returns.
         """
         try:
             rows = self.encoder.encode(model_input)

@@ -52,14 +52,14 @@ def gradient_source(
     """The source of a run's gradients, as the table says; called in every process of the group.
 
     Args:
-        model: what is trained.
-        objective: what is minimized; its ``risk`` is what one environment gives, if it is not ``coupled``.
+        model: the trained model.
+        objective: the objective; unless it is ``coupled``, its ``risk`` is that of one environment.
         rule: the aggregator; objectives that couple environments have none.
         names: the environments of this process at a step.
         group: the processes; None: this one alone.
-        first_batch: gives the run's first batch, leaves ``(environments, batch, ...)``. It and the model's present
-            weights decide how gradients are computed, so a resumed run gives the same of both.
-        example_gradient: what the gradient of an example is, where every example is an environment; None: it is not.
+        first_batch: returns the run's first batch, leaves ``(environments, batch, ...)``. It and the model's current
+            weights decide how gradients are computed, so a resumed run must pass the same.
+        example_gradient: the definition of an example's gradient, if every example is an environment; otherwise None.
         vectorize: how a process computes several environments, see :class:`~concord.gradients.StackedGradients`.
         options: see :class:`~concord.gradients.Aggregation`.
     """

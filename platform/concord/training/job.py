@@ -51,34 +51,34 @@ class Job(Generic[Config]):
         risk: in place of a loss, maps model, batch and step to a scalar, the mean over the batch, or to a sum and its
             weight, see :mod:`concord.gradients.risk`. It is reported as ``loss``, evaluated under ``torch.no_grad()``.
             With an ``objective`` and neither loss nor risk it is the objective's, so that it may depend on the options.
-        objective: from the configuration, what is minimized in place of what ``--objective`` names, see
+        objective: makes from the configuration an objective that replaces ``--objective``, see
             :class:`~concord.objectives.Objective`; it may have parameters, an optimizer and a schedule of its own.
         config: the options at their defaults, such as ``TrainConfig().with_options(lr=1e-2)``; derive from
             :class:`TrainConfig` to add some. A class means its defaults.
         measures: further numbers to report, by name: ``{"rmse": Measure(function, mode="min")}``, where the function
             maps outputs and targets to one number an example ``(batch,)``, averaged over examples. A function alone
-            does where nothing is chosen by it. With a risk the function gets what the model gave, and the batch. None:
-            ``accuracy`` where there is a loss and the targets are classes.
-        evaluation: the job's own evaluation of whole environments, at the same moments as the measures; or what makes
-            it, from the configuration.
-        criterion: the metric by which one version of the model is better than another.
-        mode: whether the criterion is to be large or small, where it is no measure that says so itself.
-        required: the least values of metrics with which a version can be the champion at all, from the configuration:
-            for a criterion that a model can fulfil without having learned anything.
+            suffices if the measure selects nothing. With a risk the function gets the model's output and the batch.
+            None: ``accuracy``, with a loss and classes as targets.
+        evaluation: the job's own evaluation of whole environments, at the same moments as the measures; or a function
+            that makes it from the configuration.
+        criterion: the metric that compares versions of the model.
+        mode: ``max`` or ``min`` for the criterion, unless its measure has a mode.
+        required: the least values of metrics for a champion, from the configuration: for a criterion that an untrained
+            model can fulfil.
         name: of the job and the registered model; None takes the file's.
-        reproduces: what of which paper, for ``concord jobs``.
+        reproduces: the paper's result that it reproduces, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure, or to frames
-            ``(length, channels, height, width)``, also several such side by side, which become a moving picture.
+            ``(length, channels, height, width)`` or a list of these, which become a moving picture.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
-        final_measures: further numbers of the trained model, at the end of a run: gets the options and the model in
-            evaluation mode, on its device, and gives numbers by name. They are not known before a run, so none of them
-            can be the criterion.
-        data: options (a dataclass with defaults) and the function behind ``concord data``, where data have to be made.
-        studies: what ``concord tune`` searches, by the names of the methods that are to be compared; the first is
-            the default. Without any, a space is derived from the configuration.
+        final_measures: further numbers of the trained model, at the end of a run: maps the options and the model (in
+            evaluation mode, on its device) to numbers by name. They are unknown before a run, so none can be the
+            criterion.
+        data: options (a dataclass with defaults) and the function behind ``concord data``, for data that must be made.
+        studies: the searches of ``concord tune``, by method; the first is the default. Without any, a space is derived
+            from the configuration.
         comparisons: the tables of ``concord compare``, by name; or the Python file beside the job's own that has them,
             as ``comparisons = {…}``. Workers never read that file.
-        loop: in place of the platform's loop, with environments, loss or risk; see :class:`Loop`.
+        loop: replaces the platform's loop, with environments, loss or risk; see :class:`Loop`.
     """
 
     environments: Callable[[Config], Environments] = _not_given
@@ -176,7 +176,7 @@ class Report:
     Attributes:
         options: a dataclass whose fields become the options.
         make: gets the options and a function that prints a line of progress; writes figures and returns a
-            mapping that is the JSON result.
+            mapping, the JSON result.
     """
 
     options: type[Any]
@@ -189,8 +189,8 @@ class Data:
 
     Attributes:
         options: a dataclass whose fields become the options.
-        make: gets the options and a function that prints a line of progress; makes the data, or what is missing of
-            them, and returns a mapping that is the JSON result.
+        make: gets the options and a function that prints a line of progress; makes the missing data,
+            and returns a mapping, the JSON result.
         tells: whether its lines are the result for readers; else the mapping is shown as a table.
     """
 
@@ -210,13 +210,13 @@ class Loop(Generic[Config]):
     Attributes:
         run: the loop, a generator of evaluations.
         epochs: the epoch of the last evaluation, from the options.
-        metrics: the names of the metrics in the evaluations, and whether large or small is good; None where nothing is
-            chosen by it. Trials are judged by the first one, unless ``--metric`` names another.
-        check: refuses options, files that are missing and the like, before a run begins (InputError).
-        check_trial: refuses options with which a run can be no trial of a study (InputError).
+        metrics: the metrics in the evaluations with their modes; None for a metric that selects nothing. The first one
+            scores trials, unless ``--metric`` names another.
+        check: refuses invalid options, missing files and the like before a run begins (InputError).
+        check_trial: refuses options that do not fit a trial of a study (InputError).
         example: a few inputs of the job's model, for the registry.
-        model_name: of the registered model, from the options; the job's name if not given.
-        opening: the first lines of a run: what is trained, then one about the data, for example.
+        model_name: of the registered model, from the options; by default the job's name.
+        opening: the first lines of a run, for example about the model, then about the data.
         uses_ray: whether a run of its own needs a Ray session.
     """
 

@@ -52,11 +52,11 @@ _LOGGED_STEPS = 20_000
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
 
-def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
+def share(items: Sequence[Item], process: ProcessContext) -> list[Item]:
     """The items of this process: neighbours; the counts of two processes differ by at most one."""
-    each, more = divmod(len(items), place.world_size)
-    start = place.rank * each + min(place.rank, more)
-    return list(items[start : start + each + (place.rank < more)])
+    each, more = divmod(len(items), process.world_size)
+    start = process.rank * each + min(process.rank, more)
+    return list(items[start : start + each + (process.rank < more)])
 
 
 def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
@@ -116,7 +116,7 @@ class WorkerData:
         return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.eval_only]
 
 
-def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out: str | None = None) -> WorkerData:
+def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext, left_out: str | None = None) -> WorkerData:
     """Load this process's share of the data.
 
     Args:
@@ -134,9 +134,9 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
     environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     # If examples are environments, the processes share each batch, so each one has all the data.
-    own = environments.train if config.aggregation.per_example else share(environments.train, place)
-    training = environments.split(own, config.data.held_out, config.run.seed, place.device)
-    names = share(environments.validation + environments.test + environments.observed, place)
+    own = environments.train if config.aggregation.per_example else share(environments.train, process)
+    training = environments.split(own, config.data.held_out, config.run.seed, process.device)
+    names = share(environments.validation + environments.test + environments.observed, process)
     eval_only = [(name, environments[name]) for name in names]
     return WorkerData(environments.only_names(), training, eval_only)
 
@@ -144,7 +144,7 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
 def train(
     job: Job[Any],
     config: TrainConfig,
-    place: ProcessContext,
+    process: ProcessContext,
     context: RunContext,
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
@@ -165,7 +165,7 @@ def train(
         InputError: the data or the checkpoint do not fit; raised in every process.
         NonFiniteGradientError: see ``config.aggregation.nonfinite``; raised in every process.
     """
-    evaluations = training(job, config, place, context, resume_from, load, so_far)
+    evaluations = training(job, config, process, context, resume_from, load, so_far)
     while True:
         try:
             next(evaluations)
@@ -177,7 +177,7 @@ def train(
 def training(
     job: Job[Any],
     config: TrainConfig,
-    place: ProcessContext,
+    process: ProcessContext,
     context: RunContext,
     resume_from: Path | None = None,
     load: Callable[[], WorkerData] | None = None,
@@ -185,17 +185,17 @@ def training(
 ) -> Generator[Evaluation, None, Outcome]:
     """Train as :func:`train` does, and yield each evaluation before its checkpoint is written."""
     config = config.resolve()
-    prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
-    run = _Run(job, config, place, prepared, so_far or StepsSoFar())
-    progress = _on_all_ranks(lambda: run.read(resume_from), place) if resume_from else Progress()
+    prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
+    run = _Run(job, config, process, prepared, so_far or StepsSoFar())
+    progress = _on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
     schedule = config.schedule
     stopping: SpreadStopping | None = None
     if schedule.stop_spread > 0:
         stopping = SpreadStopping(schedule.stop_spread, math.ceil(schedule.stop_from * schedule.epochs))
         if resume_from:
             stopping.read(resume_from)
-    if resume_from and place.rank == 0:
-        context.log(progress.resumed(place.world_size), progress.epoch * run.steps_per_epoch)
+    if resume_from and process.rank == 0:
+        context.log(progress.resumed(process.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
     evaluate_after = _spread(schedule.evaluations, schedule.epochs)
     checkpoint_after = _spread(schedule.checkpoints, schedule.epochs)
@@ -211,7 +211,7 @@ def training(
         if run.counts_evaluations:
             metrics[MODEL_EVALUATIONS] = progress.model_evaluations
         if config.parallel.min_workers is not None:  # then their number may change
-            metrics["workers"] = float(place.world_size)
+            metrics["workers"] = float(process.world_size)
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == schedule.epochs
         if evaluated:
@@ -225,11 +225,11 @@ def training(
                     metrics |= run.evaluate(step)
                 metrics |= {"kept_epoch": float(stopping.epoch), "spread_reached": float(progress.ended)}
                 last = last or progress.ended
-            if last and job.final_measures is not None and place.rank == 0:
+            if last and job.final_measures is not None and process.rank == 0:
                 metrics |= _final_measures(job, config, run.model.eval(), metrics)
             progress.history.append(Evaluation(progress.epoch, step, metrics))
             run.so_far.evaluated(metrics)
-        if place.rank == 0:
+        if process.rank == 0:
             for at, at_step in enumerate(steps.each, step - len(steps.each) + 1):
                 if at % every == 0 or at == step == schedule.epochs * run.steps_per_epoch:
                     context.log(at_step, at)
@@ -256,22 +256,22 @@ class _Run:
     """The parts of a run in one process."""
 
     def __init__(
-        self, job: Job[Any], config: TrainConfig, place: ProcessContext, prepared: WorkerData, so_far: StepsSoFar
+        self, job: Job[Any], config: TrainConfig, process: ProcessContext, prepared: WorkerData, so_far: StepsSoFar
     ) -> None:
-        self.place = place
+        self.process = process
         self.config = config
         self.so_far = so_far
         self.environments = prepared.environments
         self.job = job
         training = [pair.training for pair in prepared.training]
         places: Sequence[int] = range(config.data.batch_size)
-        places = share(places, place) if config.aggregation.per_example else places
+        places = share(places, process) if config.aggregation.per_example else places
         part = slice(places[0], places[-1] + 1)
-        together = config.data.environments_per_step // place.world_size or None
+        together = config.data.environments_per_step // process.world_size or None
         batches_each = config.aggregation.steps_per_update
-        largest = max(_gathered(max(map(len, training)), place))
+        largest = max(_gathered(max(map(len, training)), process))
         self.batches = BatchStream(
-            training, config.data.batch_size, config.run.seed, place.device, part, together, batches_each, largest
+            training, config.data.batch_size, config.run.seed, process.device, part, together, batches_each, largest
         )
         # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
@@ -281,25 +281,25 @@ class _Run:
         self.objective = initialize_objective(job, config, self.model, len(self.environments.train), steps)
         self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in self._modules:
-            module.to(place.device)
-            if place.world_size > 1:
+            module.to(process.device)
+            if process.world_size > 1:
                 _same_everywhere(module)
         if job.loss is not None and job.measures is None:
-            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, place.device), place)
+            _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
-        lengths = set[float]().union(*_gathered({len(each) / config.data.batch_size for each in training}, place))
+        lengths = set[float]().union(*_gathered({len(each) / config.data.batch_size for each in training}, process))
         whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
         names = [environment.name for environment in training]
         if together is not None:  # others at every step
-            names = [f"{index + 1} of process {place.rank}'s at this step" for index in range(together)]
+            names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
         self.gradients = gradient_source(
             self.model,
             self.objective,
             config.rule(len(self.environments.train)),
             names,
-            dist.group.WORLD if place.world_size > 1 else None,
+            dist.group.WORLD if process.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
             vectorize=_VECTORIZE[config.aggregation.vectorize],
@@ -310,7 +310,7 @@ class _Run:
             clock=so_far.clock,
         )
         self.parts = self._parts(prepared)
-        self.measures = as_measures(_measures(job, self.model, training[0], place.device))
+        self.measures = as_measures(_measures(job, self.model, training[0], process.device))
         self.layout = Layout.of(trainable(self.model))
         self._sizes = torch.tensor([shape.numel() for shape in self.layout.shapes], dtype=torch.float32)
         so_far.sizes, so_far.epochs = self._sizes, config.schedule.epochs
@@ -330,11 +330,11 @@ class _Run:
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
         state = {} if self._averaging is None else self._averaging.state_dict()
-        if self.place.world_size == 1 or self.config.aggregation.environment_momentum == 0:
+        if self.process.world_size == 1 or self.config.aggregation.environment_momentum == 0:
             return state
-        parts: list[dict[str, Tensor]] = [{}] * self.place.world_size
+        parts: list[dict[str, Tensor]] = [{}] * self.process.world_size
         own = {name: value.cpu() for name, value in state.items()}
-        dist.gather_object(own, parts if self.place.rank == 0 else None)
+        dist.gather_object(own, parts if self.process.rank == 0 else None)
         return {name: value for part in parts for name, value in part.items()}
 
     @property
@@ -352,8 +352,8 @@ class _Run:
         started = time.perf_counter()
         for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
             clock.switch("gradients")
-            _seed_step(self.config.run.seed, self.place.rank, step)
-            if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.place.world_size == 1:
+            _seed_step(self.config.run.seed, self.process.rank, step)
+            if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.process.world_size == 1:
                 self.gradients.names = self.batches.names(step)
             result = self.gradients(self.batches.batch(step), step)
             rates.append(self.optimization.lr)
@@ -386,7 +386,7 @@ class _Run:
     def _weight(self, results: Sequence[EnvironmentStep]) -> float:
         """The total weight of the batches of these steps, over all processes."""
         weight = torch.stack([result.weights for result in results]).double().sum()
-        if self.place.world_size > 1:
+        if self.process.world_size > 1:
             dist.all_reduce(weight)
         return float(weight)
 
@@ -397,7 +397,7 @@ class _Run:
         if batches_each > 1:  # the loss of an environment is over all its batches
             weights = torch.stack([result.weights for result in results]).float().unflatten(1, (-1, batches_each))
             losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
-        if self.config.aggregation.per_example and self.place.world_size > 1:
+        if self.config.aggregation.per_example and self.process.world_size > 1:
             # Every process has a part of each environment's batch, and its weight.
             weights = torch.stack([result.weights for result in results]).float()
             both = torch.stack([losses * weights, weights])
@@ -406,7 +406,7 @@ class _Run:
             return losses.mean(1).tolist(), losses.amax(1).tolist()
         sums, worst = losses.sum(1), losses.amax(1)
         counts = losses.shape[1]
-        if self.place.world_size > 1:
+        if self.process.world_size > 1:
             dist.all_reduce(sums)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             counts = self.config.data.environments_per_step or len(self.environments.train)
@@ -419,18 +419,18 @@ class _Run:
         numbers: list[dict[str, float]] = []
         if own is not None:
             numbers = _on_all_ranks(
-                lambda: [own(self.model, part, self.config.run.seed, step) for part in self.parts], self.place
+                lambda: [own(self.model, part, self.config.run.seed, step) for part in self.parts], self.process
             )
         metrics = evaluate(
             self.model,
             self.risk,
             self.measures,
             self.parts,
-            self.place.device,
-            self.place.world_size > 1,
+            self.process.device,
+            self.process.world_size > 1,
             # As many examples as a training step, so that evaluation needs no more memory.
             examples_at_once=self.config.data.batch_size
-            * max(self.config.data.environments_per_step // self.place.world_size or len(self._own_names()), 1),
+            * max(self.config.data.environments_per_step // self.process.world_size or len(self._own_names()), 1),
             step=step,
             evaluation=own,
             numbers=numbers,
@@ -459,7 +459,7 @@ class _Run:
 
     def _summed(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
-        if self.place.world_size > 1:
+        if self.process.world_size > 1:
             dist.all_reduce(values)
         return values
 
@@ -491,7 +491,7 @@ class _Run:
 
         Values that are equal in all processes stay exactly as they are.
         """
-        if self.place.world_size == 1:
+        if self.process.world_size == 1:
             return
         own = len(self._own_names()) / len(self.environments.train)
         weight = self._part if self.config.aggregation.per_example else own
@@ -504,7 +504,7 @@ class _Run:
                 buffer.copy_(torch.where(lowest == highest, buffer, mean))
 
     def _own_names(self) -> list[str]:
-        return share(self.environments.train, self.place)
+        return share(self.environments.train, self.process)
 
 
 def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
@@ -599,7 +599,7 @@ def _outputs(model: nn.Module, environment: Environment, device: torch.device) -
     return outputs
 
 
-def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
+def _on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
     """Call a function in every process; an InputError in one is raised in all, so that none waits."""
     problem: InputError | None = None
     result = None
@@ -607,16 +607,16 @@ def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
         result = do()
     except InputError as error:
         problem = picklable(error)
-    if place.world_size > 1:
+    if process.world_size > 1:
         form = _description(result) if isinstance(result, WorkerData) else None
-        said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world_size
-        dist.all_gather_object(said, (problem, form))
-        problem = next((error for error, _ in said if error is not None), None)
-        descriptions = [description for _, description in said if description]
+        gathered: list[tuple[InputError | None, Any]] = [(None, None)] * process.world_size
+        dist.all_gather_object(gathered, (problem, form))
+        problem = next((error for error, _ in gathered if error is not None), None)
+        descriptions = [description for _, description in gathered if description]
         if problem is None and descriptions:
             first, theirs = descriptions[0]
             differing = (difference(name, ours, first, theirs) for name, ours in descriptions)
-            problem = next((InputError(said) for said in differing if said), None)
+            problem = next((InputError(line) for line in differing if line), None)
     if problem is not None:
         raise problem
     return result
@@ -627,10 +627,10 @@ def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
     return first.name, first.form
 
 
-def _gathered(value: Item, place: ProcessContext) -> list[Item]:
-    if place.world_size == 1:
+def _gathered(value: Item, process: ProcessContext) -> list[Item]:
+    if process.world_size == 1:
         return [value]
-    values = [value] * place.world_size
+    values = [value] * process.world_size
     dist.all_gather_object(values, value)
     return values
 

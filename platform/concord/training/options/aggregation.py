@@ -82,7 +82,7 @@ class AggregatorOptions(OptionGroup):
         self.require("environment_momentum", 0 <= beta < 1, "must lie in [0, 1)")
         expected = "with --per-example the environments are the examples, which change at each step; give 0"
         self.require("environment_momentum", beta == 0 or not examples, expected)
-        expected = "pooled batches give no averages for --environment-momentum; give auto, vmap or one-by-one"
+        expected = "with --environment-momentum pooling gives no averages; give auto, vmap or one-by-one"
         self.require("vectorize", beta == 0 or self.vectorize != "pooled", expected)
         self.require("steps_per_update", steps >= 1, "must be at least 1")
         expected = "with --per-example each example votes already; give 1, and a larger --batch-size"

@@ -24,7 +24,7 @@ class PenaltyOptions(OptionGroup):
 
     def check(self) -> None:
         """Validate options."""
-        self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "a fraction of the run, in [0, 1)")
+        self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "must be a fraction of the run, in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)

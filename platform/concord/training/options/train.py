@@ -70,7 +70,7 @@ class TrainConfig(RunConfig):
         return super().unused() | ({"environment_momentum"} if coupled else set())
 
     def sources(self) -> dict[str, str]:
-        """The text of the rule's file, where the rule is the user's own."""
+        """The text of the rule's file, for the user's own rule."""
         rule = self.aggregation.own_rule
         return super().sources() | ({} if rule is None else {rule.file.file_name: rule.file.source})
 
