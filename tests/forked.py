@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _IMPORTED = [
     "transformers.activations",
     "test_training",
     "test_watching",
+    "concord.cli",
+    "imported_mlflow",
 ]
 
 
@@ -56,6 +59,59 @@ def run_program(text: str, folder: Path, **environment: str) -> str:
     (folder / "program.py").write_text(text)
     run_processes(_program, 1, folder, environment)
     return (folder / "printed").read_text()
+
+
+class Command:
+    """``concord`` with these words in a process of its own session; used as a ``subprocess.Popen``."""
+
+    def __init__(self, *words: object, folder: Path | None = None) -> None:
+        start_server()
+        self._written = tempfile.TemporaryDirectory()
+        given = ([str(word) for word in words], folder or Path.cwd(), dict(os.environ), Path(self._written.name))
+        self._process = multiprocessing.get_context("forkserver").Process(target=_command, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
+        """What it printed and what it said, once it has ended."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"still at work after {timeout} s"
+        out, error = (Path(self._written.name) / name for name in ("out", "error"))
+        return out.read_text(), error.read_text()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _command(words: list[str], folder: Path, environment: dict[str, str], written: Path) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((1, "out"), (2, "error")):
+        os.dup2(os.open(written / name, os.O_WRONLY | os.O_CREAT), number)
+    from concord.cli import entry
+
+    sys.argv = ["concord", *words]
+    entry()
 
 
 def _program(_: int, folder: Path, environment: dict[str, str]) -> None:

@@ -338,7 +338,7 @@ def test_a_copy_keeps_the_rule() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_signs_of_half_precision_gradients_are_averaged_in_single_precision(path: Any, dtype: torch.dtype) -> None:
+def test_half_precision_signs_are_averaged_in_single_precision(path: Any, dtype: torch.dtype) -> None:
     weight = torch.nn.Parameter(torch.ones(40, dtype=dtype))
     optimizer = TemporalAndMaskAdam([weight], 0.1, threshold=0.9, **path)
     expected = torch.zeros(())
@@ -374,7 +374,7 @@ def test_a_checkpoint_keeps_averages_in_single_precision() -> None:
     assert all(torch.equal(ours, expected) for ours, expected in later)
 
 
-def test_a_checkpoint_with_averages_in_half_precision_or_with_none_is_gone_on_from() -> None:
+def test_a_checkpoint_with_half_precision_or_no_averages_is_resumed() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     weight.grad = torch.ones_like(weight)
     for average in ({"sign_avg": torch.full((3,), 0.5, dtype=torch.bfloat16)}, {}):

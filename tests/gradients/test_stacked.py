@@ -220,7 +220,7 @@ class Recording(Mean):
         return super().finish(sums, environments)
 
 
-def test_grad_is_replaced_not_added_to_and_steps_do_not_disturb_one_another() -> None:
+def test_grad_is_replaced_and_steps_do_not_disturb_each_other() -> None:
     model, inputs = MODELS["mlp"]()
     gradients = StackedGradients(model, cross_entropy, AndMask(0.6))
     targets = labels()
@@ -281,7 +281,7 @@ def normalized() -> nn.Module:
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_limit": 1}, {"vectorize": False}], ids=["vmap", "chunks", "loop"])
-def test_running_statistics_are_the_mean_of_what_each_environment_would_have_made(options: dict[str, Any]) -> None:
+def test_running_statistics_are_the_mean_over_environments(options: dict[str, Any]) -> None:
     model = normalized()
     model(torch.randn(7, 6))  # running statistics that are no longer 0 and 1
     inputs, targets = numbers(6), labels()
@@ -315,7 +315,7 @@ def test_batch_norm_in_eval_mode_leaves_its_buffers_alone(vectorize: bool) -> No
 
 
 @pytest.mark.parametrize("vectorize", [True, False])
-def test_batch_norm_that_alone_is_in_training_mode_takes_every_environment_alike(vectorize: bool) -> None:
+def test_batch_norm_alone_in_training_mode_takes_environments_alike(vectorize: bool) -> None:
     model, inputs = normalized().eval(), numbers(6)
     model[1].train()
     each = torch.stack([model[0](batch).mean(0) for batch in inputs]).detach()
@@ -395,7 +395,7 @@ def test_control_flow_on_values_falls_back_with_one_warning_and_is_exact() -> No
     assert_close(step.losses.double(), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
-def test_batch_norm_that_vmap_cannot_take_falls_back_to_the_same_statistics() -> None:
+def test_batch_norm_without_vmap_falls_back_to_the_same_statistics() -> None:
     """momentum=None asks for the value of num_batches_tracked."""
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, CLASSES))
     inputs = numbers(6)
@@ -545,7 +545,7 @@ def test_model_without_trainable_parameters_is_refused() -> None:
         StackedGradients(MLP(6, CLASSES).requires_grad_(False), cross_entropy, Mean())
 
 
-def test_an_environment_that_overflows_only_under_its_dropout_mask_is_named_or_left_out() -> None:
+def test_an_overflow_under_a_dropout_mask_is_named_or_left_out() -> None:
     """The search for what is not finite must see the masks that were drawn, not new ones."""
 
     class Overflowing(nn.Module):
@@ -597,7 +597,7 @@ def test_under_autocast_layers_compute_in_bfloat16_and_the_loss_in_float32(vecto
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.1, atol=2e-2)
 
 
-def test_pooled_is_chosen_where_it_gives_the_same_else_vmap_else_one_by_one() -> None:
+def test_pooled_is_chosen_where_exact_else_vmap_else_one_by_one() -> None:
     layers = nn.Unflatten(1, (1, 6)), nn.Conv1d(1, CLASSES, 6), nn.Flatten()
     for model, expected in (
         (nn.Linear(6, CLASSES), "pooled"),
@@ -642,7 +642,7 @@ def test_a_model_that_vmap_cannot_take_is_pooled_without_a_warning() -> None:
     assert_close(found(model), pooled, rtol=1e-4, atol=1e-6)
 
 
-def test_the_choice_leaves_gradients_buffers_and_what_is_drawn_as_they_were() -> None:
+def test_the_choice_leaves_gradients_buffers_and_draws_unchanged() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
     batch = numbers(6), labels()
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()

@@ -92,9 +92,7 @@ def test_the_label_can_be_read_in_the_frames_of_every_trajectory(box2d: None, ta
 
 
 @pytest.mark.parametrize("task", TASKS, ids=name)
-def test_nothing_predicted_is_no_class_and_trajectories_are_read_side_by_side(
-    box2d: None, task: TrajectoryTask
-) -> None:
+def test_no_prediction_is_no_class_and_trajectories_are_read_in_parallel(box2d: None, task: TrajectoryTask) -> None:
     frames = [torch.from_numpy(task.trajectory((3, 0, number)).frames) for number in range(3)]
     shortest = min(map(len, frames))
     batch = torch.stack([each[-shortest:] for each in frames])
@@ -140,7 +138,7 @@ def test_a_frame_shows_where_the_ball_was_before(box2d: None) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
-def test_a_map_has_one_way_from_the_first_room_to_the_final_one_and_none_to_the_decoy(seed: int) -> None:
+def test_a_map_has_one_way_to_the_final_room_and_none_to_the_decoy(seed: int) -> None:
     building = sample_building(np.random.default_rng(seed))
     cells = sum(room.height * room.width for room in building.rooms)
     assert (building.at >= 0).sum() == cells == 6 * len(building.rooms)
@@ -157,7 +155,7 @@ def test_a_map_has_one_way_from_the_first_room_to_the_final_one_and_none_to_the_
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
-def test_a_course_has_a_funnel_above_each_platform_and_sliders_lean_inwards(seed: int) -> None:
+def test_a_course_has_funnels_above_platforms_and_sliders_lean_inwards(seed: int) -> None:
     course = sample_course(np.random.default_rng(seed))
     assert len(course.platforms) == 5
     assert np.all(np.abs(np.diff(course.platforms) - 2.5) <= 2.5 / 16)
@@ -232,7 +230,7 @@ def test_an_empty_shard_and_one_of_different_frames_are_refused() -> None:
 # --- how they are made
 
 
-def test_trajectories_are_the_same_in_other_shards_and_with_other_numbers_of_tasks(made: Path, tmp_path: Path) -> None:
+def test_trajectories_do_not_depend_on_shards_or_the_number_of_tasks(made: Path, tmp_path: Path) -> None:
     other = {**FEW, "shard_size": 4, "tasks": 1}
     make_trajectories(RoomRunnerOptions(data_dir=tmp_path / "other", size=32, **other), quiet)
     assert frames_of(tmp_path / "other") == frames_of(made)

@@ -422,7 +422,7 @@ def test_experts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert refused(game="maze", difficulty="easy") == "was trained on difficulty hard, not on easy"
 
 
-def test_the_expert_that_comes_with_concord_is_small_and_says_where_it_came_from() -> None:
+def test_the_packaged_expert_is_small_and_names_its_origin() -> None:
     path = shipped_expert("coinrun", "easy")
     expert = load_expert(path, "coinrun", "easy")
     assert path.stat().st_size < 2 << 20

@@ -182,7 +182,7 @@ def levels(count: int, examples: int = 10) -> list[Environment]:
     return [Environment.of(f"level-{i}", inputs[i], inputs[i] * 2) for i in range(count)]
 
 
-def test_every_round_goes_through_all_environments_once_in_an_order_of_its_own() -> None:
+def test_every_round_visits_all_environments_once_in_its_own_order() -> None:
     stream = BatchStream(levels(6), 4, seed=0, together=2)
     assert stream.steps_per_round == 3
     orders = []
@@ -198,7 +198,7 @@ def test_every_round_goes_through_all_environments_once_in_an_order_of_its_own()
         torch.testing.assert_close(targets, inputs * 2)
 
 
-def test_in_turn_every_environment_gives_the_batches_it_gives_when_all_are_together() -> None:
+def test_in_turn_environments_give_the_batches_they_give_together() -> None:
     everything, in_turn = BatchStream(levels(4), 4, seed=3), BatchStream(levels(4), 4, seed=3, together=1)
     for step in range(20):
         (name,) = in_turn.names(step)

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Concord
+from forked import Command
 
 from concord.record import Events, RunHistory, read_events
 from concord.runs.folder import run_folder
@@ -57,9 +56,8 @@ def test_its_run_is_recorded_tracked_and_reported(concord_: Concord, output: Pat
 
 
 def test_after_kill_9_it_resumes_from_its_checkpoint(concord_: Concord, output: Path, tmp_path: Path) -> None:
-    words = ["train", FILE, "--name", "down", "--output", output, "--epochs", "6", "--pause"]
-    command = [sys.executable, "-m", "concord", *map(str, words), "0.4"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    words = ["train", FILE, "--name", "down", "--output", output, "--epochs", "6", "--pause", "0.4"]
+    with Command(*words, folder=tmp_path) as process:
         events = output / "runs" / "down" / "events.jsonl"
         deadline = time.monotonic() + 120
         while not events.exists() or sum(each.name == "checkpoint" for each in read_events(events)) < 2:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import Command
 from mlflow_server import Server
 from safetensors.torch import load_file
 
@@ -312,8 +313,7 @@ def test_a_job_that_calls_exit_fails_with_a_line(ray_cluster: None, output: Path
 
 def command(output: Path, *options: str) -> list[str]:
     given = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    program = "from concord.cli import entry; entry()"
-    return [sys.executable, "-c", program, "train", JOB_FILE, *given, "--output", str(output), "--json", *options]
+    return ["train", JOB_FILE, *given, "--output", str(output), "--json", *options]
 
 
 def wait_for(found: Any, seconds: float) -> Any:
@@ -347,9 +347,7 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
     """It goes on with another number of workers."""
     before, after = ("1", 2) if killed == "one worker" else ("2", 1)
     slow = ["--name", "hit", "--pause", "0.15", "--workers", before]
-    process = subprocess.Popen(
-        command(output, *slow), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()
-    )
+    process = Command(*command(output, *slow))
     wait_for_checkpoints(output)
     process.kill()
     process.communicate(timeout=180)

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,10 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Command, start_server
 from test_run import JOB_FILE, OPTIONS, command, start, wait_for
 
 from concord.errors import InputError, RunFailedError, StoppedError
@@ -31,17 +35,6 @@ from concord.training import load_job
 from concord.training.options import RunConfig, TrainConfig
 
 JOB = "shared-rule"
-RESERVE = """
-import sys
-from pathlib import Path
-from concord.training.options import TrainConfig
-from concord.runs.lifecycle import reserved_run
-options = {"output": Path(sys.argv[1]), "name": sys.argv[2], "resume": sys.argv[3] == "resume"}
-config = TrainConfig().with_options(**options).resolved()
-with reserved_run("shared-rule", config):
-    print("reserved", flush=True)
-    sys.stdin.read()
-"""
 
 
 def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
@@ -72,16 +65,25 @@ def failed_run(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def elsewhere(output: Path, name: str, how: str) -> Iterator[subprocess.Popen[str]]:
+def elsewhere(output: Path, name: str, how: str) -> Iterator[BaseProcess]:
     """Another process that has a run."""
-    program = [sys.executable, "-c", RESERVE, str(output), name, how]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "reserved\n"
-            yield process
-        finally:
-            process.kill()
+    start_server()
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_reserve, args=(theirs, output, name, how))
+    process.start()
+    try:
+        assert ours.recv() == "reserved"
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _reserve(said: Connection, output: Path, name: str, how: str) -> None:
+    with reserved_run(JOB, TrainConfig().with_options(output=output, name=name, resume=how == "resume").resolved()):
+        said.send("reserved")
+        said.recv()
 
 
 # --- one process has a run
@@ -93,8 +95,8 @@ def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
         with pytest.raises(InputError, match=r"^--name a: another process is at work on this run$"):
             train(output, resume=True)
         assert tracked(output)["a"].status == "FAILED"
-        other.send_signal(signal.SIGKILL)
-        other.wait()
+        other.kill()
+        other.join()
         status: list[str] = []
         assert train(output, lambda: status.append(tracked(output)["a"].status), resume=True).resumed
         assert status == ["RUNNING"]
@@ -119,7 +121,8 @@ def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) 
     with elsewhere(output, "a", "new") as other:
         with pytest.raises(InputError, match="another process is at work on this run"):
             train(output)
-        other.send_signal(signal.SIGKILL)
+        other.kill()
+        other.join()
     assert [path.name for path in (output / "runs" / "a").iterdir()] == [LOCK]
     run = train(output)
     assert not run.resumed
@@ -244,8 +247,8 @@ def test_too_few_cpus_for_a_resumed_run_are_refused_without_touching_it(ray_clus
 def test_a_resumed_run_with_a_wrong_address_is_refused_without_touching_it(output: Path) -> None:
     failed_run_of_the_job(output)
     words = command(output, "--name", "a", "--resume", "--address", "nope.invalid:1")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-    (line,) = done.stderr.strip().splitlines()
+    with Command(*words) as done:
+        (line,) = done.communicate()[1].strip().splitlines()
     assert line.startswith("concord: --address nope.invalid:1: no Ray cluster answers there (")
     assert done.returncode == 2
     assert (output / "runs" / "a" / RECORD).exists()
@@ -340,8 +343,9 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     address = ("--address", ray.get_runtime_context().gcs_address) if workers > 1 else ()
     words = command(output, "--name", "a", "--pause", "0.3", "--workers", str(workers), *address)
     checkpoints = output / "runs" / "a" / "checkpoints"
+    program = [sys.executable, "-m", "concord", *words]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
             wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from forked import Command
 from planned_comparison import planned
 from test_run import wait_for
 from test_study import comparable
@@ -135,9 +134,7 @@ def test_what_is_there_is_not_trained_again_and_more_seeds_are_added(whole: Comp
     assert [row["seeds"] for row in again.as_json()["rows"]] == [3, 3]
 
 
-def test_a_run_is_found_by_its_options_where_a_newer_one_stands_at_its_default(
-    whole: ComparisonResult, output: Path
-) -> None:
+def test_a_run_is_found_where_a_newer_option_has_its_default(whole: ComparisonResult, output: Path) -> None:
     folder = output / "comparisons" / NAME
     folder.mkdir(parents=True)
     (folder / "record.json").write_bytes((whole.folder / "record.json").read_bytes())
@@ -175,7 +172,7 @@ def test_a_table_with_a_rule_of_ones_own_is_found_without_the_rules_file(tmp_pat
     assert recorded.command() == plan.command()
 
 
-def test_a_report_only_reads_and_says_what_is_missing_and_which_command_makes_it(
+def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     whole: ComparisonResult, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     before = (whole.folder / EVENTS).read_bytes()
@@ -206,18 +203,18 @@ def test_a_run_that_fails_is_said_and_tried_again_and_the_others_are_kept(
     assert sorted(event["run"] for event in events if event["event"] == "ended") == ["run 0", "run 1", "run 1"]
 
 
-def test_a_comparison_whose_driver_is_killed_goes_on_and_trains_nothing_twice(
+def test_a_killed_comparison_resumes_and_trains_nothing_twice(
     whole: ComparisonResult, output: Path, tmp_path: Path
 ) -> None:
     witness = tmp_path / "witness"
     address = ray.get_runtime_context().gcs_address  # of a cluster that outlives the driver
     words = [
-        *(sys.executable, "-c", "from concord.cli import entry; entry()", "compare", JOB_FILE, "rates"),
+        *("compare", JOB_FILE, "rates"),
         *("--output", str(output), "--address", address, "--concurrent", "1", "--witness", str(witness)),
         *("--pause", "0.05"),
     ]
     folder = output / "comparisons" / NAME
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Command(*words) as process:
         wait_for(lambda: process.poll() is not None or len(ended(folder)) >= 1, 120)
         assert process.poll() is None, process.communicate()
         process.kill()

@@ -11,8 +11,6 @@ import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from forked import Command
 from test_run import children_named, wait_for
 
 from concord.cli import main
@@ -482,24 +481,11 @@ def test_max_minutes_ends_the_search_and_the_same_name_finishes_it(ray_cluster: 
 
 
 def command(output: Path, *options: str) -> list[str]:
-    program = "from concord.cli import entry; entry()"
-    return [sys.executable, "-c", program, "tune", JOB_FILE, "--output", str(output), *options]
+    return ["tune", JOB_FILE, "--output", str(output), *options]
 
 
 def events_of_runs(result: StudyResult) -> list[bytes]:
     return [line for line in (result.folder / EVENTS).read_bytes().splitlines() if b'"run":"' in line]
-
-
-@contextlib.contextmanager
-def driver(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A study in a process with a Ray of its own, in a session of its own as a terminal gives one."""
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def ended(output: Path) -> int:
@@ -514,14 +500,15 @@ def killed_and_continued(output: Path, trials: int, kills: int, *options: str) -
     kept: list[bytes] = []
     moments = sorted(random.sample(range(1, trials - 6), kills))
     for moment in moments:
-        with driver(*words) as process:
+        with Command(*words) as process:
             wait_for(lambda moment=moment, process=process: process.poll() is not None or ended(output) >= moment, 300)
             time.sleep(random.uniform(0, 0.5))
             assert process.poll() is None, process.communicate()
             process.kill()
         kept.append((folder_of(output).path / EVENTS).read_bytes())
-    done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
-    assert done.returncode == 0, (moments, done.stderr[-2000:])
+    with Command(*words) as done:
+        _, errors = done.communicate(580)
+    assert done.returncode == 0, (moments, errors[-2000:])
     result = read_study(folder_of(output))
     assert [ended.run.trial for ended in in_order(result)] == list(range(trials)), moments
     assert len(result.finished) == trials
@@ -558,7 +545,7 @@ def interrupted(words: Sequence[str], when: Callable[[], Any], by: int = signal.
 
     Gives how many trials had ended, and the words to go on.
     """
-    with driver(*words) as process:
+    with Command(*words) as process:
         wait_for(lambda: process.poll() is not None or when(), 240)
         if by == signal.SIGINT:
             os.killpg(process.pid, by)

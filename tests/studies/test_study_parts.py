@@ -93,7 +93,7 @@ def written(folder: Path, group: Sequence[tuple[RunProposal, dict[str, float], A
     return states
 
 
-def test_wherever_a_groups_events_are_cut_off_it_goes_on_from_the_last_whole_one() -> None:
+def test_a_group_cut_off_anywhere_resumes_from_its_last_whole_event() -> None:
     later = proposal(7, kind="seed", seed=9)
 
     @claim
@@ -171,7 +171,7 @@ def test_a_killed_process_loses_nothing_that_ended_and_leaves_no_lock(tmp_path: 
     assert [began.trial for began in runs.unfinished("trial")] == [count // 2] * (count % 2)
 
 
-def test_results_come_in_the_order_of_their_ends_and_what_was_given_up_has_none(tmp_path: Path) -> None:
+def test_results_come_in_order_of_ends_and_abandoned_trials_have_none(tmp_path: Path) -> None:
     again = [proposal(1, kind="left-out", whole=False), proposal(1, kind="seed", seed=5)]
     assert [each.key for each in again] == ["left-out 1", "seed 1 seed 5"]
     events = Events(Folder(tmp_path))
@@ -299,7 +299,7 @@ curves = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=12)
 
 
 @pytest.mark.parametrize("kind", ["asha", "median"])
-def test_a_scheduler_that_is_told_of_earlier_trials_decides_as_one_that_saw_them(kind: Any) -> None:
+def test_a_scheduler_told_of_earlier_trials_decides_as_if_it_saw_them(kind: Any) -> None:
     @claim
     @given(
         st.lists(st.tuples(curves, st.none() | st.integers(1, 4)), max_size=12),
@@ -453,7 +453,7 @@ MODES: dict[str, Mode | None] = {"loss": "min", "accuracy": "max", "rmse": None}
         ("accuracy", "min", "--mode min: the job's accuracy says max"),
     ],
 )
-def test_the_job_or_the_mode_says_whether_large_or_small_is_good_and_nobody_guesses(
+def test_the_job_or_the_mode_decides_the_direction_and_nobody_guesses(
     measure: str, asked: Mode | None, expected: str
 ) -> None:
     if expected in ("max", "min"):
@@ -464,7 +464,7 @@ def test_the_job_or_the_mode_says_whether_large_or_small_is_good_and_nobody_gues
         assert str(refused.value).startswith(expected)
 
 
-def test_the_worst_environment_of_every_split_by_a_measure_that_does_not_say_what_is_worse() -> None:
+def test_the_worst_environment_by_a_measure_without_a_direction() -> None:
     metrics = {"rmse/train/a": 1.0, "rmse/train/b": 2.0, "rmse/held_out/a": 3.0, "rmse/ood/x/y": 4.0, "mse/ood/x": 9.0}
     of_held_out = {"worst_held_out_rmse": 3.0, "worst_validation_rmse": 3.0}
     assert worst_environments(metrics, "rmse", "min") == {"worst_train_rmse": 2.0, "worst_ood_rmse": 4.0} | of_held_out
@@ -535,12 +535,12 @@ class Config(TrainConfig):
     sizes: Sizes = dataclasses.field(default_factory=Sizes)
 
 
-def test_data_may_depend_on_a_jobs_own_options_and_on_those_that_say_what_data_there_are() -> None:
+def test_data_may_depend_on_a_jobs_own_options_and_data_options() -> None:
     found = data_options(Config)
     assert found == {"environments", "examples", "seed", "held_out", "data_dir"}
 
 
-def test_data_are_not_shared_by_trials_that_vary_what_the_environments_read(ray_cluster: None) -> None:
+def test_data_are_not_shared_by_trials_that_vary_what_environments_read(ray_cluster: None) -> None:
     def environments(config: Config) -> Environments:
         def load(name: str) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.full((4, 2), config.optimizer.lr), torch.zeros(4, dtype=torch.long)

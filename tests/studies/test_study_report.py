@@ -134,7 +134,7 @@ def test_a_study_of_an_error_shows_the_smallest_first_and_says_so(
     assert "best      trial 2, selected by held-out: held_out_accuracy 0.7, the smaller the better" in out
 
 
-def test_the_worst_environment_stands_beside_what_each_selection_would_have_chosen(tmp_path: Path) -> None:
+def test_the_worst_environment_stands_beside_each_selections_choice(tmp_path: Path) -> None:
     criterion = {"selection": "oracle", "metric": "worst_ood_accuracy", "mode": "max"}
     folder = study(tmp_path, "s", criterion=criterion, measure="worst_accuracy")
     run = RunProposal("trial", 4, {"lr": 0.5, "penalty": "none"})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_processes
 from mlflow_server import NOWHERE, Server
 from test_champion import the_best_of_those_at_once_is_the_champion
 
@@ -30,31 +31,19 @@ from concord.tracking.run_search import Condition, RunSearch
 
 # Importing and opening
 
-OPENS_AT_ONCE = """
-import sys
-from pathlib import Path
-from concord.tracking import Store
-from concord.tracking.client import import_mlflow
-import_mlflow()
-print("ready", flush=True)
-sys.stdin.readline()
-Store.open(Path(sys.argv[1])).start_run("tests", "a run", {}, {})
-"""
+
+def _open_at_once(rank: int, folder: Path) -> None:
+    (folder / f"ready {rank}").touch()
+    while len(list(folder.glob("ready *"))) < 3:
+        time.sleep(0.001)
+    Store.open(folder / "new").start_run("tests", "a run", {}, {})
 
 
 def test_several_runs_that_begin_at_once_in_a_new_folder_make_one_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    command = [sys.executable, "-c", OPENS_AT_ONCE, str(tmp_path / "new")]
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **piped) for _ in range(3)]  # type: ignore[call-overload]
-    assert all(process.stdout.readline() == "ready\n" for process in processes)
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    run_processes(_open_at_once, 3, tmp_path)
     assert len(Store.open(tmp_path / "new").runs("tests", finished_only=False)) == 3
 
 

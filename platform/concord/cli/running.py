@@ -191,7 +191,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
     result: Mapping[str, Any] = making.make(options, info)
-    if not as_json:
+    if not as_json and not making.tells:
         nested_table("data", result)
     return {"job": job.name, **result}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch.utils import _pytree as pytree
 from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
+
+if TYPE_CHECKING:  # it imports pandas
+    from concord.environments.table_encoder import TableEncoder
 
 SPLITS = {
     "train": "the training environments",
@@ -146,6 +149,21 @@ class HeldOut(NamedTuple):
     held_out: Environment | None
 
 
+@dataclass(frozen=True)
+class RawRows:
+    """How a registered model takes rows of a table, with texts and missing values.
+
+    Attributes:
+        encoder: makes numbers of rows.
+        example: a few rows, a pandas frame.
+        outputs: the names of the classes, or of the one number.
+    """
+
+    encoder: "TableEncoder"
+    example: Any
+    outputs: tuple[str, ...]
+
+
 class Environments:
     """Named environments and what they are for; the data are made one environment at a time.
 
@@ -160,6 +178,9 @@ class Environments:
             training data.
         version: text that is another when the data are; what was found out about some data is not taken for others
             then. None where the options alone decide the data.
+
+    Attributes:
+        learn: whether :meth:`fitted` learns from what is trained on, so that it is another where one is left out.
 
     Raises:
         InputError: no training environment, a name that stands twice, or an observed environment whose metrics would
@@ -176,6 +197,7 @@ class Environments:
         version: str | None = None,
     ) -> None:
         self.version = version
+        self.learn = False
         self._load = load
         self.train = tuple(train)
         self.validation = tuple(validation)
@@ -221,6 +243,15 @@ class Environments:
         require_names([name], self.train)
         train = [each for each in self.train if each != name]
         return Environments(self._load, train, [name], self.test, self.observed, self.version)
+
+    @property
+    def raw(self) -> RawRows | None:
+        """How rows of a table become inputs, where the data are one."""
+        return None
+
+    def fitted(self, fraction: float, seed: int) -> "Environments":  # noqa: ARG002
+        """With what the data learn of their training part, without the fraction that is held out; usually nothing."""
+        return self
 
     @staticmethod
     def none() -> "Environments":
@@ -275,7 +306,7 @@ class Environments:
                 return [split_held_out(environment, fraction, seed) for environment in self.load(names)]
             form = form or whole.form
             _require_form(whole, names[0], form)
-            kept, held = held_out_places(whole, fraction, seed)
+            kept, held = held_out_places(name, len(whole), fraction, seed)
             laid.add(whole.in_memory, kept)
             held_out.append(None if held is None else Environment(name, whole.take(held)))
         training = [Environment(*each) for each in zip(names, laid.moved(device), strict=True)]
@@ -283,7 +314,9 @@ class Environments:
 
     def only_names(self) -> "Environments":
         """The same names for the same purposes, without what loads the data, which may hold data itself."""
-        return Environments(_not_here, **self.by_purpose(), version=self.version)
+        names = Environments(_not_here, **self.by_purpose(), version=self.version)
+        names.learn = self.learn
+        return names
 
 
 def require_names(names: Iterable[str], known: Iterable[str]) -> None:
@@ -304,7 +337,7 @@ def split_held_out(environment: Environment, fraction: float, seed: int) -> Held
     Raises:
         InputError: the fraction is not in [0, 1), or one example is to be split.
     """
-    kept, held = held_out_places(environment, fraction, seed)
+    kept, held = held_out_places(environment.name, len(environment), fraction, seed)
     if kept is None or held is None:
         return HeldOut(environment, None)
     return HeldOut(*(Environment(environment.name, _at_places(environment.source, each)) for each in (kept, held)))
@@ -320,17 +353,16 @@ def _at_places(source: ExampleSource, places: Tensor) -> Tree | ExampleSource:
     return Part(source, places)
 
 
-def held_out_places(environment: Environment, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Where the examples lie that are trained on, and those that are held out; None of a fraction of 0."""
+def held_out_places(name: str, examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Where the examples of an environment lie that are trained on, and those held out; None of a fraction of 0."""
     if not 0 <= fraction < 1:
         raise ArgumentError("fraction", fraction, "the held-out fraction must lie in [0, 1)")
     if fraction == 0:
         return None, None
-    examples = len(environment)
     if examples < 2:
-        raise InputError(f"environment {environment.name}: one example cannot be split; hold out a fraction of 0")
+        raise InputError(f"environment {name}: one example cannot be split; hold out a fraction of 0")
     count = min(max(round(fraction * examples), 1), examples - 1)
-    order = torch.randperm(examples, generator=generator_for(seed, environment.name, "held out"))
+    order = torch.randperm(examples, generator=generator_for(seed, name, "held out"))
     return order[count:].sort().values, order[:count].sort().values
 
 

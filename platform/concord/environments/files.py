@@ -14,12 +14,12 @@ class RemoteFile:
 
     Attributes:
         name: of the file.
-        sha256: its checksum.
+        sha256: its checksum; None where the reader checks the content.
         urls: its home, then mirrors.
     """
 
     name: str
-    sha256: str
+    sha256: str | None
     urls: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ def download(file: RemoteFile, dataset: str) -> Path:
                 return Path(
                     pooch.retrieve(
                         url,
-                        known_hash=f"sha256:{file.sha256}",
+                        known_hash=None if file.sha256 is None else f"sha256:{file.sha256}",
                         fname=file.name,
                         path=pooch.utils.cache_location(folder, env="CONCORD_CACHE"),
                     )

@@ -192,6 +192,7 @@ def _cifar10(folders: Sequence[Path]) -> ImageDataset:
     if archive is None:
         archive = download(_CIFAR10, "cifar10")
     else:
+        assert _CIFAR10.sha256 is not None
         check_sha256(archive, _CIFAR10.sha256)
     return read_cifar10(archive)
 

@@ -8,10 +8,10 @@
   :class:`PerExampleGradients` is the same as one call.
 """
 
-from concord.gradients.example_environments import ExampleGradient, PerExampleGradients
 from concord.gradients.hook import AggregationHook, HookedGradients, aggregation_hook, register_aggregation_hook
 from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.per_example import PerExample, per_example
+from concord.gradients.per_example_gradients import ExampleGradient, PerExampleGradients
 from concord.gradients.risk import Batch, Loss, Risk, Supervised
 from concord.gradients.stacked import StackedGradients
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep, GradientSource

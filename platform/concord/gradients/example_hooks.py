@@ -2,23 +2,23 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from concord.aggregation import GRADIENT
 from concord.errors import InputError
-from concord.gradients.example_gradients import ExampleGradients, SummedGradients
-from concord.gradients.example_layers import LAYERS, Call, convolution, is_unit, spread_out, symmetric_padding
-from concord.gradients.example_tracing import ExampleTracing, Spread, is_range
-from concord.gradients.layout import require_no_hooks_after_accumulation
+from concord.gradients.capture import Capture, Pass
+from concord.gradients.example_tracing import ExampleTracing, Spread, is_range, spread_out
+from concord.gradients.group_gradients import chunks
+from concord.gradients.layer_gradients import LAYERS, Call, CapturedLayer, convolution, geometry_of
+from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.sums import Sums
 from concord.gradients.supplied_convolution import convolve
 
@@ -29,20 +29,26 @@ _registered: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 @dataclass
-class _Pass:
-    """One forward pass: its examples, how often each parameter was used, and what backward brought so far."""
+class _Pass(Pass):
+    """A forward pass of a user's loop.
 
-    examples: int
-    uses: dict[int, int] = field(default_factory=dict)
-    arrived: dict[int, list[ExampleGradients]] = field(default_factory=dict)
+    Attributes:
+        added: parameters of which all uses are in the sums.
+        supplied: where a convolution takes its weight's gradient from, by parameter.
+        counted: whether its examples are.
+        whole: whether it is one of the whole model.
+        tracing: follows the first pass of its form.
+    """
+
     added: set[int] = field(default_factory=set)
+    supplied: dict[int, list[Tensor]] = field(default_factory=dict)
     counted: bool = False
-    whole: bool = True  # of the whole model
+    whole: bool = True
     tracing: ExampleTracing | None = None
 
 
-class ExampleHooks:
-    """Hooks on a model that add every example's statistics to sums.
+class ExampleHooks(Capture[_Pass]):
+    """Hooks on a model that add every example's statistics to sums, in a training loop of the user's own.
 
     Forward: each layer's hook keeps what the layer was called with and waits for the gradient of its output. Backward:
     that gradient makes the per-example gradients of the layer's parameters, in the form the layer has them, and their
@@ -61,20 +67,23 @@ class ExampleHooks:
 
     Attributes:
         examples: that backward has reached since :meth:`reset`.
-        expected: how many the next passes have, if that is known; None goes by their inputs.
+        expected: the number of examples of the next passes, if it is known; None takes it from their inputs.
 
     Raises:
         InputError: a layer of the model is collected from already, or has no parameters yet (a lazy one).
     """
 
     def __init__(self, model: nn.Module, sums: Sums, reduction: Reduction, memory_limit: int) -> None:
+        for name, module in model.named_modules():
+            if module in _registered:
+                raise InputError(f"module {name or 'model'}: its examples are collected already; remove() that first")
+        super().__init__(model, sums.parameters)
         self.examples = 0
         self.expected: int | None = None
         self._model = model
         self._sums = sums
         self._reduction = reduction
         self._memory_limit = memory_limit
-        self._index = {id(parameter): index for index, parameter in enumerate(sums.parameters.values())}
         # Where backward adds to parameter.grad: what is not on its way there (autograd.grad) is no training step.
         edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in sums.parameters.values()]
         self._accumulators = [edge.node for edge in edges]
@@ -91,10 +100,9 @@ class ExampleHooks:
         self._paused = False
         self._finite: Tensor | None = None
         self._handles: list[RemovableHandle] = []
-        # Convolutions that ask here for their weight's gradient, their latest calls, and what they are given.
-        self._supplying: set[int] = set()
-        self._calls: dict[int, object] = {}
-        self._supplied: dict[object, Tensor] = {}
+        # Convolutions whose weight's gradient is supplied, and where their latest calls take it from.
+        self._supplying: list[nn.Module] = []
+        self._supplied: dict[int, list[Tensor]] = {}
         # Forms of inputs that were traced, and which outputs of layers got a dimension of examples then.
         self._traced: set[object] = set()
         self._spreads: dict[object, Spread] = {}
@@ -106,17 +114,17 @@ class ExampleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        for module in self._supplying:
+            del module.forward
         for module in self._model.modules():
-            if id(module) in self._supplying:
-                del module.forward
             _registered.discard(module)
-        self._supplying = set()
+        self._supplying = []
 
     def reset(self) -> None:
         """Forget what was collected."""
         self._sums.zero()
         self.examples = 0
-        self._calls, self._supplied, self._verified, self._reached = {}, {}, {}, set()
+        self._supplied, self._verified, self._reached = {}, {}, set()
         self._open, self._current, self._loose, self._task, self._scale = [], None, None, None, 1.0
 
     def settle(self) -> None:
@@ -155,7 +163,7 @@ class ExampleHooks:
 
     @contextlib.contextmanager
     def watched(self, examples: int) -> Iterator[Tensor]:
-        """Collect nothing meanwhile, but which examples of the passes are finite in all layers.
+        """Collect nothing meanwhile, but which examples' gradients are finite.
 
         Args:
             examples: of each pass.
@@ -175,27 +183,10 @@ class ExampleHooks:
         return self
 
     def _register(self) -> None:
-        layers = []
-        inside: set[int] = set()
-        for name, module in self._model.named_modules():
-            if module in _registered:
-                raise InputError(f"module {name or 'model'}: its examples are collected already; remove() that first")
-            if id(module) in inside:
-                continue
-            if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
-                raise InputError(
-                    f"module {name or 'model'}: it has no parameters yet; run the model once, then register"
-                )
-            unit = is_unit(module)
-            if unit:
-                inside |= {id(child) for child in module.modules()}
-            own = {n: p for n, p in module.named_parameters(recurse=unit) if p.requires_grad}
-            if own:
-                layers.append((name or type(module).__name__, module, own))
-        for name, module, own in layers:
-            self._handles.append(module.register_forward_hook(self._called(module, name, own), with_kwargs=True))
-            if "weight" in own and LAYERS.get(type(module)) is convolution and symmetric_padding(module) is not None:
-                self._supply_to(module)
+        self._handles += self.attach()
+        for layer in self.layers:
+            if "weight" in layer.parameters and LAYERS.get(type(layer.module)) is convolution:
+                self._supply_to(layer.module)
         for module in self._model.modules():
             _registered.add(module)
         self._handles.append(self._model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True))
@@ -205,31 +196,30 @@ class ExampleHooks:
 
     def _supply_to(self, module: Any) -> None:
         """Let a convolution take its weight's gradient from what is summed here."""
+        geometry = geometry_of(module)
+        if geometry is None:
+            return
 
         def forward(this: Any, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name for it
             batch = input.ndim == len(this.kernel_size) + 2
-            if this is not module or self._ignored() or torch.compiler.is_compiling() or not batch:
+            ignored = self.ignored() or _in_backward() or torch.compiler.is_compiling()
+            if this is not module or ignored or not batch:
                 result: Tensor = type(this).forward(this, input)
                 return result
-            call = object()
-            self._calls[id(module)] = call
-            return convolve(module, input, lambda: self._supplied.pop(call, None))
+            self._supplied[id(module)] = []
+            return convolve(module, geometry, input, self._supplied[id(module)])
 
-        self._supplying.add(id(module))
+        self._supplying.append(module)
         module.forward = MethodType(forward, module)  # the instance's; its class keeps its own
 
-    def _ignored(self) -> bool:
-        """Whether a forward pass is none that backward will come back from."""
-        # A forward pass that is repeated inside backward, as by activation checkpointing, has been counted before.
-        return self._paused or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
+    def ignored(self) -> bool:
+        """Whether a call of a layer is none that backward will come back from."""
+        return self._paused or not torch.is_grad_enabled()
 
     def _begin(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if model is not self._model or self._ignored():
+        if model is not self._model or self.ignored() or _in_backward():
             return
-        if {id(each) for each in model.parameters() if each.requires_grad} != self._index.keys():
-            raise InputError(
-                "model: other parameters want a gradient than when it was registered; remove() that, and register again"
-            )
+        require_unchanged(model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
         for name, parameter in self._sums.parameters.items():
             if len(parameter._backward_hooks or {}) > 1:  # one is ours
@@ -248,106 +238,50 @@ class ExampleHooks:
             self._current.tracing.__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, model: nn.Module, *_: Any) -> None:
-        if model is self._model and self._current is not None and not self._ignored():
+        if model is self._model and self._current is not None and not (self.ignored() or _in_backward()):
             if self._current.tracing is not None:
                 self._current.tracing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
                 self._current.tracing = None
             self._current = None
 
-    def _called(self, layer: nn.Module, name: str, own: dict[str, nn.Parameter]) -> Callable[..., Any]:
-        """The forward hook of a layer with these parameters."""
-        indices = {parameter: self._index[id(value)] for parameter, value in own.items()}
-
-        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            repeated = self._repeated()
-            if module is not layer or (self._ignored() and not repeated):
-                return None
-            if any(module._parameters.get(each, value) is not value for each, value in own.items()):
-                return None  # called with other parameters (functional_call)
-            leaves, structure = pytree.tree_flatten(output)
-            places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-            watched = [at for at, place in enumerate(places) if leaves[places[at]].requires_grad]
-            if not watched:
-                return None
-            current = None if repeated else self._pass_of(arguments, keywords)
-            spreads: list[Spread | None] = [None] * len(places)
-            for at in watched:
-                place = places[at]
-                spread = spreads[at] = self._spread(current, module, name, arguments, leaves[place])
-                if spread is not None:
-                    leaves[place] = spread_out(leaves[place], spread, self._open_examples(current))
-                    if current is not None and current.tracing is not None:
-                        current.tracing.note(leaves[place], name, spread)
-            replaced = any(spreads)
-            if current is None:
-                return pytree.tree_unflatten(leaves, structure) if replaced else None
-            for index in indices.values():
-                current.uses[index] = current.uses.get(index, 0) + 1
-            call = Call(module, name, own, arguments, keywords, spreads)
-            asks = self._calls.pop(id(module), None)
-            sources, shapes = [], []
-            for at in watched:
-                tensor = leaves[places[at]]
-                shapes.append(tensor.shape)
-                if spreads[at] is not None:  # cannot be written to in place
-                    sources.append(tensor)
-                    continue
-                if tensor._is_view() and type(module) is nn.Linear and _same_elements(tensor):
-                    # A hook on a view is lost when it is written to in place, one on what it views is not.
-                    sources.append(tensor._base)
-                    continue
-                if tensor._is_view():
-                    leaves[places[at]], replaced = tensor.clone(), True
-                sources.append(leaves[places[at]])
-
-            def arrived(grads: Sequence[Tensor | None]) -> None:
-                if torch.is_grad_enabled() and not self._paused:
-                    raise InputError("per-example gradients: backward with create_graph=True cannot be collected from")
-                by_output: list[Tensor | None] = [None] * len(places)
-                for at, shape, grad in zip(watched, shapes, grads, strict=True):
-                    by_output[at] = None if grad is None else grad.detach().reshape(shape)
-                self._arrived(current, call, indices, by_output, asks)
-
-            if len(sources) == 1:
-                sources[0].register_hook(lambda grad: arrived([grad]))
-            else:
-                torch.autograd.graph.register_multi_grad_hook(sources, arrived)
-            return pytree.tree_unflatten(leaves, structure) if replaced else None
-
-        return hook
-
-    def _repeated(self) -> bool:
-        """Whether the forward pass is one that activation checkpointing repeats inside backward."""
-        return not self._paused and torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
-
-    def _open_examples(self, current: _Pass | None) -> int:
-        if current is not None:
-            return current.examples
-        return self._open[-1].examples if self._open else self._latest
+    def with_examples(
+        self, current: _Pass | None, layer: CapturedLayer, arguments: Any, output: Tensor
+    ) -> tuple[Tensor, Spread | None]:
+        """A layer's output, with a dimension of examples if all share it."""
+        examples = current.examples if current else self._open[-1].examples if self._open else self._latest
+        spread = self._spread(current, layer, arguments, output, examples)
+        if spread is None:
+            return output, None
+        output = spread_out(output, spread, examples)
+        if current is not None and current.tracing is not None:
+            current.tracing.note(output, layer.name, spread)
+        return output, spread
 
     def _spread(
-        self, current: _Pass | None, module: nn.Module, name: str, arguments: tuple[Any, ...], output: Tensor
+        self, current: _Pass | None, layer: CapturedLayer, arguments: Any, output: Tensor, examples: int
     ) -> Spread | None:
         """How an output gets a dimension of examples, as the first pass of this form has shown."""
-        examples = self._open_examples(current)
         shapes = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in arguments)
-        form = (id(module), examples, shapes, output.shape)
-        positions = type(module) is nn.Embedding and output.ndim == 2
+        form = (id(layer.module), examples, shapes, output.shape)
+        positions = type(layer.module) is nn.Embedding and output.ndim == 2
         if current is not None and current.tracing is not None:
-            if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            if isinstance(layer.module, nn.MultiheadAttention | nn.RNNBase):
                 return None
-            spread = current.tracing.spread(output, name, positions)
+            spread = current.tracing.spread(output, layer.name, positions)
             if spread is not None:
                 self._spreads[form] = spread
             return spread
         if current is not None and not current.whole and positions and arguments and is_range(arguments[0]):
             raise InputError(
-                f"module {name}: its input counts 0, 1, 2, …, which seem to be positions and not examples. Call the "
-                "model as a whole, or expand its input to the batch"
+                f"module {layer.name}: its input counts 0, 1, 2, …, which seem to be positions and not examples. Call "
+                "the model as a whole, or expand its input to the batch"
             )
         return self._spreads.get(form)
 
-    def _pass_of(self, arguments: Any, keywords: Any) -> _Pass:
+    def pass_of(self, arguments: Any, keywords: Any) -> _Pass | None:
+        """The pass that a layer's call belongs to; None where activation checkpointing repeats it inside backward."""
+        if _in_backward():
+            return None
         if self._current is not None:
             return self._current
         # A part of the model was called by itself; what was so called since the last backward pass is one pass.
@@ -364,46 +298,50 @@ class ExampleHooks:
         if not tensors or tensors[0].ndim == 0:
             raise InputError("model: its first input is no tensor with the examples in the first dimension")
         lengths = [len(tensor) for tensor in tensors if tensor.ndim]
-        if self.expected in lengths:
-            return _Pass(lengths[lengths.index(self.expected)])
         begins = [each for each in tensors if each.ndim and len(each) != 1]
-        if not begins:
-            return _Pass(1)
         if not positional:  # in any order: what most begin with, or the one of the most dimensions
             begins.sort(key=lambda each: (-lengths.count(len(each)), -each.ndim))
-        return _Pass(len(begins[0]))
+        examples = self.expected if self.expected in lengths else len(begins[0]) if begins else 1
+        return _Pass(examples, groups=examples)
 
-    @torch.no_grad()
-    def _arrived(
-        self, of: _Pass, call: Call, indices: dict[str, int], grads: Sequence[Tensor | None], asks: object | None
-    ) -> None:
-        if self._paused or not self._fills_gradients(indices.values()):
+    def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """A call's outputs, or what they are views of, wait for their gradients."""
+        supplied = self._supplied.pop(id(call.layer.module), None)
+        if supplied is not None:
+            current.supplied[call.layer.indices["weight"]] = supplied
+
+    def arrived(self, current: _Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
+        """Add what the gradients of a call's outputs complete."""
+        indices = call.layer.indices.values()
+        if torch.is_grad_enabled() and not self._paused:
+            raise InputError("per-example gradients: backward with create_graph=True cannot be collected from")
+        if self._paused or not self._fills_gradients(indices):
             return
         self._loose = None
-        if self._finite is not None:
-            self._finite &= call.finite(grads, of.examples)
-            return
-        self._reach(of)
-        if not of.added.isdisjoint(indices.values()):
-            raise InputError(
-                f"module {call.name}: a second backward pass reaches the same forward pass; add the losses instead, "
-                "or run the model again"
-            )
+        if self._finite is None:
+            self._reach(current)
+            if not current.added.isdisjoint(indices):
+                raise InputError(
+                    f"module {call.layer.name}: a second backward pass reaches the same forward pass; add the losses "
+                    "instead, or run the model again"
+                )
         scaled = [None if grad is None else _scaled(grad, self._scale) for grad in grads]
         self._half |= any(grad is not None and grad.itemsize < 4 for grad in grads)
-        with self.paused(), torch.autocast(self._sums.device.type, enabled=False):
-            forms, general = call.gradients(scaled, of.examples)
-            for name, form in forms.items():
-                index = indices[name]
-                if index not in self._verified and (general or (self._verify_all and not self._half)):
-                    self._verified[index] = (call.name, self._room(index))
-                of.arrived.setdefault(index, []).append(form)
-                if asks is not None and name == "weight" and of.uses[index] == 1 and index not in self._verified:
-                    supplied = self._room(index)
-                    self._add(of, index, supplied)
-                    self._supplied[asks] = supplied.div_(self._scale)  # the parameter's hook is going to multiply by it
-                elif len(of.arrived[index]) == of.uses[index]:
-                    self._add(of, index)
+        with self.paused(), torch.no_grad(), torch.autocast(self._sums.device.type, enabled=False):
+            forms, general = call.gradients(scaled, current.examples, current.groups)
+            if self._finite is not None:
+                for name, form in forms.items():
+                    size = max(call.layer.parameters[name].nbytes, 1)
+                    for part in chunks(current.groups, self._memory_limit // size):
+                        of_part = form.of_groups(part)
+                        self._finite[part] &= torch.isfinite(of_part.reshape(len(of_part), -1)).all(1).cpu()
+                return
+            if general or (self._verify_all and not self._half):
+                for index in indices:
+                    if index not in self._verified:
+                        self._verified[index] = (call.layer.name, self._room(index))
+            for index in current.take(call.layer, forms):
+                self._add(current, index)
 
     def _fills_gradients(self, indices: Any) -> bool:
         """Whether the backward pass that runs adds to one of these parameters' ``grad``."""
@@ -455,20 +393,23 @@ class ExampleHooks:
         ours = not self._paused and torch._C._current_graph_task_id() == self._task
         return grad * self._scale if ours and self._scale != 1.0 else grad
 
-    def _add(self, of: _Pass, index: int, gradient: Tensor | None = None) -> None:
-        """Add what arrived for a parameter; to ``gradient`` too, which otherwise is left to backward."""
-        forms = of.arrived.pop(index)
+    def _add(self, of: _Pass, index: int) -> None:
+        """Add what arrived for a parameter; its gradient only where it is verified, or supplied to backward."""
         of.added.add(index)
         self._reached.add(index)
         part = self._sums.part(index)
         wanted = [(each, part[each.name]) for each in self._sums.rule.statistics if each != GRADIENT]
+        supplied = of.supplied.pop(index, None)
         if index in self._verified:
-            gradient = self._verified[index][1]
-        if gradient is not None:
+            wanted.append((GRADIENT, self._verified[index][1]))
+        elif supplied is not None and of.uses[index] == 1:
+            gradient = self._room(index)
             wanted.append((GRADIENT, gradient))
+        form = of.pop(index)
         if wanted:
-            form = forms[0] if len(forms) == 1 else SummedGradients(forms)
             form.add_to(wanted, self._memory_limit)
+        if supplied is not None and index not in self._verified and of.uses[index] == 1:
+            supplied.append(gradient.div_(self._scale))  # the parameter's hook is going to multiply by it
 
     def _room(self, index: int) -> Tensor:
         """Room for the sum of a parameter's gradients."""
@@ -490,7 +431,7 @@ class ExampleHooks:
             if float((total - whole).norm()) > allowed:
                 raise InputError(
                     f"module {name}: its gradient is not the sum of its examples' gradients, taken one by one: it "
-                    "draws at random (dropout), mixes examples, or its parameters are used elsewhere, too. Change "
+                    "draws at random (dropout), mixes examples, or its parameters are also used elsewhere. Change "
                     "that, freeze it (requires_grad_(False)), or build it of PyTorch's own layers"
                 )
 
@@ -500,12 +441,5 @@ def _scaled(grad: Tensor, scale: float) -> Tensor:
     return (grad.float() if grad.dtype == torch.float16 else grad) * scale
 
 
-def _same_elements(view: Tensor) -> bool:
-    base = view._base
-    return (
-        base is not None
-        and base.numel() == view.numel()
-        and base.is_contiguous()
-        and view.is_contiguous()
-        and base.grad_fn is not None
-    )
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

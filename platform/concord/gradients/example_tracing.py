@@ -4,7 +4,7 @@ Shapes do not tell: a table of position embeddings ``(T, D)`` looks like a batch
 first pass of each form is followed operation by operation: what comes from the batch belongs to its examples. What
 does not, and is shared, gets a dimension of examples (:data:`Spread`), so that its gradient arrives for each of them.
 That is right where the model adds it to the batch, and wrong where it, say, takes the first row of it; so the
-operations that it goes into are looked at, too.
+operations that it goes into are also looked at.
 """
 
 from typing import Any, Literal
@@ -21,13 +21,18 @@ Spread = Literal["expanded", "added"]
 """How a shared output gets a dimension of examples: ``(1, ...)`` is expanded, any other has one put in front."""
 
 
+def spread_out(tensor: Tensor, spread: Spread, examples: int) -> Tensor:
+    """A view that begins with a dimension of examples."""
+    return tensor.expand(examples, *(tensor.shape if spread == "added" else tensor.shape[1:]))
+
+
 class ExampleTracing(TorchDispatchMode):
     """A mode in which operations tell which tensors come from the examples.
 
-    Tensors are known by their storage, so that views and writes in place are followed, too.
+    Tensors are known by their storage, so that views and writes in place are also followed.
 
     Args:
-        examples: how many there are.
+        examples: the number of examples.
         inputs: the model's. Those that begin with the examples are theirs, but for numbers 0, 1, 2, … beside inputs
             of that length: positions.
     """

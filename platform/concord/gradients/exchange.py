@@ -66,14 +66,19 @@ class Processes:
                 raise InputError(f"process {rank} of the group has no environment, expected at least 1")
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of environments of each process."""
+        return tuple(map(len, self.names))
+
+    @property
     def total(self) -> int:
-        """How many environments there are."""
-        return sum(map(len, self.names))
+        """The number of environments of all processes."""
+        return sum(self.counts)
 
     @property
     def most(self) -> int:
         """The largest number of environments of one process."""
-        return max(map(len, self.names))
+        return max(self.counts)
 
     def gathered(self, own: Tensor) -> Tensor:
         """The tensor ``own`` of every process, ``(processes, *shape)``; waits for them."""
@@ -223,7 +228,7 @@ class SliceExchange:
             step: for rules that draw at random.
             presence: everybody's ``present``, ``(processes, most environments)``, where environments that are not
                 finite are left out; None: all are in. Reading it makes the host wait for the device.
-            scale: what the gradients that were sent are multiplied by; the update is, too. None: by nothing.
+            scale: the gradients that were sent are multiplied by it, and so is the update. None: by nothing.
         """
         clock = self.aggregation.clock
         before = clock.switch("exchange")

@@ -33,7 +33,7 @@ def finish_in_blocks(
         out: where the update goes, flat; it may be what ``sums`` reads, of another dtype than the sums.
         layers: of the run in which ``out`` lies.
         start: where ``out`` begins in that run.
-        environments: how many environments are in the sums; with none the update is zero.
+        environments: the number of environments in the sums; with none the update is zero.
         step: for rules that draw at random.
 
     Returns:
@@ -85,5 +85,5 @@ def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:
 
 
 def poison(out: Tensor, finite: Tensor) -> None:
-    """Make an update not finite where ``finite`` (a scalar) is not, whatever the rule made of that."""
+    """Make an update not finite where ``finite`` (a scalar) is not, also where the rule has made it finite."""
     out[:1] += (finite.float() * 0).to(out.dtype)

@@ -7,7 +7,7 @@ backward is still running, and gets the aggregated ones back. On a DDP model of 
 
 The hook is ordinary: ``ddp_model.register_comm_hook(AggregationHook(...), aggregation_hook)`` does the same, and a
 wrapper such as PyTorch's ``fp16_compress_wrapper`` can be put around :func:`aggregation_hook`.
-How the environments' gradients meet is said, with measurements, in :mod:`concord.gradients.exchange`.
+How the environments' gradients meet is described, with measurements, in :mod:`concord.gradients.exchange`.
 """
 
 import functools
@@ -28,7 +28,7 @@ from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
-from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
+from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 
 # DDP's option by which a forward pass leaves buffers alone; PyTorch 2.13 gave it another name.
@@ -48,7 +48,7 @@ class _Bucket:
 class AggregationHook:
     """The state of :func:`aggregation_hook`: register one on one model.
 
-    The processes' gradients are taken as one environment's each, whatever was accumulated in them under
+    The processes' gradients are taken as one environment's each, with all that was accumulated in them under
     ``no_sync()``. The result replaces the average that DDP would have formed.
 
     Args:
@@ -63,7 +63,7 @@ class AggregationHook:
             overlaps with backward any more. A scaler is the one that has scaled the loss.
 
     Attributes:
-        step: how many backward passes were aggregated.
+        step: the number of backward passes that were aggregated.
         skipped: names of the environments left out of the last one.
         skipped_total: how often an environment was left out so far.
 
@@ -279,14 +279,12 @@ class HookedGradients:
         )
         self.hook = register_aggregation_hook(wrapped, rule, environment=environment, **options)
         self._risk = MeanRisk(wrapped, as_risk(loss), self.hook.aggregation.autocast, device)
-        self._form = BatchForm()
+        self._calls = Calls()
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """One step; leaves of the batch begin with ``(1, examples)``; see :class:`EnvironmentStep`."""
-        batch, at = as_called(batch, more, step)
-        batch, _ = self._form.check(batch, self.hook.processes.names[self.hook.processes.rank])
-        if at is not None:
-            self.hook.step = at
+        names = self.hook.processes.names[self.hook.processes.rank]
+        batch, _, self.hook.step = self._calls.take(batch, more, step, names)
         for parameter in self._parameters:
             parameter.grad = None
         risk, weight = self._risk(take(batch, 0), self.hook.step)

@@ -1,7 +1,7 @@
 """Every example its own environment: the rule's sums over examples, from one forward and one backward pass.
 
-During backward each layer contributes the sums its rule needs (:mod:`~concord.gradients.example_layers` says how, in
-the forms of :mod:`~concord.gradients.example_gradients`); the sum of the gradients themselves is the ordinary one.
+During backward each layer contributes the sums its rule needs (:mod:`~concord.gradients.layer_gradients` says how, in
+the forms of :mod:`~concord.gradients.group_gradients`); the sum of the gradients themselves is the ordinary one.
 On a model of one's own, in a plain loop::
 
     examples = per_example(model, AndMask(threshold=0.2))
@@ -13,7 +13,6 @@ On a model of one's own, in a plain loop::
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Unpack
 
 import torch
@@ -24,11 +23,9 @@ from concord.aggregation import GRADIENT, Aggregator
 from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import Processes, SliceExchange
+from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
-
-# Exchanges are kept for the latest numbers of examples; their buffers are as large as the model.
-_KEPT_EXCHANGES = 2
 
 
 class PerExample:
@@ -44,7 +41,7 @@ class PerExample:
     batch's gradient. For models that treat examples separately that is the derivative of the example's loss. Under
     batch norm it also holds what the example's normalized activations get from other examples' losses; the
     derivative of one example's loss through the shared statistics needs a backward pass of its own for every
-    example, see :class:`~concord.gradients.example_environments.PerExampleGradients`. Both sum to the batch's gradient.
+    example, see :class:`~concord.gradients.PerExampleGradients`. Both sum to the batch's gradient.
 
     Args:
         model: the model. Its inputs and its layers have the examples in the first dimension. What all examples share,
@@ -60,7 +57,7 @@ class PerExample:
 
     Attributes:
         sums: of this process's examples; their ``gradient`` comes from ``parameter.grad`` in the end.
-        examples: how many examples backward has reached since the last :meth:`aggregate`.
+        examples: the number of examples that backward has reached since the last :meth:`aggregate`.
 
     Raises:
         InputError: the model has no parameter that requires a gradient, or is collected from already. Later: what a
@@ -74,7 +71,7 @@ class PerExample:
         *,
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | None = None,
-        memory_limit: int = 1 << 28,
+        memory_limit: int = MEMORY_LIMIT,
         **options: Unpack[AggregationOptions],
     ) -> None:
         if reduction not in ("mean", "sum"):
@@ -86,17 +83,17 @@ class PerExample:
         self.group = group
         self.steps = 0
         self.sums = Sums(model, self.aggregation)
-        self._hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
-        self._exchanges: dict[tuple[int, ...], SliceExchange] = {}
+        self.hooks = ExampleHooks(model, self.sums, reduction, memory_limit)
+        self._exchange: SliceExchange | None = None
 
     @property
     def examples(self) -> int:
-        """How many examples backward has reached since the last :meth:`aggregate`."""
-        return self._hooks.examples
+        """The number of examples that backward has reached since the last :meth:`aggregate`."""
+        return self.hooks.examples
 
     def remove(self) -> None:
         """Take the hooks off the model."""
-        self._hooks.remove()
+        self.hooks.remove()
 
     def __enter__(self) -> "PerExample":
         return self
@@ -104,95 +101,91 @@ class PerExample:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Collect nothing meanwhile: for gradients that are no part of the training step."""
-        return self._hooks.paused()
-
-    def watched(self, examples: int) -> AbstractContextManager[Tensor]:
-        """Collect nothing meanwhile but which of so many ``examples`` are finite: a bool tensor, filled by backward."""
-        return self._hooks.watched(examples)
-
-    def expect(self, examples: int) -> None:
-        """Say how many examples the next passes have, which is otherwise what the model's inputs begin with."""
-        self._hooks.expected = examples
-
     def discard(self) -> None:
         """Forget what was collected since the last :meth:`aggregate`, after an error in backward for one."""
-        self._hooks.reset()
+        self.hooks.reset()
 
     @torch.no_grad()
-    def aggregate(
-        self,
-        finite: Tensor | None = None,
-        step: int | None = None,
-        *,
-        examples: int | None = None,
-        scale: float | None = None,
-    ) -> EnvironmentStep:
+    def aggregate(self, step: int | None = None, *, scale: float | None = None) -> EnvironmentStep:
         """Apply the rule to the examples since the last call, and leave the result in ``parameter.grad``.
 
         Args:
-            finite: ``(examples,)`` bool, which of the examples of this process are in the sums, if some were left
-                out because their gradients were not finite; None looks at the sum of the gradients.
             step: the step's number, for errors; counted from 0 if None.
-            examples: how many are in the sums, if they were put there by other means than the hooks.
             scale: what a ``GradScaler`` has multiplied the loss by (``scaler.get_scale()``), where it was not given as
                 an option. The result is scaled alike and what is not finite is left to the scaler; call
                 ``scaler.unscale_`` after this, not before.
 
         Returns:
-            The step; its losses and weights are empty, since nobody here has seen them.
+            The step; its losses and weights are empty, since they are not known here.
 
         Raises:
             InputError: there was no backward pass, or one of one example only; ``zero_grad()`` was not called; a
                 layer's gradient is not the sum over its examples.
             NonFiniteGradientError: with ``nonfinite="raise"``.
         """
+        parameters = list(self.sums.parameters.values())
+        untouched = [parameter for parameter in parameters if parameter.grad is None]
+        problem = self.complete(scale)
+        left_in = scale is not None or self.aggregation.policy == "propagate"
+        finite = torch.full((self.examples,), left_in or self.gradients_are_finite())
+        finished = self.finish(finite, step, problem)
+        if scale is not None:
+            torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], scale)
+        if self.group is None:
+            for parameter in untouched:
+                parameter.grad = None
+        self.hooks.note_results()
+        return finished
+
+    @torch.no_grad()
+    def complete(self, scale: float | None = None) -> InputError | None:
+        """Complete the sums by what backward has left in ``parameter.grad``; gives what is wrong with them."""
+        try:
+            self.hooks.settle()
+        except InputError as error:
+            return error
+        for index, parameter in enumerate(self.sums.parameters.values()):
+            if parameter.grad is not None and GRADIENT in self.sums.rule.statistics:
+                self.sums.part(index)[GRADIENT.name].copy_(parameter.grad)
+        if self.sums.gradient is None:
+            self.sums.seen = self._gradient_total()
+        if scale is not None:
+            for statistic in self.sums.rule.statistics:
+                total = self.sums.flat[statistic.name]
+                total.copy_(statistic.unscaled(total, scale, self.examples))
+        return None
+
+    @torch.no_grad()
+    def finish(self, finite: Tensor, step: int | None, problem: InputError | None = None) -> EnvironmentStep:
+        """Apply the rule to the sums, and begin anew.
+
+        Args:
+            finite: ``(examples,)`` bool, which of the examples of this process are in the sums.
+            step: the step's number, for errors; counted from 0 if None.
+            problem: why there are no sums. Then every process of the group raises an error, and none waits.
+        """
         step = self.steps if step is None else step
         self.steps = step + 1
-        untouched = [parameter for parameter in self.sums.parameters.values() if parameter.grad is None]
         try:
-            problem = None if examples is not None else self._problem()
-            count = self.examples if examples is None else examples
-            # With a group, a problem of one process is everybody's, so that none waits for it.
-            counts = self._counts(-1 if problem else len(finite) if finite is not None else count)
+            counts = self._counts(-1 if problem else len(finite))
             if problem or min(counts) < 0:
                 raise problem or InputError("per-example gradients: another process of the group failed")
             if sum(counts) < 2:
                 found = "one example alone; a rule needs at least 2" if sum(counts) else "no backward pass"
                 raise InputError(f"per-example gradients since the last aggregate(): {found}")
-            parameters = list(self.sums.parameters.values())
-            flat = [self.sums.flat[each.name] for each in self.sums.rule.statistics if each == GRADIENT]
-            for index, parameter in enumerate(parameters):
-                if parameter.grad is not None and flat:
-                    self.sums.layout.part(flat[0], index).copy_(parameter.grad)
-            if self.sums.gradient is None:
-                self.sums.seen = self._gradient_total()
-            if finite is None:
-                left = scale is not None or self.aggregation.policy == "propagate"
-                finite = torch.full((count,), left or self.gradients_are_finite())
-            if scale is not None:
-                for statistic in self.sums.rule.statistics:
-                    total = self.sums.flat[statistic.name]
-                    total.copy_(statistic.unscaled(total, scale, count))
-            exchange = self._exchange(counts) if self.group is not None else None
-            rank = dist.get_rank(self.group) if self.group is not None else 0
-            kept, skipped, in_all = self.sums.apply_rule(finite, _names(counts, rank), step, exchange)
+            if self.group is not None and (self._exchange is None or self._exchange.processes.counts != counts):
+                everyones = tuple(tuple(_names(counts, rank)) for rank in range(len(counts)))
+                self._exchange = self.sums.exchange(Processes(self.group, everyones, dist.get_rank(self.group)))
+            names = _names(counts, self._exchange.processes.rank if self._exchange is not None else 0)
+            kept, skipped, in_all = self.sums.apply_rule(finite, names, step, self._exchange)
         finally:
             self.discard()
-        self.aggregation.scale_gradients(parameters)
-        for parameter in parameters:
-            if scale is not None and parameter.grad is not None:
-                parameter.grad *= scale
-        if self.group is None:
-            for parameter in untouched:
-                parameter.grad = None
-        self._hooks.note_results()
+        self.aggregation.scale_gradients(self.sums.parameters.values())
         nothing = torch.empty(0, device=self.sums.device)
         return EnvironmentStep(nothing, kept, skipped, nothing, in_all)
 
     def gradients_are_finite(self) -> bool:
-        """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow, too."""
+        """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow."""
         return bool(torch.isfinite(self._gradient_total()))
 
     def _gradient_total(self) -> Tensor:
@@ -200,15 +193,8 @@ class PerExample:
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients if gradient is not None]
         return torch.stack(sums).sum() if sums else torch.zeros((), device=self.sums.device)
 
-    def _problem(self) -> InputError | None:
-        """What is wrong with what was collected."""
-        try:
-            self._hooks.settle()
-        except InputError as error:
-            return error
-        return None
-
     def _counts(self, examples: int) -> tuple[int, ...]:
+        """The numbers of examples of all processes."""
         if self.group is None:
             return (examples,)
         before = self.aggregation.clock.switch("exchange")
@@ -217,15 +203,6 @@ class PerExample:
         known = tuple(int(count) for count in counts)
         self.aggregation.clock.switch(before)
         return known
-
-    def _exchange(self, counts: tuple[int, ...]) -> SliceExchange:
-        assert self.group is not None
-        if counts not in self._exchanges:
-            if len(self._exchanges) == _KEPT_EXCHANGES:
-                self._exchanges.pop(next(iter(self._exchanges)))
-            names = tuple(tuple(_names(counts, rank)) for rank in range(len(counts)))
-            self._exchanges[counts] = self.sums.exchange(Processes(self.group, names, dist.get_rank(self.group)))
-        return self._exchanges[counts]
 
 
 per_example = PerExample

@@ -102,7 +102,7 @@ class MeanRisk(nn.Module):
     Args:
         model: called by the risk.
         risk: of a batch.
-        autocast: the dtype that layers compute in; None: as they are.
+        autocast: the dtype that layers compute in; None disables autocast.
         device: of the batches.
     """
 
@@ -139,14 +139,34 @@ def check_weights(weights: Tensor) -> None:
         raise InputError(f"risk: its weight is {float(weights.min()):g}; a sum needs a weight above 0")
 
 
-class BatchForm:
-    """The structure of a gradient source's batches; the first one decides."""
+class Calls:
+    """How a gradient source is called: its batches, of which the first one decides the structure, and its steps."""
 
     def __init__(self) -> None:
         self._structure: pytree.TreeSpec | None = None
+        self._steps = 0
+
+    def take(
+        self, batch: Batch, more: Sequence[Any], step: int | None, names: Sequence[str] | None = None
+    ) -> tuple[Batch, tuple[int, int], int]:
+        """The batch, its numbers of environments and examples, and the step of a call.
+
+        A call is ``source(batch, step)``, or ``source(inputs, targets, step)`` for a pair; steps are counted from 0.
+
+        Raises:
+            InputError: see :meth:`check`.
+        """
+        given = list(more)
+        if given and isinstance(given[0], Tensor):
+            batch = (batch, given.pop(0))
+        at = given[0] if given else step
+        at = self._steps if at is None else at
+        batch, sizes = self.check(batch, names)
+        self._steps = at + 1
+        return batch, sizes, at
 
     def check(self, batch: Batch, names: Sequence[str] | None = None) -> tuple[Batch, tuple[int, int]]:
-        """The batch, and how many environments and examples each of its leaves begins with.
+        """The batch, and the numbers of environments and examples that all of its leaves begin with.
 
         Raises:
             InputError: a leaf is no tensor, leaves disagree, there is no environment or example, the structure is
@@ -160,9 +180,9 @@ class BatchForm:
             raise InputError(f"batch: holds {kinds or 'nothing'}; expected a tree of tensors")
         shapes = [tuple(leaf.shape) for leaf in leaves]
         if min(map(len, shapes)) < 2 or len({shape[:2] for shape in shapes}) > 1 or 0 in shapes[0][:2]:
-            said = ", ".join(f"{self._place(batch, index)} {shape}" for index, shape in enumerate(shapes))
+            found = ", ".join(f"{self._place(batch, index)} {shape}" for index, shape in enumerate(shapes))
             raise InputError(
-                f"batch: {said}; all must begin with the same (environments, examples), at least one of each"
+                f"batch: {found}; all must begin with the same (environments, examples), at least one of each"
             )
         if self._structure is not None and structure != self._structure:
             before, now = (" ".join(str(each).split()) for each in (self._structure, structure))
@@ -178,14 +198,6 @@ class BatchForm:
             return ("inputs", "targets")[index]
         path = pytree.tree_flatten_with_path(batch)[0][index][0]
         return pytree.keystr(path) or "tensor"
-
-
-def as_called(batch: Batch, more: Sequence[Any], step: int | None) -> tuple[Batch, int | None]:
-    """The batch and the step of a call ``source(batch, step)``, or ``source(inputs, targets, step)`` for a pair."""
-    given = list(more)
-    if given and isinstance(given[0], Tensor):
-        batch = (batch, given.pop(0))
-    return batch, given[0] if given else step
 
 
 def take(batch: Batch, environments: Any) -> Batch:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import torch
@@ -14,15 +14,17 @@ from torch.func import functional_call, grad, vmap
 from concord.aggregation import Aggregator
 from concord.errors import ArgumentError, InputError
 from concord.gradients.exchange import Processes, SliceExchange
+from concord.gradients.finite_groups import collect_finite, random_state, set_random_state
+from concord.gradients.group_gradients import chunks
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
-from concord.gradients.pooled import CannotPoolError, PooledPass
-from concord.gradients.risk import Batch, BatchForm, Loss, MeanRisk, Risk, as_called, as_risk, check_weights, take
+from concord.gradients.pooled import PooledPass
+from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 from concord.machine import last_level_cache
 
 _LARGEST_CHUNK = 1 << 30  # bytes of gradients
-_FEWEST_TOGETHER = 8  # fewer are slower, whatever the cache holds: their matrix products are too small
+_FEWEST_TOGETHER = 8  # fewer are slower also where the cache holds no more: their matrix products are too small
 
 Vectorize = bool | Literal["pooled"]
 """How environments are computed, see :class:`StackedGradients`."""
@@ -53,13 +55,13 @@ class StackedGradients:
     environments are done one after the other, with the same result, and a warning says so.
 
     Args:
-        model: its parameters that require gradients get ``grad``; whatever was there is replaced, not added to.
+        model: its parameters that require gradients get ``grad``, which is replaced, not added to.
         loss: the loss or the risk.
         rule: the aggregator.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
-            their number says how many environments each process has. None: this process holds all of them.
+            their number is that of this process's environments. None: this process holds all environments.
         memory_limit: bytes of per-environment gradients that may exist at once. None chooses by the device: on a
             CPU what its last cache holds, but 8 environments at least; up to 1 GiB, which a GPU takes in any case. How
             many go together decides how sums are rounded and what dropout draws, so give a number if runs on
@@ -97,14 +99,13 @@ class StackedGradients:
                 "vectorize", vectorize, "forms no gradient of an environment, of which momentum is kept"
             )
         if group is not None and names is None:
-            raise InputError("names: needed with a process group, to know how many environments each process has")
+            raise InputError("names: needed with a process group; their number is that of this process's environments")
         self.model = model
         self.names = names
         self.vectorize = vectorize
-        self.steps = 0
         self._device = self._sums.device
         self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
-        self._form = BatchForm()
+        self._calls = Calls()
         self._chunk = _environments_together(
             self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
         )
@@ -130,21 +131,36 @@ class StackedGradients:
                 or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
                 hook that cannot run.
         """
-        batch, at = as_called(batch, more, step)
-        batch, (environments, _) = self._form.check(batch, self.names)
+        batch, (environments, _), at = self._calls.take(batch, more, step, self.names)
         require_unchanged(self.model, self._sums.parameters)
         require_no_hooks_after_accumulation(self._sums.parameters)
-        at = self.steps if at is None else at
-        self.steps = at + 1
         if not self._chosen:
             self.choose(batch, at)
         names = self.names or [f"environment {index}" for index in range(environments)]
         if self._momentum is not None:
             self._momentum.begin(names)
-        risks, weights, buffers, finite = self._sum_of_finite(batch, environments, at)
+
+        summed: list[_Sum] = []
+
+        def collect(left: Tensor | None) -> None:
+            self._left = left
+            part, count = (batch, environments) if left is None else (take(batch, left), len(left))
+            summed.append(self._sum(part, count, at))
+
+        def find(left: Tensor | None) -> Tensor:
+            self._finite_flags = []
+            collect(left)
+            found, self._finite_flags = torch.cat(self._finite_flags).cpu(), None
+            return found
+
+        finite = collect_finite(
+            environments, self.aggregation.policy, self._device, collect, self._sums.are_finite, find
+        )
+        risks, weights, _ = summed[0]
         check_weights(weights)
         kept, skipped, in_all = self._sums.apply_rule(finite, names, at, self._exchange)
-        self._write_buffers(buffers)
+        if bool(finite.any()):
+            self._write_buffers(summed[-1][2])
         self.aggregation.scale_gradients(self._sums.parameters.values())
         return EnvironmentStep(risks, kept, skipped, weights, in_all)
 
@@ -172,7 +188,7 @@ class StackedGradients:
             batch: as at a step; nothing of it enters ``parameter.grad``.
             step: the step's number.
         """
-        batch, (environments, _) = self._form.check(batch, self.names)
+        batch, (environments, _) = self._calls.check(batch, self.names)
         if environments == 1:
             return
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
@@ -190,15 +206,11 @@ class StackedGradients:
         """How environments are computed best, and why they are done one by one, if they are."""
         if (reason := self._hooked()) is not None:
             return False, reason
-        if self.vectorize == "pooled":  # as the caller wants, whatever it gives
-            with contextlib.suppress(CannotPoolError):
+        if self.vectorize == "pooled":  # as the caller wants, and unchecked
+            with contextlib.suppress(InputError):
                 self._sum_pooled(batch, environments, step)
                 return "pooled", None
-        random = random_state(self._device)
-        expected = self._try_vectorized(batch, environments, step)
-        if isinstance(expected, str):
-            set_random_state(self._device, random)
-            reason, expected = expected, self._sum_one_by_one(batch, environments, step)  # raises the user's mistakes
+        expected, reason = self._sum_separately(batch, environments, step)
         if pooled and self.vectorize is None and self._pooled_gives(expected, batch, environments, step):
             return "pooled", None
         return reason is None, reason
@@ -211,22 +223,27 @@ class StackedGradients:
         """
         if self.vectorize is False or environments == 1:
             return self._sum_one_by_one(batch, environments, step)
-        random = random_state(self._device)
         if self.vectorize == "pooled" and self._finite_flags is None:
+            random = random_state(self._device)
             try:
                 return self._sum_pooled(batch, environments, step)
-            except CannotPoolError:
+            except InputError:  # a mistake of the user's is raised again by the other ways
                 set_random_state(self._device, random)
+        result, reason = self._sum_separately(batch, environments, step)
+        if reason is not None and self._finite_flags is None:
+            _warn(reason, stacklevel=6)
+        return result
+
+    def _sum_separately(self, batch: Batch, environments: int, step: int) -> tuple[_Sum, str | None]:
+        """The sum by vmap, else by one backward pass an environment and why there is none by vmap."""
+        random = random_state(self._device)
         result = self._try_vectorized(batch, environments, step)
         if not isinstance(result, str):
-            return result
+            return result, None
         set_random_state(self._device, random)
         if self._momentum is not None:
             self._momentum.take_again()
-        reason, result = result, self._sum_one_by_one(batch, environments, step)
-        if self._finite_flags is None:
-            _warn(reason, stacklevel=5)
-        return result
+        return self._sum_one_by_one(batch, environments, step), result
 
     def _try_vectorized(self, batch: Batch, environments: int, step: int) -> _Sum | str:
         """The sum by vmap, or the reason why there is none."""
@@ -234,12 +251,12 @@ class StackedGradients:
             return reason
         try:
             return self._sum_vectorized(batch, environments, step)
-        except Exception as error:  # whatever the model does that vmap cannot
-            said = str(error).strip().split("\n")[0]
+        except Exception as error:  # vmap cannot take the model
+            problem = str(error).strip().split("\n")[0]
             if _is_out_of_memory(error):
                 together = min(self._chunk, environments)
-                return f"memory does not suffice for {together} at once (give a smaller memory_limit): {said}"
-            return f"vmap cannot take this model or risk: {said}"
+                return f"memory does not suffice for {together} at once (give a smaller memory_limit): {problem}"
+            return f"vmap cannot take this model or risk: {problem}"
 
     def _hooked(self) -> str | None:
         """Why environments cannot be computed together, if a parameter has a hook."""
@@ -283,27 +300,28 @@ class StackedGradients:
         vectorized = vmap(grad(objective, has_aux=True), (None, 0, 0), randomness="different")
         risks, weights = [], []
         buffer_means = _BufferMeans(self.model)
-        width = math.ceil(environments / math.ceil(environments / self._chunk))
-        for start in range(0, environments, width):
-            chunk = take(batch, slice(start, start + width))
-            buffers = self._copies_of_buffers(min(width, environments - start))
-            gradients, (risk, weight, buffers) = vectorized(parameters, buffers, chunk)
+        for part in self._chunks(environments):
+            buffers = self._copies_of_buffers(part.stop - part.start)
+            gradients, (risk, weight, buffers) = vectorized(parameters, buffers, take(batch, part))
             risks.append(risk)
             weights.append(weight)
-            self._add(gradients, scale, start)
+            self._add(gradients, scale, part.start)
             buffer_means.add(buffers)
         return torch.cat(risks), torch.cat(weights), buffer_means.over(environments)
 
+    def _chunks(self, environments: int) -> Iterator[slice]:
+        """Environments that are computed at once, in parts of about one size."""
+        return chunks(environments, math.ceil(environments / math.ceil(environments / self._chunk)))
+
     def _sum_pooled(self, batch: Batch, environments: int, step: int) -> _Sum:
         if (reason := self._hooked()) is not None:
-            raise CannotPoolError(reason)
+            raise InputError(reason)
         if self._pooled is None:
             self._pooled = PooledPass(self._risk, self._sums)
         scale = self.aggregation.scale(self._device)
         self._sums.zero()
-        width = math.ceil(environments / math.ceil(environments / self._chunk))
-        chunks = [slice(start, min(start + width, environments)) for start in range(0, environments, width)]
-        added = [self._pooled.add(take(batch, part), part.stop - part.start, step, scale) for part in chunks]
+        parts = self._chunks(environments)
+        added = [self._pooled.add(take(batch, part), part.stop - part.start, step, scale) for part in parts]
         risks, weights = zip(*added, strict=True)
         return torch.cat(risks), torch.cat(weights), {}
 
@@ -340,43 +358,6 @@ class StackedGradients:
             seen = gradient if self._momentum is None else self._momentum.averaged(index, rows, gradient)
             self._sums.add(index, seen, accumulate=start > 0)
 
-    def _sum_of_finite(
-        self, batch: Batch, environments: int, step: int
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
-        """Sum the environments whose gradients are finite, or all of them if that is an error anyway.
-
-        Returns:
-            All risks and weights, the new buffers, and which environments are in the sums, ``(environments,)``.
-        """
-        left = torch.arange(environments)
-        seen: tuple[Tensor, Tensor] | None = None
-        while True:
-            random = random_state(self._device)
-            self._left = None if len(left) == environments else left
-            part = batch if self._left is None else take(batch, left)
-            risks, weights, buffers = self._sum(part, len(left), step)
-            seen = seen or (risks, weights)
-            # Under propagate nobody asks, and the host does not wait for the device.
-            if self.aggregation.policy == "propagate" or bool(torch.isfinite(self._sums.total())):
-                break
-            # Seldom: look at each gradient, drawing at random what was drawn before, so that the same ones come.
-            set_random_state(self._device, random)
-            left = left[self._which_are_finite(part, len(left), step)]
-            if self.aggregation.policy == "raise" or len(left) == 0:
-                buffers = {}
-                break
-        finite = torch.zeros(environments, dtype=torch.bool)
-        finite[left] = True
-        return *seen, buffers, finite
-
-    def _which_are_finite(self, batch: Batch, environments: int, step: int) -> Tensor:
-        """Which environments' gradients are finite; none if only their sum is not, since it cannot be used."""
-        self._finite_flags = []
-        self._sum(batch, environments, step)
-        finite = torch.cat(self._finite_flags).cpu()
-        self._finite_flags = None
-        return torch.zeros_like(finite) if bool(finite.all()) else finite
-
     def _copies_of_buffers(self, environments: int) -> dict[str, Tensor]:
         if not any(module.training for module in self.model.modules()):
             return {}
@@ -407,18 +388,6 @@ def _warn(reason: str, stacklevel: int) -> None:
 def _is_out_of_memory(error: Exception) -> bool:
     # On a CPU PyTorch says so in a RuntimeError like any other.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The state of the default generators, the CPU's and the device's."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
-    """Draw again what was drawn after :func:`random_state`."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
 
 
 class _BufferMeans:

@@ -24,8 +24,8 @@ class EnvironmentStep(NamedTuple):
             in the order of ``model.named_parameters()``; float32.
         skipped: names of environments that were left out, in any process, because their gradient was not finite.
         weights: ``(local environments,)``, what each of ``losses`` weighs in a mean over several parts of its
-            environment: the examples of its batch, or what the risk said.
-        environments: how many environments there were, in all processes.
+            environment: the number of examples of its batch, or the weight that the risk gave.
+        environments: the number of environments, of all processes.
     """
 
     losses: Tensor
@@ -36,7 +36,7 @@ class EnvironmentStep(NamedTuple):
 
 
 class GradientSource(Protocol):
-    """Whatever leaves the aggregated gradient of a step in ``parameter.grad``."""
+    """A callable that leaves the aggregated gradient of a step in ``parameter.grad``."""
 
     def __call__(self, batch: Any, step: int) -> EnvironmentStep:
         """One step; leaves of ``batch`` begin with ``(environments, examples)``, those of this process."""
@@ -64,7 +64,7 @@ class Aggregation:
             their place, see :mod:`~concord.gradients.environment_momentum`; in [0, 1), 0 keeps none.
         nonfinite: what to do about environments whose gradient is not finite, see :data:`NonFinite`; None is
             ``propagate`` with a scaler or under float16 autocast, and ``raise`` otherwise.
-        autocast: the dtype that ``torch.autocast`` is to compute layers in; a loss gets float32. None: as they are.
+        autocast: the dtype in which ``torch.autocast`` computes layers; a loss gets float32. None disables autocast.
         scaler: multiplies the loss before backward. The rule sees gradients that are unscaled; what is left in
             ``parameter.grad`` is scaled again, for ``scaler.step(optimizer)``.
         clock: records how long each phase of a step takes.

@@ -27,7 +27,7 @@ class Sums:
         layout: where each lies in ``flat``.
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
-        seen: where the rule has none, a number that is finite if the gradients are; kept by whoever adds them.
+        seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
 
     Raises:
         InputError: the model has no parameter that requires a gradient.
@@ -60,6 +60,10 @@ class Sums:
     def total(self) -> Tensor:
         """A scalar that is finite where all gradients, and their sum, are."""
         return self.seen if self.gradient is None else self.flat[self.gradient].sum()
+
+    def are_finite(self) -> bool:
+        """Whether all gradients, and their sum, are."""
+        return bool(torch.isfinite(self.total()))
 
     def zero(self) -> None:
         """Begin anew."""

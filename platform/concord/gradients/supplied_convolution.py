@@ -1,60 +1,38 @@
 """Convolutions whose weight gradient is supplied where it was computed already, so that backward need not do it again.
 
 Summing the statistics of a convolution's per-example gradients forms these gradients, and their sum is the ordinary
-one, which backward would compute once more: about a third of a network's step.
+one. Backward would compute it once more: a FastResNet's per-example step would take 1.29 times as long.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from concord.gradients.example_layers import symmetric_padding
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+from concord.gradients.group_gradients import Geometry
 
 
-def convolve(module: Convolution, inputs: Tensor, supply: Callable[[], Tensor | None]) -> Tensor:
+def convolve(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, geometry: Geometry, inputs: Tensor, supplied: list[Tensor]
+) -> Tensor:
     """What the module's own forward gives.
 
     Args:
-        module: pads with zeros, equally on both sides.
+        module: the convolution.
+        geometry: of the module.
         inputs: ``(examples, channels, ...)``.
-        supply: asked in backward, after the hooks of the output's gradient: gives the weight's gradient, or None to
-            have it computed.
+        supplied: looked at in backward, after the hooks of the output's gradient: the weight's gradient; empty to have
+            it computed.
     """
     weight, bias = module.weight, module.bias
     device = inputs.device.type
-    if (
-        torch.is_autocast_enabled(device) and weight.dtype != torch.float64
-    ):  # here, so that what is kept for backward is the smaller
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        # Here, so that what is kept for backward is the smaller.
         dtype = torch.get_autocast_dtype(device)
         inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    result: Tensor = _Convolve.apply(inputs, weight, bias, module, supply)  # type: ignore[no-untyped-call]
+    result: Tensor = _Convolve.apply(inputs, weight, bias, module, geometry, supplied)  # type: ignore[no-untyped-call]
     return result
-
-
-def convolution_gradients(
-    module: Convolution, grad: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients of a convolution's inputs, weight and bias as backward computes them, where they are wanted."""
-    return list(
-        torch.ops.aten.convolution_backward(
-            grad,
-            inputs,
-            weight,
-            [len(weight)] if wanted[2] else None,
-            module.stride,
-            symmetric_padding(module),
-            module.dilation,
-            False,
-            [0] * len(module.stride),
-            module.groups,
-            wanted,
-        )
-    )
 
 
 class _Convolve(torch.autograd.Function):
@@ -64,11 +42,12 @@ class _Convolve(torch.autograd.Function):
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        module: Convolution,
-        supply: Callable[[], Tensor | None],
+        module: nn.Conv1d | nn.Conv2d | nn.Conv3d,
+        geometry: Geometry,
+        supplied: list[Tensor],
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.module, ctx.supply = module, supply
+        ctx.geometry, ctx.supplied = geometry, supplied
         result: Tensor = module._conv_forward(inputs, weight, bias)
         return result
 
@@ -76,12 +55,10 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        module = ctx.module
         of_inputs, of_weight, of_bias = ctx.needs_input_grad[:3]
-        supplied = ctx.supply() if of_weight else None
+        supplied = ctx.supplied.pop() if of_weight and ctx.supplied else None
         wanted = [of_inputs, of_weight and supplied is None, of_bias]
-        gradients: list[Tensor | None] = [None, None, None]
-        if any(wanted):
-            gradients = convolution_gradients(module, grad, inputs, weight, wanted)
-        gradients[1] = gradients[1] if supplied is None else supplied.to(weight.dtype)
-        return *gradients, None, None
+        gradients = ctx.geometry.backward(grad, inputs, weight, wanted) if any(wanted) else [None, None, None]
+        if supplied is not None:
+            gradients[1] = supplied.to(weight.dtype)
+        return *gradients, None, None, None

@@ -19,7 +19,7 @@ from concord.gradients.layout import (
     trainable,
 )
 from concord.gradients.nonfinite import NonFiniteGradientError, presence
-from concord.gradients.risk import Batch, BatchForm, as_called, check_weights
+from concord.gradients.risk import Batch, Calls, check_weights
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.objectives.objective import Objective
 
@@ -71,11 +71,10 @@ class ObjectiveGradients:
         self._parameters = list(named.values())
         self._layout = Layout.of(named)
         self._kept = len(of_model)
-        self._form = BatchForm()
+        self._calls = Calls()
         self._processes = None if group is None else Processes.of(names, group)
         first = 0 if self._processes is None else sum(map(len, self._processes.names[: self._processes.rank]))
         self._own = range(first, first + len(self.names))
-        self._steps = 0
 
     def __call__(self, batch: Batch, *more: Any, step: int | None = None) -> EnvironmentStep:
         """Fill ``parameter.grad``.
@@ -94,13 +93,10 @@ class ObjectiveGradients:
                 or has no positive weight; a parameter was frozen, unfrozen or exchanged since this was made, or has a
                 hook that cannot run.
         """
-        batch, at = as_called(batch, more, step)
-        batch, _ = self._form.check(batch, self.names)
+        batch, _, at = self._calls.take(batch, more, step, self.names)
         for module, parameters in self._of_modules:
             require_unchanged(module, parameters)
             require_no_hooks_after_accumulation(parameters)
-        at = self._steps if at is None else at
-        self._steps = at + 1
         raises = self.aggregation.policy == "raise"
         if self.objective.others and self._processes is not None:
             self._require_one_shape(pytree.tree_leaves(batch), self._processes)

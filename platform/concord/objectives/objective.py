@@ -12,12 +12,11 @@ from torch.utils import _pytree as pytree
 from concord.errors import ArgumentError
 from concord.gradients.risk import (
     Batch,
-    BatchForm,
+    Calls,
     Loss,
     MeanRisk,
     Risk,
     Supervised,
-    as_called,
     as_risk,
     autocast_to,
     pair,
@@ -154,9 +153,8 @@ class Objective:
         Raises:
             InputError: the batch is no such tree, or the risk no scalar.
         """
-        batch, at = as_called(batch, more, step)
-        batch, _ = BatchForm().check(batch)
-        return self.combine(self.terms(model, batch, at or 0)[0], at or 0)
+        batch, _, at = Calls().take(batch, more, step)
+        return self.combine(self.terms(model, batch, at)[0], at)
 
     def risks(
         self, model: nn.Module, batch: Batch, step: int, weights: Mapping[str, Tensor] | None = None

@@ -73,6 +73,7 @@ def preflight(job: JobFile, config: Any) -> Checked:
         environments = job.job.environments(config)
     if not isinstance(environments, Environments):
         raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
+    environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1

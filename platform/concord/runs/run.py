@@ -302,7 +302,7 @@ def _finished(
         if data:
             store.log_data(run_id, tracked_data(data))
         if model is not None and checked.example is not None:
-            uri = log_model(store, run_id, model, checked.example)
+            uri = log_model(store, run_id, model, checked.example, checked.environments.raw)
         elif model is not None:
             store.log_files(run_id, kept.path / CHECKPOINTS / begun.events.own.checkpoints[-1] / MODEL, _WEIGHTS)
             store.note(run_id, _NOT_A_MODEL)

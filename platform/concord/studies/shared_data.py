@@ -52,8 +52,10 @@ class SharedData:
     held_out: _Part | None
     eval_only: _Part | None
 
-    def fits(self, config: TrainConfig) -> bool:
-        """Whether these are the data of this configuration, too."""
+    def fits(self, config: TrainConfig, left_out: str | None = None) -> bool:
+        """Whether these are also the data of this configuration, with this environment left out."""
+        if left_out is not None and self.environments.learn:
+            return False
         return self.options.items() <= option_values(config).items()
 
     def prepared(self) -> WorkerData:

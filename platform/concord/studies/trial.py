@@ -168,7 +168,7 @@ class TrialProcess(Trainable):
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             spec = dataclasses.replace(spec, on_ray_train=True, scratch=scratch)
         shared = self._pool.shared
-        shares = shared is not None and shared.fits(config)
+        shares = shared is not None and shared.fits(config, spec.left_out)
         load = functools.partial(self._shared, spec.left_out) if shares else None
         return execute(spec, self._job, config, ignore, None, load)
 

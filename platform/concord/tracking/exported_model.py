@@ -5,10 +5,12 @@ import of Concord or of the user's module to predict with it.
 """
 
 import copy
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from concord.environments.collection import RawRows
 from concord.errors import RunFailedError
 from concord.process_environment import environment_variables
 from concord.tracking.client import failures, import_mlflow, one_line
@@ -18,16 +20,20 @@ from concord.tracking.store import Store
 if TYPE_CHECKING:
     import torch
 
+_TABLE_MODEL = Path(__file__).with_name("table_model.py")  # run by MLflow, where the model is loaded
 # MLflow then refuses a model of which anything would be unpickled, be it a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
-def log_model(store: Store, run_id: str, model: "torch.nn.Module", input_example: "torch.Tensor") -> str:
+def log_model(
+    store: Store, run_id: str, model: "torch.nn.Module", input_example: "torch.Tensor", raw: RawRows | None = None
+) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
     would make an exported program for batches of one). `model` itself is not changed. What is kept takes numbers of
-    any type where the example has floating-point numbers, and otherwise the example's type alone. Raises
+    any type where the example has floating-point numbers, and otherwise the example's type alone; with `raw`, rows of
+    a table, and it gives probabilities of the classes, or the number, by name. Raises
     RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it as a
     pickle; nothing is kept then.
     """
@@ -40,7 +46,13 @@ def log_model(store: Store, run_id: str, model: "torch.nn.Module", input_example
         run = client.get_run(run_id)
         path, description = Path(folder) / "model", Model(run_id=run_id)
         try:
-            signature = _save(model, input_example.detach().cpu(), path, description)
+            example = input_example.detach().cpu()
+            if raw is None:
+                signature = _save(model, example, path, description)
+            else:
+                network = Path(folder) / "network"
+                _save(model, example, network, Model(run_id=run_id))
+                signature = _save_table(raw, network, path, description)
         except Exception as error:  # export runs the user's code: anything may come out of it
             raise RunFailedError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
@@ -89,7 +101,6 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
 def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, description: Any) -> Any:
     """Export `model` to the folder `path`, check its predictions, and return MLflow's signature of it."""
     import mlflow.pytorch
-    import numpy
     import torch
     from mlflow.models import ModelSignature, infer_signature
 
@@ -113,7 +124,7 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
         input_example=rows.numpy(),
         # Given, because MLflow would find them out by loading the model in another process. Without "+cpu": the machine
         # that predicts may have another build.
-        pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", f"numpy=={numpy.__version__}"],
+        pip_requirements=_requirements(),
         serialization_format="pt2",
     )
     if rows.is_floating_point():
@@ -121,6 +132,35 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
         description.signature = ModelSignature(outputs=signature.outputs)
         description.save(str(path / "MLmodel"))
     _check_predictions(path, rows, answer)
+    return signature
+
+
+def _save_table(raw: RawRows, network: Path, path: Path, description: Any) -> Any:
+    """Save the exported network with the encoder of rows before it; gives MLflow's signature of both."""
+    import mlflow.pyfunc
+    import pandas
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import AnyType
+
+    from concord.environments import table_encoder
+
+    about = network.parent / "table.json"
+    about.write_text(json.dumps({"encoder": raw.encoder.as_json(), "outputs": raw.outputs}))
+    # The encoder says in one line what is wrong with a column; MLflow would print the table with it.
+    inputs = [ColSpec(AnyType(), name, required=False) for name in raw.encoder.columns]
+    outputs = [ColSpec(DataType.double, name) for name in raw.outputs]
+    signature = ModelSignature(inputs=Schema(inputs), outputs=Schema(outputs))
+    mlflow.pyfunc.save_model(
+        path,
+        python_model=str(_TABLE_MODEL),
+        mlflow_model=description,
+        artifacts={"network": str(network), "table": str(about)},
+        code_paths=[table_encoder.__file__],
+        signature=signature,
+        input_example=raw.example,
+        pip_requirements=[*_requirements(), f"pandas=={pandas.__version__}"],
+    )
     return signature
 
 
@@ -144,7 +184,16 @@ def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor")
             raise ValueError("the exported program answers otherwise than the model")
 
 
+def _requirements() -> list[str]:
+    import numpy
+    import torch
+
+    return [f"torch=={torch.__version__.split('+')[0]}", f"numpy=={numpy.__version__}"]
+
+
 def _described(schema: Any) -> str:
-    """Type and shape of the one tensor that a signature has."""
+    """Type and shape of the one tensor that a signature has, or the names of its columns."""
+    if not schema.is_tensor_spec():
+        return ", ".join(schema.input_names())
     tensor = schema.inputs[0]
     return f"{tensor.type} {tuple(tensor.shape)}"

@@ -191,10 +191,12 @@ class Data:
         options: a dataclass whose fields become the options.
         make: gets the options and a function that prints a line of progress; makes the data, or what is missing of
             them, and returns a mapping that is the JSON result.
+        tells: whether its lines are the result for readers; else the mapping is shown as a table.
     """
 
     options: type[Any]
     make: Callable[[Any, Callable[[str], None]], Mapping[str, Any]]
+    tells: bool = False
 
 
 @dataclass(frozen=True)

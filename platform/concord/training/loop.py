@@ -129,6 +129,7 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
     environments = job.environments(config)
     if left_out is not None:
         environments = environments.leaving_out(left_out)
+    environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     # Where examples are environments, the processes share each batch; then all of them have all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, place)

@@ -7,25 +7,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.aggregation import GRADIENT, Aggregator
-from concord.aggregation.rule import add_statistics
-from concord.aggregation.strides import match_strides
+from concord.aggregation import Aggregator
 from concord.errors import ArgumentError
+from concord.gradients.finite_groups import collect_finite
+from concord.gradients.group_gradients import MEMORY_LIMIT
 from concord.gradients.per_example import PerExample
 from concord.gradients.risk import (
     Batch,
-    BatchForm,
+    Calls,
     Loss,
     MeanRisk,
     Risk,
     Supervised,
-    as_called,
     as_risk,
     check_weights,
     pair,
     take,
 )
-from concord.gradients.stacked import random_state, set_random_state
 from concord.gradients.step import AggregationOptions, EnvironmentStep
 
 ExampleGradient = Literal["contribution", "loss"]
@@ -76,12 +74,11 @@ class PerExampleGradients:
         *,
         definition: ExampleGradient = "contribution",
         group: dist.ProcessGroup | None = None,
-        memory_limit: int = 1 << 28,
+        memory_limit: int = MEMORY_LIMIT,
         **options: Unpack[AggregationOptions],
     ) -> None:
         self.model = model
         self.definition = definition
-        self.steps = 0
         self._group = group
         self._collected = PerExample(model, rule, group=group, memory_limit=memory_limit, **options)
         self.aggregation = self._collected.aggregation
@@ -95,7 +92,7 @@ class PerExampleGradients:
         self._per_weight: Tensor | None = None
         risk = risk if self._loss is None else Supervised(self._noted)
         self._risk = MeanRisk(model, risk, self.aggregation.autocast, self._device)
-        self._form = BatchForm()
+        self._calls = Calls()
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -118,39 +115,50 @@ class PerExampleGradients:
             InputError: the batch's leaves do not fit, there is one example in all processes together, or a layer
                 has no per-example gradients.
         """
-        batch, at = as_called(batch, more, step)
-        batch, (environments, each) = self._form.check(batch)
-        at = self.steps if at is None else at
-        self.steps = at + 1
+        batch, (environments, each), at = self._calls.take(batch, more, step)
         examples = pytree.tree_map(lambda leaf: leaf.flatten(0, 1), batch)
         count = environments * each
-        policy = self.aggregation.policy
-        random = random_state(self._device)
-        buffers = [buffer.detach().clone() for buffer in self.model.buffers()] if policy == "skip" else []
+        policy, buffers = self.aggregation.policy, list(self.model.buffers())
+        before = [buffer.detach().clone() for buffer in buffers] if policy == "skip" else []
         self._collected.discard()
         self._per_weight = None
-        risks, weights = self._collect(examples, count, at, environments)
-        finite = torch.ones(count, dtype=torch.bool)
-        if policy != "propagate" and not self._collected.gradients_are_finite():
-            # Seldom: look at each example, drawing at random what was drawn before.
-            self._restore(buffers, random)
-            finite = self._which_are_finite(examples, count, at)
-            self._restore(buffers, random)
-            if policy == "skip" and bool(finite.any()):
-                self._collect(take(examples, finite), int(finite.sum()), at, 1)
-        by_loss = int(finite.sum()) if self.definition == "loss" else None
-        finished = self._collected.aggregate(finite, at, examples=by_loss)
+
+        summed: list[tuple[Tensor, Tensor]] = []
+
+        @torch.no_grad()
+        def part(left: Tensor | None) -> tuple[Batch, int]:
+            for buffer, value in zip(buffers, before, strict=False):
+                buffer.copy_(value)
+            return (examples, count) if left is None else (take(examples, left), len(left))
+
+        def collect(left: Tensor | None) -> None:
+            summed.append(self._collect(*part(left), at, environments if left is None else 1))
+
+        def find(left: Tensor | None) -> Tensor:
+            some, length = part(left)
+            with self._collected.hooks.watched(length) as finite:
+                self._risk(some, at)[0].backward()
+            for parameter in self._parameters:
+                parameter.grad = None
+            part(left)
+            return finite
+
+        by_loss = self.definition == "loss"
+        are_finite = self._collected.sums.are_finite if by_loss else self._collected.gradients_are_finite
+        finite = collect_finite(count, policy, self._device, collect, are_finite, find)
+        finished = self._collected.finish(finite, at, None if by_loss else self._collected.complete())
         for parameter in self._parameters:  # that the risk does not depend on
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        risks, weights = summed[0]
         return finished._replace(losses=risks, weights=weights)
 
     def _collect(self, batch: Batch, examples: int, step: int, environments: int) -> tuple[Tensor, Tensor]:
         """Sum the statistics of these examples; gives risks and weights, of the environments where they are known."""
-        self._collected.expect(examples)
+        self._collected.hooks.expected = examples
         for parameter in self._parameters:
             parameter.grad = None
         if self.definition == "loss":
-            with self._collected.paused():
+            with self._collected.hooks.paused():
                 risk, weight = self._risk(batch, step)
                 self._collect_by_loss(self._outputs, pair(batch)[1])
         else:
@@ -168,7 +176,7 @@ class PerExampleGradients:
 
     def _share(self, examples: int, weight: Tensor) -> Tensor:
         """What the mean risk of this process is multiplied by, so that it has its weight among all processes."""
-        if self._per_weight is None:  # once a step: examples that are then left out change it for nobody
+        if self._per_weight is None:  # once a step: leaving examples out does not change it
             sums = torch.stack([torch.full_like(weight, examples), weight])
             dist.all_reduce(sums, group=self._group)
             self._per_weight = sums[0] / sums[1]
@@ -176,36 +184,13 @@ class PerExampleGradients:
 
     def _collect_by_loss(self, outputs: Tensor, targets: Tensor) -> None:
         assert self._loss is not None
-        sums = self._collected.sums
         losses = [self._loss(outputs[at : at + 1], targets[at : at + 1]) for at in range(len(outputs))]
-        totals = [torch.zeros_like(parameter, dtype=sums.layout.dtype) for parameter in self._parameters]
         for example, loss in enumerate(losses):
-            gradients = torch.autograd.grad(
-                loss, self._parameters, retain_graph=example + 1 < len(outputs), materialize_grads=True
-            )
-            torch._foreach_add_(totals, [gradient.to(sums.layout.dtype) for gradient in gradients])
+            gradients = torch.autograd.grad(loss, self._parameters, retain_graph=True, materialize_grads=True)
             for index, gradient in enumerate(gradients):
-                part = sums.part(index)
-                wanted = [(each, part[each.name]) for each in sums.rule.statistics if each != GRADIENT]
-                add_statistics(wanted, gradient[None])
-        for parameter, total in zip(self._parameters, totals, strict=True):
-            parameter.grad = match_strides(total.to(parameter.dtype), parameter)
-
-    def _which_are_finite(self, batch: Batch, examples: int, step: int) -> Tensor:
-        """Which examples' gradients are finite; none if only their sum is not."""
-        with self._collected.watched(examples) as finite:
-            self._risk(batch, step)[0].backward()
-        for parameter in self._parameters:
-            parameter.grad = None
-        return torch.zeros_like(finite) if bool(finite.all()) else finite
+                self._collected.sums.add(index, gradient[None], accumulate=example > 0)
 
     def _noted(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None
         self._outputs = outputs
         return self._loss(outputs, targets)
-
-    @torch.no_grad()
-    def _restore(self, buffers: list[Tensor], random: tuple[Tensor, Tensor | None]) -> None:
-        for buffer, value in zip(self.model.buffers(), buffers, strict=False):
-            buffer.copy_(value)
-        set_random_state(self._device, random)

@@ -1,0 +1,277 @@
+"""Environments from a table with a column that says where each row comes from.
+
+What is missing, texts and dates become numbers by a :class:`TableEncoder`, fitted on what is trained on alone: the
+training environments, without what is held out of them. A registered model has the encoder inside.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pandas as pd
+import torch
+
+from concord.environments.collection import Environments, RawRows, held_out_places, require_names
+from concord.environments.parquet import read_table
+from concord.environments.table_encoder import TableEncoder
+from concord.errors import ArgumentError, InputError, first_line
+from concord.storage import display_path, listing, local
+
+Kind = Literal["numeric", "category", "boolean", "date", "ignore"]
+Task = Literal["classification", "regression"]
+_MOST_CLASSES = 20  # of a numeric target; more distinct numbers are a regression
+_MOST_ENVIRONMENTS = 200  # of a numeric environment column
+_EXAMPLE_ROWS = 5
+_IDENTIFIERS = 0.9  # a text column with more levels a row than this names the rows
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that was read, and what its columns are.
+
+    Attributes:
+        frame: the rows that have a target.
+        environment: the environment of each row.
+        target: the name of the target's column.
+        kinds: of the other columns; those that are ignored are left out.
+        classes: the target's values in order; None of a regression.
+        by_purpose: the names of the environments.
+        without_target: how many rows were left out.
+    """
+
+    frame: pd.DataFrame
+    environment: pd.Series
+    target: str
+    kinds: Mapping[str, str]
+    classes: tuple[Any, ...] | None
+    by_purpose: Mapping[str, tuple[str, ...]]
+    without_target: int
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Text that is another when the rows are."""
+        return f"{int(pd.util.hash_pandas_object(self.frame, index=False).sum()):x}"
+
+    @property
+    def outputs(self) -> int:
+        """The outputs of a model: one for each class, or one number."""
+        return 1 if self.classes is None else len(self.classes)
+
+    @functools.cached_property
+    def widest(self) -> TableEncoder:
+        """An encoder of all rows of the training environments: no fitted one has more levels."""
+        return TableEncoder.fit(self.rows(self.by_purpose["train"]), self.kinds)
+
+    def rows(self, names: Collection[str]) -> pd.DataFrame:
+        """The rows of these environments."""
+        return self.frame[self.environment.isin(list(names))]
+
+    def targets(self, rows: pd.DataFrame) -> torch.Tensor:
+        """Classes as int64, or numbers as float32 of shape ``(rows, 1)``."""
+        values = rows[self.target]
+        if self.classes is None:
+            return torch.from_numpy(values.to_numpy(dtype=np.float32)).unsqueeze(1)
+        codes = pd.Categorical(values, categories=list(self.classes)).codes
+        return torch.from_numpy(codes.astype(np.int64))
+
+
+class TableEnvironments(Environments):
+    """The environments of a table; :meth:`fitted` makes numbers of their rows.
+
+    Args:
+        table: the rows.
+        encoder: what is fitted; None before it is.
+    """
+
+    def __init__(self, table: Table, encoder: TableEncoder | None = None) -> None:
+        purposes = table.by_purpose
+        super().__init__(
+            self._encoded, purposes["train"], purposes["validation"], purposes["test"], version=table.version
+        )
+        self.table, self.encoder, self.learn = table, encoder, True
+
+    def leaving_out(self, name: str) -> "TableEnvironments":
+        """See :meth:`Environments.leaving_out`."""
+        purposes = super().leaving_out(name).by_purpose()
+        return TableEnvironments(dataclasses.replace(self.table, by_purpose=purposes))
+
+    def fitted(self, fraction: float, seed: int) -> "TableEnvironments":
+        """With the encoder fitted on the training environments, without the part that is held out of each."""
+        kept = []
+        for name in self.train:
+            rows = self.table.rows([name])
+            places, _ = held_out_places(name, len(rows), fraction, seed)
+            kept.append(rows if places is None else rows.iloc[places.numpy()])
+        encoder = TableEncoder.fit(pd.concat(kept), self.table.kinds)
+        return TableEnvironments(self.table, encoder)
+
+    @property
+    def raw(self) -> RawRows:
+        """What a registered model needs to take rows as the table has them."""
+        assert self.encoder is not None
+        classes = (self.table.target,) if self.table.classes is None else tuple(map(str, self.table.classes))
+        rows = self.table.rows(self.train)[list(self.encoder.columns)].head(_EXAMPLE_ROWS)
+        return RawRows(self.encoder, rows, classes)
+
+    def _encoded(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.encoder is not None, "environments of a table are fitted before they are read"
+        rows = self.table.rows([name])
+        return torch.from_numpy(self.encoder.encode(rows)), self.table.targets(rows)
+
+
+def from_table(
+    data: str | Path | pd.DataFrame,
+    *,
+    target: str,
+    environment: str | None = None,
+    validation: Sequence[str] = (),
+    test: Sequence[str] = (),
+    kinds: Mapping[str, Kind] | None = None,
+    task: Task | None = None,
+    environment_bins: int | None = None,
+    separator: str = ",",
+    encoding: str = "utf-8",
+) -> TableEnvironments:
+    """Environments from a table: a CSV or Parquet file, a folder with a file an environment, or a pandas frame.
+
+    Args:
+        data: the table.
+        target: the column to predict. Rows without one are left out.
+        environment: the column that says where each row comes from; of a folder, the files' names if None.
+        validation, test: names of environments for that; all others train.
+        kinds: what columns are, where they are not what :func:`inferred_kinds` finds.
+        task: classification or regression; None infers it from the target.
+        environment_bins: cut a numeric environment column at quantiles into this many environments.
+        separator, encoding: of CSV files.
+
+    Raises:
+        InputError: what is given does not fit the table.
+    """
+    if isinstance(data, pd.DataFrame):
+        frame = data
+    else:
+        frame, environment = _read(Path(data), environment, separator, encoding)
+    if environment is None:
+        raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
+    for option, name in (("environment", environment), ("target", target), *(("kinds", each) for each in kinds or {})):
+        if name not in frame.columns:
+            raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
+    if environment == target:
+        raise ArgumentError("target", target, "is the environment's column, too")
+    there = frame[target].notna()
+    kept = frame[there].reset_index(drop=True)
+    names = _environment_names(kept[environment], environment, environment_bins)
+    known = list(dict.fromkeys(sorted(names)))
+    require_names([*validation, *test], known)
+    train = tuple(name for name in known if name not in {*validation, *test})
+    if len(train) < 2:
+        raise ArgumentError(
+            "environment", environment, f"two training environments are needed; found {', '.join(train) or 'none'}"
+        )
+    training = kept[names.isin(train)]
+    inferred = inferred_kinds(training.drop(columns=[environment, target]))
+    chosen = {**inferred, **{name: kind for name, kind in (kinds or {}).items() if name not in (environment, target)}}
+    used = {name: kind for name, kind in chosen.items() if kind != "ignore"}
+    if not used:
+        raise ArgumentError("target", target, "no column is left to predict it from")
+    classes = _classes(kept, training, target, task)
+    purposes = {"train": train, "validation": tuple(validation), "test": tuple(test)}
+    return TableEnvironments(Table(kept, names, target, used, classes, purposes, int((~there).sum())))
+
+
+def inferred_kinds(frame: pd.DataFrame) -> dict[str, Kind]:
+    """What each column is: numbers, booleans, dates (ISO 8601) or categories; a text for nearly each row is ignored."""
+    return {str(name): _kind(frame[name]) for name in frame.columns}
+
+
+def _kind(column: pd.Series) -> Kind:
+    there = column.dropna()
+    if pd.api.types.is_bool_dtype(there):
+        return "boolean"
+    if pd.api.types.is_datetime64_any_dtype(there):
+        return "date"
+    if pd.api.types.is_numeric_dtype(there):
+        return "numeric"
+    if there.empty:
+        return "ignore"
+    texts = there.astype("string")
+    if texts.str.lower().isin(["true", "false"]).all():
+        return "boolean"
+    if pd.to_numeric(texts, errors="coerce").notna().all():
+        return "numeric"
+    if texts.str.match(r"\d{4}-\d{2}-\d{2}").all():
+        return "date"
+    return "ignore" if texts.nunique() > _IDENTIFIERS * len(texts) and len(texts) > _MOST_CLASSES else "category"
+
+
+def _read(path: Path, environment: str | None, separator: str, encoding: str) -> tuple[pd.DataFrame, str | None]:
+    names = listing(path)
+    if names is None:
+        return _file(path, separator, encoding), environment
+    files = sorted(name for name in names if Path(name).suffix in (".csv", ".parquet"))
+    if not files:
+        raise ArgumentError("data", display_path(path), "no .csv or .parquet file in this folder")
+    column = environment or "environment"
+    frames = []
+    for name in files:
+        frame = _file(path / name, separator, encoding)
+        frames.append(frame if column in frame.columns else frame.assign(**{column: Path(name).stem}))
+    return pd.concat(frames, ignore_index=True), column
+
+
+def _file(path: Path, separator: str, encoding: str) -> pd.DataFrame:
+    shown = display_path(path)
+    found = local(path)
+    if not found.is_file():
+        raise ArgumentError("data", shown, "there is no such file")
+    try:
+        if path.suffix == ".parquet":
+            return cast(pd.DataFrame, read_table(found).to_pandas())
+        frame = pd.read_csv(found, sep=separator, encoding=encoding, low_memory=False)
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ArgumentError("data", shown, f"is not {encoding}; give its encoding, such as latin-1") from error
+    except Exception as error:  # pandas and Arrow have errors of their own for a file that is none of theirs
+        raise ArgumentError("data", shown, f"cannot be read ({first_line(error)})") from error
+    if len(frame.columns) == 1 and (other := next((each for each in ";\t|" if each in str(frame.columns[0])), None)):
+        raise ArgumentError("data", shown, f"has one column; give its separator, which looks like {other!r}")
+    if frame.empty:
+        raise ArgumentError("data", shown, "has no rows")
+    return frame
+
+
+def _environment_names(column: pd.Series, name: str, bins: int | None) -> pd.Series:
+    if missing := int(column.isna().sum()):
+        raise ArgumentError("environment", name, f"{missing} rows have none; name or remove them")
+    if bins is not None:
+        if not pd.api.types.is_numeric_dtype(column):
+            raise ArgumentError("environment_bins", bins, f"column {name} has no numbers")
+        return pd.qcut(column, bins, duplicates="drop").astype("string")
+    count = column.nunique()
+    if pd.api.types.is_numeric_dtype(column) and count > _MOST_ENVIRONMENTS:
+        raise ArgumentError(
+            "environment", name, f"has {count} different numbers; give environment_bins, or another column"
+        )
+    return column.astype("string")
+
+
+def _classes(frame: pd.DataFrame, training: pd.DataFrame, target: str, task: Task | None) -> tuple[Any, ...] | None:
+    values = training[target]
+    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    few = values.nunique() <= _MOST_CLASSES
+    whole = not pd.api.types.is_float_dtype(values) or bool((values == values.round()).all())
+    if task == "regression" or (task is None and numbers and not (few and whole)):
+        if not numbers:
+            raise ArgumentError("target", target, "has no numbers, which a regression needs")
+        return None
+    classes = tuple(sorted(values.unique().tolist()))
+    if len(classes) < 2:
+        raise ArgumentError("target", target, f"has one value in all training environments, {classes[0]}")
+    if strange := sorted(set(frame[target].unique().tolist()) - set(classes), key=str):
+        raise ArgumentError("target", target, f"no training environment has its value {strange[0]}")
+    return classes

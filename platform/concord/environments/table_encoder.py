@@ -1,0 +1,169 @@
+"""Rows of a table as numbers: what is fitted on training rows, and applied to any others.
+
+This module needs NumPy and pandas alone: a registered model carries the file, and predicts where Concord is not
+installed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+RARE = 10  # a level with fewer training rows shares a code with those that are unknown
+_MISSING, _OTHER, _FIRST = 0, 1, 2  # codes of a category; the known levels follow
+_DATE_PARTS = ("year", "month", "day", "dayofweek", "hour")
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """Numbers, booleans or a part of a date, as two inputs: the scaled value, and whether it is missing.
+
+    Attributes:
+        name: of the column.
+        kind: ``numeric``, ``boolean`` or ``date``.
+        part: of a date, such as ``month``.
+        median: takes the place of a missing value.
+        mean, scale: of the values with the median in their place.
+    """
+
+    name: str
+    kind: str
+    part: str
+    median: float
+    mean: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A column of levels, as one input: 0 is missing, 1 is unknown or rare, the others follow.
+
+    Attributes:
+        name: of the column.
+        levels: with at least ``RARE`` training rows, in order.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """Makes numbers of rows: two for each numeric column, then a code for each category.
+
+    Attributes:
+        numeric, categories: the columns.
+    """
+
+    numeric: tuple[NumericColumn, ...]
+    categories: tuple[CategoryColumn, ...]
+
+    @staticmethod
+    def fit(frame: pd.DataFrame, kinds: Mapping[str, str]) -> "TableEncoder":
+        """The encoder of these training rows.
+
+        Args:
+            frame: the rows.
+            kinds: by column, ``numeric``, ``category``, ``boolean`` or ``date``.
+        """
+        numeric, categories = [], []
+        for name, kind in kinds.items():
+            if kind == "category":
+                counts = _texts(frame[name]).value_counts()
+                categories.append(CategoryColumn(name, tuple(sorted(counts.index[counts >= RARE]))))
+                continue
+            for part in _DATE_PARTS if kind == "date" else ("",):
+                values = _numbers(frame[name], kind, part)
+                there = values[~np.isnan(values)]
+                median = float(np.median(there)) if len(there) else 0.0
+                filled = np.where(np.isnan(values), median, values)
+                scale = float(filled.std()) if len(filled) else 0.0
+                mean = float(filled.mean()) if len(filled) else 0.0
+                numeric.append(NumericColumn(name, kind, part, median, mean, scale or 1.0))
+        return TableEncoder(tuple(numeric), tuple(categories))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a table that it needs."""
+        return tuple(dict.fromkeys([*(each.name for each in self.numeric), *(each.name for each in self.categories)]))
+
+    @property
+    def widths(self) -> tuple[int, list[int]]:
+        """How many numbers a row begins with, and the number of codes of each category that follows."""
+        return 2 * len(self.numeric), [_FIRST + len(each.levels) for each in self.categories]
+
+    def encode(self, frame: pd.DataFrame) -> NDArray[Any]:
+        """The rows as float32 numbers ``(rows, 2 · numeric + categories)``.
+
+        Raises:
+            ValueError: a column is missing, or holds values of another kind; one line.
+        """
+        if lacking := [name for name in self.columns if name not in frame.columns]:
+            raise ValueError(f"column {lacking[0]} is missing; the model needs {', '.join(self.columns)}")
+        found = np.empty((len(frame), 2 * len(self.numeric) + len(self.categories)), dtype=np.float32)
+        for place, column in enumerate(self.numeric):
+            values = _numbers(frame[column.name], column.kind, column.part)
+            missing = np.isnan(values)
+            found[:, 2 * place] = (np.where(missing, column.median, values) - column.mean) / column.scale
+            found[:, 2 * place + 1] = missing
+        for place, category in enumerate(self.categories, 2 * len(self.numeric)):
+            texts = _texts(frame[category.name])
+            codes = pd.Categorical(texts, categories=list(category.levels)).codes.astype(np.float32) + _FIRST
+            codes[codes < _FIRST] = _OTHER
+            codes[texts.isna().to_numpy()] = _MISSING
+            found[:, place] = codes
+        return found
+
+    def unknown(self, frame: pd.DataFrame) -> dict[str, list[str]]:
+        """The levels of the rows that no code of their own stands for, by column."""
+        found = {
+            each.name: sorted(set(_texts(frame[each.name]).dropna()) - set(each.levels)) for each in self.categories
+        }
+        return {name: levels for name, levels in found.items() if levels}
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON; :meth:`read` makes it again."""
+        return asdict(self)
+
+    @staticmethod
+    def read(value: Mapping[str, Any]) -> "TableEncoder":
+        """From JSON."""
+        return TableEncoder(
+            tuple(NumericColumn(**each) for each in value["numeric"]),
+            tuple(CategoryColumn(each["name"], tuple(each["levels"])) for each in value["categories"]),
+        )
+
+
+def _texts(column: pd.Series) -> pd.Series:
+    """The levels as text, the same for 3 and 3.0; missing stays missing."""
+    if pd.api.types.is_float_dtype(column):
+        whole = column.dropna()
+        if (whole == whole.round()).all():
+            column = column.astype("Int64")
+    return column.astype("string")
+
+
+def _numbers(column: pd.Series, kind: str, part: str) -> NDArray[Any]:
+    """The values as float64, NaN where one is missing (ValueError where they are of another kind)."""
+    try:
+        if kind == "date":
+            dates = pd.to_datetime(column, format="ISO8601")
+            values = getattr(dates.dt, part)
+        elif kind == "boolean" and not pd.api.types.is_numeric_dtype(column):
+            values = column.astype("string").str.lower().map(_BOOLEANS, na_action="ignore")
+            if wrong := (values.isna() & column.notna()).to_numpy().nonzero()[0].tolist():
+                raise ValueError(f"{column.iloc[wrong[0]]!r} is no boolean")
+        else:
+            values = pd.to_numeric(column)
+        found: NDArray[Any] = pd.Series(values).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        line = str(error).split("\n")[0]
+        raise ValueError(f"column {column.name}: expected {_EXPECTED[kind]} ({line})") from None
+    return np.where(np.isinf(found), np.nan, found)
+
+
+_BOOLEANS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "t": 1.0, "f": 0.0, "y": 1.0, "n": 0.0}
+_EXPECTED = {"numeric": "numbers", "boolean": "true and false", "date": "dates such as 2026-11-24"}

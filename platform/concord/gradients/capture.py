@@ -1,0 +1,173 @@
+"""Captures what goes into a model's layers and what backward brings to their outputs: gradients by group.
+
+A group is an environment, where environments go through a model as one batch, see
+:class:`~concord.gradients.pooled.PooledPass`, or one example, see
+:class:`~concord.gradients.example_hooks.ExampleHooks`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from concord.errors import InputError
+from concord.gradients.example_tracing import Spread
+from concord.gradients.group_gradients import GroupGradients, SummedGradients
+from concord.gradients.layer_gradients import Call, CapturedLayer, Forms, is_unit
+
+
+@dataclass
+class Pass:
+    """One forward pass: its examples in groups of neighbours, each parameter's uses, and what backward has brought."""
+
+    examples: int
+    groups: int
+    uses: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, list[GroupGradients]] = field(default_factory=dict)
+
+    def take(self, layer: CapturedLayer, forms: Forms) -> Iterator[int]:
+        """Keep what arrived for a layer's parameters; gives the parameters of which all uses have arrived."""
+        for name, form in forms.items():
+            index = layer.indices[name]
+            self.arrived.setdefault(index, []).append(form)
+            if len(self.arrived[index]) == self.uses[index]:
+                yield index
+
+    def pop(self, index: int) -> GroupGradients:
+        """The sum of what arrived for a parameter."""
+        forms = self.arrived.pop(index)
+        return forms[0] if len(forms) == 1 else SummedGradients(self.groups, forms)
+
+
+OwnPass = TypeVar("OwnPass", bound=Pass)
+
+
+class Capture(Generic[OwnPass]):
+    """Forward hooks that keep what each layer was called with, and wait for the gradient of its output.
+
+    Args:
+        model: the model.
+        parameters: its trainable ones.
+
+    Raises:
+        InputError: a layer has no parameters yet (a lazy one).
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.layers = captured_layers(model, parameters)
+
+    def attach(self) -> list[RemovableHandle]:
+        """Put the hooks on the layers."""
+        return [each.module.register_forward_hook(self._hook(each), with_kwargs=True) for each in self.layers]
+
+    def ignored(self) -> bool:
+        """Whether a call of a layer is none that backward will come back from."""
+        return not torch.is_grad_enabled()
+
+    def pass_of(self, arguments: Any, keywords: Any) -> OwnPass | None:
+        """The pass that a layer's call belongs to; None for one that has been counted before."""
+        raise NotImplementedError
+
+    def with_examples(
+        self, current: OwnPass | None, layer: CapturedLayer, arguments: Any, output: Tensor
+    ) -> tuple[Tensor, Spread | None]:
+        """A layer's output, with a dimension of examples if it had none."""
+        del current, layer, arguments
+        return output, None
+
+    def waits(self, current: OwnPass, call: Call, sources: Sequence[Tensor]) -> None:
+        """A call's outputs, or what they are views of, wait for their gradients."""
+
+    def arrived(self, current: OwnPass, call: Call, grads: Sequence[Tensor | None]) -> None:
+        """Backward has brought the gradients of a call's outputs."""
+        raise NotImplementedError
+
+    def _hook(self, layer: CapturedLayer) -> Callable[..., Any]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+            if module is not layer.module or self.ignored():
+                return None
+            if any(module._parameters.get(each, value) is not value for each, value in layer.parameters.items()):
+                return None  # called with other parameters (functional_call)
+            leaves, structure = ([output], None) if isinstance(output, Tensor) else pytree.tree_flatten(output)
+            places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            watched = [at for at, place in enumerate(places) if leaves[place].requires_grad]
+            if not watched:
+                return None
+            current = self.pass_of(arguments, keywords)
+            spreads: list[Spread | None] = [None] * len(places)
+            sources, shapes, replaced = [], [], False
+            for at in watched:
+                given = leaves[places[at]]
+                tensor, spreads[at] = self.with_examples(current, layer, arguments, given)
+                source: Any = tensor
+                if spreads[at] is None and current is not None and tensor._is_view():
+                    if type(module) is nn.Linear and _same_elements(tensor):
+                        # A hook on a view is lost when it is written to in place, one on what it views is not.
+                        source = tensor._base
+                    else:
+                        source = tensor = tensor.clone()
+                sources.append(source)
+                shapes.append(tensor.shape)
+                leaves[places[at]] = tensor
+                replaced |= tensor is not given
+            if current is not None:
+                for index in layer.indices.values():
+                    current.uses[index] = current.uses.get(index, 0) + 1
+                call = Call(layer, arguments, keywords, spreads)
+                self.waits(current, call, sources)
+
+                def arrived(grads: Sequence[Tensor | None]) -> None:
+                    by_output: list[Tensor | None] = [None] * len(places)
+                    for at, shape, grad in zip(watched, shapes, grads, strict=True):
+                        by_output[at] = None if grad is None else grad.detach().reshape(shape)
+                    self.arrived(current, call, by_output)
+
+                if len(sources) == 1:
+                    sources[0].register_hook(lambda grad: arrived([grad]))
+                else:
+                    torch.autograd.graph.register_multi_grad_hook(sources, arrived)
+            if not replaced:
+                return None
+            return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
+
+        return hook
+
+
+def captured_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[CapturedLayer]:
+    """The modules of a model that have trainable parameters of their own.
+
+    Raises:
+        InputError: one has no parameters yet.
+    """
+    numbers = {id(parameter): index for index, parameter in enumerate(parameters.values())}
+    layers = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+            raise InputError(f"module {name or 'model'}: it has no parameters yet; run the model once, then register")
+        unit = is_unit(module)
+        if unit:
+            inside |= {id(child) for child in module.modules()}
+        own = {each: value for each, value in module.named_parameters(recurse=unit) if id(value) in numbers}
+        if own:
+            indices = {each: numbers[id(value)] for each, value in own.items()}
+            layers.append(CapturedLayer(name or type(module).__name__, module, own, indices))
+    return layers
+
+
+def _same_elements(view: Tensor) -> bool:
+    base = view._base
+    return (
+        base is not None
+        and base.numel() == view.numel()
+        and base.is_contiguous()
+        and view.is_contiguous()
+        and base.grad_fn is not None
+    )

@@ -1,0 +1,326 @@
+"""The gradients of each kind of layer by group of examples, from its input and the gradient of its output.
+
+A layer of a kind that is not in :data:`LAYERS` goes the general way: its output is computed again for each group, and
+differentiated (``vmap`` of a vector-Jacobian product; one group after the other where vmap cannot take it).
+
+"The gradient of a group" is what flows through the activations of its examples. For layers that treat examples
+separately that is the derivative of the group's loss; behind batch norm's shared statistics it is not, see
+:class:`~concord.gradients.per_example.PerExample`.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from concord.errors import InputError
+from concord.gradients.example_tracing import Spread, spread_out
+from concord.gradients.group_gradients import (
+    Convolution,
+    Geometry,
+    GroupGradients,
+    Product,
+    Recomputed,
+    RowGradients,
+    StoredGradients,
+)
+
+Forms = dict[str, GroupGradients]
+Formula = Callable[[Any, Tensor, Tensor], Forms | None]
+"""Maps a module, its input and the gradient of its output, which begin with ``(groups, examples)``, to forms of all its
+parameters; None where this call of the layer has to go the general way."""
+
+
+def linear(_: nn.Linear, inputs: Tensor, grad: Tensor) -> Forms:
+    """Outer products; of several vectors a group, their sum."""
+    rows = grad.reshape(len(grad), -1, grad.shape[-1])
+    columns = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
+    return {"weight": Product(rows.transpose(1, 2), columns), "bias": _total(rows, (1,))}
+
+
+def transposed_linear(_: nn.Module, inputs: Tensor, grad: Tensor) -> Forms:
+    """As a linear layer's, for a weight ``(in, out)``."""
+    rows = inputs.to(grad.dtype).reshape(len(grad), -1, inputs.shape[-1])
+    columns = grad.reshape(len(grad), -1, grad.shape[-1])
+    return {"weight": Product(rows.transpose(1, 2), columns), "bias": _total(columns, (1,))}
+
+
+def convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, grad: Tensor) -> Forms | None:
+    """Products of the output's gradient with the patches that the kernel saw, over positions."""
+    if inputs.ndim != len(module.kernel_size) + 3:
+        return None
+    inputs, geometry = inputs.to(grad.dtype), geometry_of(module)
+    if geometry is None:
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = functional.pad(inputs.flatten(0, 1), list(module._reversed_padding_repeated_twice), mode=mode)
+        inputs = padded.unflatten(0, inputs.shape[:2])
+        geometry = Geometry(module.stride, (0,) * len(module.kernel_size), module.dilation, module.groups)
+    return {
+        "weight": Convolution(inputs, grad, tuple(module.weight.shape), geometry),
+        "bias": _total(grad, (1, *range(3, grad.ndim))),
+    }
+
+
+def geometry_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry | None:
+    """How a convolution moves over its input; None if it pads otherwise than by as many zeros on both sides."""
+    edges = module._reversed_padding_repeated_twice
+    if module.padding_mode != "zeros" or edges[::2] != edges[1::2]:
+        return None
+    return Geometry(module.stride, tuple(reversed(edges[::2])), module.dilation, module.groups)
+
+
+def layer_norm(module: nn.LayerNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """The gradient times what was normalized, summed over all dimensions between the group and the normalized ones."""
+    normalized = functional.layer_norm(inputs.to(grad.dtype), module.normalized_shape, eps=module.eps)
+    return _affine(grad, normalized, tuple(range(1, grad.ndim - len(module.normalized_shape))))
+
+
+def rms_norm(module: Any, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's; other libraries' normalize the last dimension, and call ε otherwise."""
+    shape = list(getattr(module, "normalized_shape", inputs.shape[-1:]))
+    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    normalized = functional.rms_norm(inputs.to(grad.dtype), shape, eps=eps)
+    return {"weight": _affine(grad, normalized, tuple(range(1, grad.ndim - len(shape))))["weight"]}
+
+
+def group_norm(module: nn.GroupNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """As layer norm's, summed over examples and positions."""
+    normalized = functional.group_norm(inputs.to(grad.dtype).flatten(0, 1), module.num_groups, eps=module.eps)
+    return _affine(grad, normalized.view_as(grad), (1, *range(3, grad.ndim)))
+
+
+def batch_norm(module: nn.modules.batchnorm._BatchNorm, inputs: Tensor, grad: Tensor) -> Forms:
+    """As group norm's, with the batch's statistics, or the running ones if those were used."""
+    own = module.training or module.running_mean is None
+    normalized = functional.batch_norm(
+        inputs.to(grad.dtype).flatten(0, 1),
+        None if own else module.running_mean,
+        None if own else module.running_var,
+        training=own,
+        eps=module.eps,
+    )
+    return _affine(grad, normalized.view_as(grad), (1, *range(3, grad.ndim)))
+
+
+def embedding(module: nn.Embedding, inputs: Tensor, grad: Tensor) -> Forms | None:
+    """The rows of a group's own tokens."""
+    if module.sparse or module.scale_grad_by_freq:
+        raise InputError("an embedding with sparse or scale_grad_by_freq has no per-example gradients; set it to False")
+    if module.max_norm is not None:
+        return None
+    places = inputs.reshape(len(inputs), -1)
+    gradients = grad.reshape(*places.shape, grad.shape[-1])
+    return {"weight": RowGradients(places, gradients, module.num_embeddings, module.padding_idx)}
+
+
+def _affine(grad: Tensor, normalized: Tensor, summed: tuple[int, ...]) -> Forms:
+    return {"weight": _total(grad * normalized, summed), "bias": _total(grad, summed)}
+
+
+def _total(values: Tensor, summed: tuple[int, ...]) -> StoredGradients:
+    """The sum over these dimensions; a dimension of length 1 costs no copy."""
+    longer = [each for each in summed if values.shape[each] > 1]
+    return StoredGradients((values.sum(longer, keepdim=True) if longer else values).squeeze(summed))
+
+
+LAYERS: dict[type[nn.Module] | str, Formula] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.Conv3d: convolution,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: rms_norm,
+    nn.GroupNorm: group_norm,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.Embedding: embedding,
+    "transformers.pytorch_utils.Conv1D": transposed_linear,
+    **{
+        f"transformers.models.{model.lower()}.modeling_{model.lower()}.{model}RMSNorm": rms_norm
+        for model in ("Llama", "Mistral", "Qwen2", "Qwen3")
+    },
+}
+"""The kinds of layers that have a formula; by name where they are another library's, which may not be installed.
+
+Add to it for a layer of your own.
+"""
+
+
+def formula_of(module: nn.Module) -> Formula | None:
+    """The formula for a module's kind."""
+    kind = type(module)
+    return LAYERS.get(kind) or LAYERS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether a module uses its children's parameters without calling them, so that it is one layer with them."""
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) or parametrize.is_parametrized(module)
+
+
+@dataclass(frozen=True)
+class CapturedLayer:
+    """A module of a model that is captured as a whole, and its own trainable parameters, by name and by number."""
+
+    name: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+    indices: dict[str, int]
+
+
+@dataclass
+class Call:
+    """One call of a layer: its arguments, how often they had been written to by then, and how outputs were spread."""
+
+    layer: CapturedLayer
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    spreads: Sequence[Spread | None]
+
+    def __post_init__(self) -> None:
+        self.versions = self._versions()
+
+    def _versions(self) -> list[int]:
+        # Most layers get one tensor; a tree takes 10 µs longer.
+        single = len(self.arguments) == 1 and isinstance(self.arguments[0], Tensor) and not self.keywords
+        leaves = self.arguments if single else pytree.tree_leaves((self.arguments, self.keywords))
+        return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def _output_dimension(self, index: int) -> int:
+        """The dimension of the examples in the output of this number."""
+        if index > 0 and isinstance(self.layer.module, nn.MultiheadAttention):  # the attention weights
+            return 0
+        return self._dimension(index)
+
+    def _dimension(self, index: int) -> int:
+        """The dimension of the examples in the input of this number."""
+        if index == 0 or (index < 3 and isinstance(self.layer.module, nn.MultiheadAttention)):
+            return 0 if getattr(self.layer.module, "batch_first", True) else 1
+        return 1 if isinstance(self.layer.module, nn.RNNBase) else 0  # a state of layers, examples, units
+
+    def gradients(self, grads: Sequence[Tensor | None], examples: int, groups: int) -> tuple[Forms, bool]:
+        """The gradients of the layer's parameters by group.
+
+        Args:
+            grads: of the tensors among the outputs.
+            examples: the number of examples in the batch.
+            groups: the number of groups of neighbouring examples, all of one size.
+
+        Returns:
+            The forms by the parameters' names in the layer, and whether they were obtained the general way.
+
+        Raises:
+            InputError: the layer is not applied to each example.
+        """
+        name, module = self.layer.name, self.layer.module
+        if self._versions() != self.versions:
+            raise InputError(
+                f"module {name}: its input was written to in place after it was used; "
+                "per-example gradients need it as it was"
+            )
+        for index, grad in enumerate(grads):
+            at = self._output_dimension(index)
+            if grad is not None and (grad.ndim <= at or grad.shape[at] != examples):
+                raise InputError(
+                    f"module {name}: its output has shape {tuple(grad.shape)}, but the batch has {examples} "
+                    f"examples: dimension {at} has to be the examples. Apply it to each example (expand its input to "
+                    "the batch), or freeze it (requires_grad_(False))"
+                )
+        formula, first = formula_of(module), grads[0]
+        if formula and first is not None and len(self.arguments) == 1 and not self.keywords:
+            inputs = self.arguments[0].detach()
+            if self.spreads[0] is not None:
+                inputs = spread_out(inputs, self.spreads[0], examples)
+            size = groups, examples // groups
+            forms = formula(module, inputs.reshape(*size, *inputs.shape[1:]), first.reshape(*size, *first.shape[1:]))
+            if forms is not None and forms.keys() >= self.layer.parameters.keys():
+                return {name: forms[name] for name in self.layer.parameters}, False
+        return self._recomputed(grads, examples, groups), True
+
+    def _recomputed(self, grads: Sequence[Tensor | None], examples: int, groups: int) -> Forms:
+        leaves, structure = pytree.tree_flatten((self.arguments, self.keywords))
+        inputs: list[Any] = []
+        mapped: list[int | None] = []
+        for index, leaf in enumerate(leaves):
+            at, value = self._dimension(index), leaf.detach() if isinstance(leaf, Tensor) else leaf
+            is_batch = isinstance(value, Tensor) and value.ndim > at and value.shape[at] == examples
+            inputs.append(value.unflatten(at, (groups, -1)) if is_batch else value)
+            mapped.append(at if is_batch else None)
+        arrived = [(index, grad) for index, grad in enumerate(grads) if grad is not None]
+        places = [self._output_dimension(index) for index, _ in arrived]
+        cotangents = [grad.unflatten(at, (groups, -1)) for (_, grad), at in zip(arrived, places, strict=True)]
+        for at, (index, _) in enumerate(arrived):
+            if spread := self.spreads[index]:  # the module computes it once for all examples
+                cotangents[at] = cotangents[at].sum(1, keepdim=spread == "expanded")
+        module = self.layer.module
+        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+        def of_one(values: dict[str, Tensor], cotangents: list[Tensor], inputs: list[Any]) -> dict[str, Tensor]:
+            def outputs(parameters: dict[str, Tensor]) -> list[Tensor]:
+                arguments, keywords = pytree.tree_unflatten(inputs, structure)
+                results = functional_call(module, {**buffers, **parameters}, arguments, keywords)
+                tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
+                return [tensors[index] for index, _ in arrived]
+
+            result: dict[str, Tensor] = vjp(outputs, values)[1](cotangents)[0]
+            return result
+
+        values = {name: parameter.detach() for name, parameter in self.layer.parameters.items()}
+        last: tuple[slice | None, dict[str, Tensor]] = (None, {})
+
+        def of_some(part: slice) -> dict[str, Tensor]:
+            nonlocal last
+            if last[0] != part:  # else another parameter of the layer has asked already
+                count = part.stop - part.start
+                given = [grad.narrow(at, part.start, count) for grad, at in zip(cotangents, places, strict=True)]
+                taken = [
+                    leaf if at is None else leaf.narrow(at, part.start, count)
+                    for leaf, at in zip(inputs, mapped, strict=True)
+                ]
+                # vmap warns where it is slow, which cannot be changed here. oneDNN's LSTM cannot be differentiated so.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    try:
+                        with torch.backends.mkldnn.flags(enabled=False):
+                            last = (part, _of_each(of_one, values, given, places, taken, mapped))
+                    except Exception as error:
+                        raise InputError(
+                            f"module {self.layer.name} ({type(module).__name__}): it cannot be differentiated for one "
+                            f"example alone ({str(error).strip().splitlines()[0]}). Freeze it (requires_grad_(False)), "
+                            "or add its kind to concord.gradients.layer_gradients.LAYERS"
+                        ) from error
+            return last[1]
+
+        size = sum(parameter.nbytes for parameter in values.values())
+        return {name: Recomputed(groups, of_some, name, size) for name in values}
+
+
+def _of_each(
+    of_one: Callable[..., dict[str, Tensor]],
+    values: dict[str, Tensor],
+    cotangents: list[Tensor],
+    places: list[int],
+    inputs: list[Any],
+    mapped: list[int | None],
+) -> dict[str, Tensor]:
+    """The function's results for every group, stacked; by vmap, or one after the other."""
+    try:
+        results: dict[str, Tensor] = vmap(of_one, in_dims=(None, places, mapped))(values, cotangents, inputs)
+        return results
+    except Exception:  # vmap cannot take the module; a mistake of the module's own is raised again
+        each = [
+            of_one(
+                values,
+                [grad.select(at, group) for grad, at in zip(cotangents, places, strict=True)],
+                [leaf if at is None else leaf.select(at, group) for leaf, at in zip(inputs, mapped, strict=True)],
+            )
+            for group in range(cotangents[0].shape[places[0]])
+        ]
+        return {name: torch.stack([one[name] for one in each]) for name in values}

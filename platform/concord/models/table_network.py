@@ -1,0 +1,57 @@
+"""A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from concord.models.mlp import MLP
+
+
+class TableNetwork(nn.Module):
+    """Inputs are what :class:`~concord.environments.table_encoder.TableEncoder` gives.
+
+    Args:
+        numeric: how many numbers a row begins with.
+        levels: of each category that follows, the number of its codes.
+        outputs: classes, or 1.
+        hidden_layers: 0 makes it linear: each level then has a weight for each output.
+        hidden_units: width of the hidden layers.
+        dropout: probability of dropping a hidden unit.
+        embedding: the width of each category's embedding at most; half the number of its codes if that is less.
+
+    Input ``(batch, numeric + categories)``, output ``(batch, outputs)``.
+    """
+
+    def __init__(
+        self,
+        numeric: int,
+        levels: Sequence[int],
+        outputs: int,
+        hidden_layers: int = 1,
+        hidden_units: int = 64,
+        dropout: float = 0.0,
+        embedding: int = 16,
+    ) -> None:
+        super().__init__()
+        self.numeric, linear = numeric, hidden_layers == 0
+        widths = [outputs if linear else min(embedding, (count + 1) // 2) for count in levels]
+        self.embeddings = nn.ModuleList(nn.Embedding(*each) for each in zip(levels, widths, strict=True))
+        if linear:
+            self.rest: nn.Module = nn.Linear(numeric, outputs)
+            for weight in self.embeddings.parameters():
+                nn.init.zeros_(weight)
+        else:
+            self.rest = MLP(numeric + sum(widths), outputs, hidden_units, hidden_layers, dropout)
+        self.linear = linear
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits, or a number."""
+        numbers = rows[:, : self.numeric]
+        codes = rows[:, self.numeric :].long()
+        embedded = [table(codes[:, place]) for place, table in enumerate(self.embeddings)]
+        if self.linear:
+            outputs: Tensor = self.rest(numbers)
+            return outputs + sum(embedded) if embedded else outputs
+        answer: Tensor = self.rest(torch.cat([numbers, *embedded], dim=1))
+        return answer

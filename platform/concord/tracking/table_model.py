@@ -1,0 +1,46 @@
+"""A registered model of a table: rows as they are in, probabilities by class out.
+
+MLflow runs this file where it loads the model, with ``table_encoder.py`` beside it, and without Concord.
+"""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+
+try:
+    from table_encoder import TableEncoder
+except ModuleNotFoundError:  # where Concord saves the model
+    from concord.environments.table_encoder import TableEncoder
+
+
+class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """Encodes rows, and asks the exported network."""
+
+    def load_context(self, context: Any) -> None:
+        """Read encoder and network."""
+        about = json.loads(Path(context.artifacts["table"]).read_text())
+        self.encoder, self.outputs = TableEncoder.read(about["encoder"]), about["outputs"]
+        self.network = mlflow.pyfunc.load_model(context.artifacts["network"], model_config={"device": "cpu"})
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002
+        """Probabilities by class, or the number that was to be predicted.
+
+        Raises:
+            ValueError: a column is missing, or of another type; one line.
+        """
+        rows = self.encoder.encode(model_input)
+        for column, levels in self.encoder.unknown(model_input).items():
+            warnings.warn(f"column {column}: unknown or rare in training: {', '.join(levels)}", stacklevel=2)
+        answer = np.asarray(self.network.predict(rows), dtype=np.float64)
+        if len(self.outputs) > 1:
+            answer = np.exp(answer - answer.max(1, keepdims=True))
+            answer /= answer.sum(1, keepdims=True)
+        return pd.DataFrame(answer, columns=self.outputs, index=model_input.index)
+
+
+mlflow.models.set_model(TableModel())

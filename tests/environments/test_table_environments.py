@@ -1,0 +1,222 @@
+"""Tables: environments by a column, an encoder that only training rows decide, and one line for what does not fit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concord.environments.table import TableEnvironments, from_table, inferred_kinds
+from concord.environments.table_encoder import RARE, TableEncoder
+from concord.errors import ArgumentError, InputError
+
+PLACES = ("east", "north", "south", "west")
+
+
+def patients(rows: int = 60, seed: int = 0) -> pd.DataFrame:
+    """Rows of four hospitals, a fifth of the values missing."""
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "hospital": np.repeat(PLACES, rows),
+            "age": draw.normal(60, 10, 4 * rows),
+            "smokes": draw.choice(["yes", "no"], 4 * rows),
+            "admitted": pd.to_datetime("2026-01-01") + pd.to_timedelta(draw.integers(0, 300, 4 * rows), "D"),
+            "chest pain": draw.choice(["typical", "atypical", "none"], 4 * rows),
+            "died": draw.integers(0, 2, 4 * rows),
+        }
+    )
+    for column in ("age", "smokes", "admitted", "chest pain"):
+        frame.loc[draw.random(4 * rows) < 0.2, column] = None
+    return frame
+
+
+def environments(frame: Any, **more: Any) -> TableEnvironments:
+    return from_table(frame, **{"environment": "hospital", "target": "died", "test": ["west"], **more})
+
+
+def encoder(frame: pd.DataFrame, fraction: float = 0.1, seed: int = 0) -> TableEncoder:
+    found = environments(frame).fitted(fraction, seed).encoder
+    assert found is not None
+    return found
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**31), st.sampled_from(["permuted", "doubled", "changed", "removed"]))
+def test_rows_of_the_test_leave_the_encoder_as_it_is(seed: int, how: str) -> None:
+    frame = patients(seed=seed % 7)
+    test = frame[frame.hospital == "west"]
+    others = frame[frame.hospital != "west"]
+    other = {
+        "permuted": test.sample(frac=1, random_state=seed),
+        "doubled": pd.concat([test, test]),
+        "changed": test.assign(age=1e6, **{"chest pain": "unheard of"}),
+        "removed": test.head(1),
+    }[how]
+    assert encoder(pd.concat([others, other])) == encoder(frame)
+
+
+def test_what_is_held_out_leaves_the_encoder_as_it_is() -> None:
+    frame = patients()
+    table = environments(frame).fitted(0.25, 3)
+    frame["row"] = range(len(frame))
+    kept = environments(frame).fitted(0.25, 3)
+    held_out = {int(row) for pair in _split(kept) for row in pair}
+    changed = frame.assign(age=frame.age.where(~frame.row.isin(held_out), 1e6)).drop(columns="row")
+    assert environments(changed).fitted(0.25, 3).encoder == table.encoder
+    assert environments(changed).fitted(0.25, 4).encoder != table.encoder
+
+
+def _split(kept: TableEnvironments) -> list[list[float]]:
+    """The numbers of the rows that are held out of each training environment."""
+    assert kept.encoder is not None
+    place = [each.name for each in kept.encoder.numeric].index("row")
+    column = kept.encoder.numeric[place]
+    split = kept.split(kept.train, 0.25, 3)
+    held_out = [each.held_out for each in split if each.held_out is not None]
+    return [(each.inputs[:, 2 * place] * column.scale + column.mean).round().tolist() for each in held_out]
+
+
+def test_an_environment_that_is_left_out_leaves_the_encoder_as_it_is() -> None:
+    frame = patients()
+    changed = frame.assign(age=frame.age.where(frame.hospital != "south", -1e3))
+    left_out = [environments(each).leaving_out("south").fitted(0.1, 0) for each in (frame, changed)]
+    assert left_out[0].encoder == left_out[1].encoder
+    assert left_out[0].validation == ("south",)
+    assert encoder(frame) != encoder(changed)
+
+
+def test_rows_become_numbers_as_documented() -> None:
+    frame = pd.DataFrame({"age": [1.0, 3.0, None, 3.0] * RARE, "pain": ["a", "b", None, "b"] * RARE})
+    fitted = TableEncoder.fit(frame, {"age": "numeric", "pain": "category"})
+    rows = pd.DataFrame({"pain": ["b", "never seen", None], "age": [None, 3, 1]})
+    age = fitted.numeric[0]
+    assert (age.median, fitted.categories[0].levels) == (3.0, ("a", "b"))
+    scaled = [(value - age.mean) / age.scale for value in (3, 3, 1)]
+    expected = [[scaled[0], 1, 3], [scaled[1], 0, 1], [scaled[2], 0, 0]]
+    np.testing.assert_allclose(fitted.encode(rows), np.array(expected, dtype=np.float32), rtol=1e-6)
+    assert fitted.unknown(rows) == {"pain": ["never seen"]}
+    assert TableEncoder.read(fitted.as_json()) == fitted
+
+
+def test_training_rows_have_mean_0_and_deviation_1() -> None:
+    table = environments(patients()).fitted(0.0, 0)
+    rows = torch.cat([table[name].inputs for name in table.train])
+    assert table.encoder is not None
+    numbers = rows[:, : 2 * len(table.encoder.numeric) : 2]
+    varied = numbers.std(0) > 0
+    torch.testing.assert_close(numbers.mean(0), torch.zeros(numbers.shape[1]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(numbers[:, varied].std(0, correction=0), torch.ones(int(varied.sum())))
+
+
+def test_kinds_are_inferred_and_can_be_given() -> None:
+    frame = patients().assign(patient=[f"p{number}" for number in range(240)], code=[1, 2] * 120)
+    assert inferred_kinds(frame.drop(columns=["hospital", "died"])) == {
+        "age": "numeric", "smokes": "category", "admitted": "date", "chest pain": "category", "patient": "ignore",
+        "code": "numeric",
+    }  # fmt: skip
+    kinds = environments(frame, kinds={"code": "category", "smokes": "boolean", "age": "ignore"}).table.kinds
+    assert kinds == {"smokes": "boolean", "admitted": "date", "chest pain": "category", "code": "category"}
+
+
+def test_files_folders_and_frames_give_the_same(tmp_path: Path) -> None:
+    frame = patients()
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    frame.to_parquet(tmp_path / "all.parquet")
+    for place in PLACES:
+        (tmp_path / "places").mkdir(exist_ok=True)
+        frame[frame.hospital == place].drop(columns="hospital").to_csv(tmp_path / f"places/{place}.csv", index=False)
+    of_frame = environments(frame).fitted(0.1, 0)["north"]
+    for path in ("all.csv", "all.parquet"):
+        of_file = environments(tmp_path / path).fitted(0.1, 0)["north"]
+        assert torch.equal(of_file.inputs, of_frame.inputs)
+        assert torch.equal(of_file.targets, of_frame.targets)
+    of_folder = environments(tmp_path / "places", environment=None).fitted(0.1, 0)["north"]
+    assert torch.equal(of_folder.inputs, of_frame.inputs)
+
+
+def test_a_target_of_numbers_is_a_regression_and_rows_without_one_are_left_out() -> None:
+    frame = patients().assign(days=np.linspace(0, 9.7, 240))
+    frame.loc[:9, "days"] = None
+    table = environments(frame, target="days").table
+    assert (table.classes, table.outputs, table.without_target, len(table.frame)) == (None, 1, 10, 230)
+    assert environments(frame, target="smokes").table.classes == ("no", "yes")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no such target": ({"target": "dead"}, "target=dead: no such column; there are hospital, age"),
+    "no such environment column": ({"environment": "ward"}, "environment=ward: no such column"),
+    "no environment column": ({"environment": None}, "environment=None: needed; a column of hospital, age"),
+    "no such test environment": ({"test": ["mars"]}, "environment mars: there is none of this name; there are east"),
+    "too many numbers": (
+        {"environment": "age", "test": []}, "environment=age: .* rows have none",
+    ),
+    "one training environment": ({"test": ["east", "north", "south"]}, "two training environments are needed"),
+    "the same column twice": ({"target": "hospital"}, "target=hospital: is the environment's column, too"),
+    "text for a regression": ({"target": "smokes", "task": "regression"}, "target=smokes: has no numbers"),
+    "bins of text": ({"environment_bins": 3}, "environment_bins=3: column hospital has no numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(InputError, match=message) as refused:
+        environments(patients(), **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_column_of_a_thousand_numbers_makes_environments_in_bins() -> None:
+    frame = patients(300).assign(week=np.arange(1200))
+    with pytest.raises(ArgumentError, match="week: has 1200 different numbers; give environment_bins, or another"):
+        environments(frame, environment="week", test=[])
+    binned = environments(frame, environment="week", environment_bins=5, test=[])
+    assert [len(binned.table.rows([name])) for name in binned.train] == [240] * 5
+
+
+def test_a_target_with_one_value_or_a_strange_one_is_refused() -> None:
+    frame = patients()
+    with pytest.raises(ArgumentError, match="died: has one value in all training environments, 1"):
+        environments(frame.assign(died=1))
+    with pytest.raises(ArgumentError, match="died: no training environment has its value 7"):
+        environments(frame.assign(died=frame.died.where(frame.hospital != "west", 7)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"hospital;died\neast;1\n", "has one column; give its separator, which looks like ';'"),
+        (b"hospital,died\nZ\xfcrich,1\n", "is not utf-8; give its encoding, such as latin-1"),
+        (b"hospital,died\n", "has no rows"),
+        (b"", "cannot be read"),
+    ],
+)
+def test_files_of_another_kind_are_refused_in_one_line(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(text)
+    with pytest.raises(ArgumentError, match=message) as refused:
+        environments(path)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ArgumentError, match="there is no such file"):
+        environments(tmp_path / "other.csv")
+
+
+def test_a_row_of_another_kind_is_named_by_its_column() -> None:
+    fitted = TableEncoder.fit(patients(), {"age": "numeric", "smokes": "boolean", "admitted": "date"})
+    row = patients().head(2)
+    for column, value, expected in (
+        ("age", "old", "column age: expected numbers"),
+        ("smokes", "perhaps", "column smokes: expected true and false"),
+        ("admitted", "yesterday", "column admitted: expected dates"),
+    ):
+        with pytest.raises(ValueError, match=expected) as refused:
+            fitted.encode(row.assign(**{column: value}))
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="column age is missing; the model needs age, smokes, admitted"):
+        fitted.encode(row.drop(columns="age"))
+    assert dataclasses.is_dataclass(fitted)

@@ -1,0 +1,60 @@
+"""Heart disease in four hospitals: what is read, and what logistic regression reaches where it has not been."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from concord.errors import InputError
+from concord.training import Job, ProcessContext, load_job, train
+from concord.training.context import Silent
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "heart-disease"
+ROWS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
+# Logistic regression on the three other hospitals by scikit-learn: accuracy, and area under the ROC curve.
+REACHED = {"cleveland": (0.80, 0.876), "hungarian": (0.82, 0.899), "switzerland": (0.76, 0.728), "va": (0.73, 0.718)}
+
+
+@pytest.fixture
+def job() -> Job:
+    return load_job("heart-disease").job
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Files of the archive's form, with other numbers and a fifth of them missing."""
+    draw = np.random.default_rng(0)
+    for hospital, rows in ROWS.items():
+        numbers = draw.integers(1, 4, (rows, 14)).astype(str)
+        numbers[:, :13][draw.random((rows, 13)) < 0.2] = "?"
+        lines = [",".join(row) for row in np.char.replace(numbers, "3", "0")]
+        (tmp_path / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
+    config = job.config.with_options(data_dir=made, test_hospital="switzerland", epochs=1, evaluations=1).resolved()
+    found = job.environments(config)
+    assert (found.train, found.test) == (("cleveland", "hungarian", "va"), ("switzerland",))
+    assert found.table.kinds["cp"] == "category"
+    assert found.table.frame.chol.min() > 0
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
+    assert 0 <= metrics["ood_auc"] <= 1
+
+
+def test_a_file_that_was_cut_short_is_refused(job: Job, made: Path) -> None:
+    path = made / "processed.va.data"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+    with pytest.raises(InputError, match=r"processed.va.data: has \(199, 14\) rows and columns, expected \(200, 14\)"):
+        job.environments(job.config.with_options(data_dir=made))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real files are not on this machine")
+@pytest.mark.parametrize("hospital", ROWS)
+def test_the_average_reaches_logistic_regression_in_every_hospital(job: Job, hospital: str) -> None:
+    config = job.config.with_options(data_dir=SHARED, test_hospital=hospital, aggregator="mean", evaluations=1)
+    metrics = train(job, config.resolved(), ProcessContext(), Silent()).metrics
+    accuracy, area = REACHED[hospital]
+    assert metrics["ood_accuracy"] > accuracy - 0.03
+    assert metrics["ood_auc"] > area - 0.03

@@ -1,0 +1,139 @@
+"""The job `table`: from a CSV file to a champion that takes raw rows, without Python and without Concord."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from test_table_environments import patients
+
+from concord.cli import main
+from concord.runs.trained_model import model_of_run
+from concord.studies.shared_data import share_data
+from concord.training import ProcessContext, load_job
+from concord.training.loop import prepare
+
+TABLE = ["--environment", "hospital", "--target", "died", "--test", "west"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table and what a run on it has left."""
+    folder = tmp_path_factory.mktemp("table")
+    frame = patients()
+    frame["died"] = frame.died.map({0: "no", 1: "yes"})
+    frame.to_csv(folder / "patients.csv", index=False)
+    where = ["--data", str(folder / "patients.csv"), "--output", str(folder / "out")]
+    assert main(["train", "table", *where, *TABLE, "--epochs", "2", "--name", "first"]) == 0
+    return folder
+
+
+PREDICT = """
+import json, sys
+sys.modules["concord"] = None  # an import of Concord fails
+import mlflow, pandas
+folder = sys.argv[1]
+mlflow.set_tracking_uri(f"sqlite:///{folder}/out/mlflow.db")
+model = mlflow.pyfunc.load_model("models:/table@champion")
+rows = pandas.read_csv(f"{folder}/patients.csv")
+found = {"rows": model.predict(rows).to_dict("list"), "refused": []}
+strange = rows.head(2).assign(smokes="sometimes")
+found["strange"] = model.predict(strange).to_dict("list")
+for wrong in (rows.head(2).drop(columns="age"), rows.head(2).assign(age="old")):
+    try:
+        model.predict(wrong)
+    except Exception as error:
+        found["refused"].append(str(error))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def predicted(trained: Path) -> Mapping[str, Any]:
+    """What another process, without Concord, has of the champion."""
+    said = subprocess.run(
+        [sys.executable, "-c", PREDICT, str(trained)], capture_output=True, text=True, check=True, cwd=trained
+    )
+    found: Mapping[str, Any] = json.loads(said.stdout.strip().splitlines()[-1]) | {"stderr": said.stderr}
+    return found
+
+
+def test_a_champion_of_raw_rows_predicts_what_the_run_does(trained: Path, predicted: Mapping[str, Any]) -> None:
+    found = model_of_run(load_job("table"), trained / "out", "first")
+    table = found.job.job.environments(found.config).fitted(found.config.data.held_out, found.config.run.seed)
+    rows = pd.read_csv(trained / "patients.csv")
+    with torch.no_grad():
+        own = found.model.eval()(torch.from_numpy(table.encoder.encode(rows))).softmax(1).numpy()
+    np.testing.assert_allclose(np.array([predicted["rows"][name] for name in ("no", "yes")]).T, own, atol=1e-6)
+
+
+def test_rows_that_a_champion_cannot_take_get_one_line(predicted: Mapping[str, Any]) -> None:
+    missing, other_type = predicted["refused"]
+    assert missing.startswith("column age is missing; the model needs age")
+    assert other_type.startswith("column age: expected numbers")
+    assert "\n" not in missing + other_type
+    assert "column smokes: unknown or rare in training: sometimes" in predicted["stderr"]
+    assert sum(values[0] for values in predicted["strange"].values()) == pytest.approx(1)
+
+
+def test_a_check_says_what_is_understood_of_a_table(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "table", "--check", str(trained / "patients.csv"), *TABLE, "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["environments"]["west"]["purpose"] == "test"
+    assert {name: each["kind"] for name, each in found["columns"].items()} == {
+        "age": "numeric", "smokes": "category", "admitted": "date", "chest pain": "category",
+    }  # fmt: skip
+    assert 0.1 < found["columns"]["age"]["missing"]["east"] < 0.4
+
+
+def test_a_column_that_names_the_environment_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = patients()
+    frame.assign(machine=frame.hospital.map({"east": 1, "north": 2, "south": 3, "west": 4})).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    assert main(["data", "table", "--check", str(tmp_path / "t.csv"), *TABLE, "--json"]) == 0
+    columns = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["columns"]
+    assert columns["machine"]["identifies"] == 1.0
+    assert columns["age"]["identifies"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "--data: needed; a CSV or Parquet file"),
+        (["--data", "TABLE"], "--target: needed; the column to predict"),
+        (["--data", "TABLE", "--target", "dead"], "--environment: needed; a column of"),
+        (["--data", "TABLE", "--environment", "ward", "--target", "died"], "--environment ward: no such column"),
+        (["--data", "TABLE", *TABLE, "--numeric", "age", "--category", "age"], "column age: is given two kinds"),
+        (["--data", "nothing.csv", *TABLE], "nothing.csv: there is no such file"),
+    ],
+)
+def test_wrong_options_of_a_table_are_one_line(
+    words: list[str], line: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(trained / "patients.csv") if word == "TABLE" else word for word in words]
+    assert main(["train", "table", *given, "--output", str(tmp_path / "new")]) == 2
+    problem = capsys.readouterr().err.strip().splitlines()
+    assert line in problem[-1]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_fold_does_not_share_what_was_fitted_with_its_environment(trained: Path, ray_cluster: None) -> None:
+    job = load_job("table").job
+    config = job.config.with_options(
+        data=trained / "patients.csv", environment="hospital", target="died", test=("west",)
+    ).resolved()
+    shared = share_data(job, config, ["lr"])
+    assert shared is not None
+    assert shared.fits(config)
+    assert not shared.fits(config, "south")
+    whole, fold = (prepare(job, config, ProcessContext(), left_out).training[0] for left_out in (None, "south"))
+    assert whole.training.name == fold.training.name
+    assert not torch.equal(whole.training.inputs, fold.training.inputs)
