@@ -1,4 +1,4 @@
-"""Heart disease in four hospitals: is a patient's artery narrowed? Trained on three, tested on the fourth.
+"""Heart disease in four hospitals, of which one is the test.
 
 The UCI repository's Heart Disease data (doi:10.24432/C52P4X, CC BY 4.0; Janosi, Steinbrunn, Pfisterer, Detrano): 303
 patients of Cleveland, 294 of Hungary, 123 of Switzerland, 200 of Long Beach.

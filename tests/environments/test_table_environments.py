@@ -140,7 +140,7 @@ def test_files_folders_and_frames_give_the_same(tmp_path: Path) -> None:
     assert torch.equal(of_folder.inputs, of_frame.inputs)
 
 
-def test_a_target_of_numbers_is_a_regression_and_rows_without_one_are_left_out() -> None:
+def test_a_target_of_numbers_is_a_regression_and_rows_without_it_are_out() -> None:
     frame = patients().assign(days=np.linspace(0, 9.7, 240))
     frame.loc[:9, "days"] = None
     table = environments(frame, target="days").table

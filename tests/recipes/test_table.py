@@ -111,7 +111,11 @@ def test_a_column_that_names_the_environment_is_found(tmp_path: Path, capsys: py
         (["--data", "TABLE"], "--target: needed; the column to predict"),
         (["--data", "TABLE", "--target", "dead"], "--environment: needed; a column of"),
         (["--data", "TABLE", "--environment", "ward", "--target", "died"], "--environment ward: no such column"),
-        (["--data", "TABLE", *TABLE, "--numeric", "age", "--category", "age"], "column age: is given two kinds"),
+        (
+            ["--data", "TABLE", *TABLE, "--columns", "age=number"],
+            "--columns age=number: expected NAME=KIND, with a kind of",
+        ),
+        (["--data", "TABLE", *TABLE, "--columns", "ago=numeric"], "--columns ago: no such column"),
         (["--data", "nothing.csv", *TABLE], "nothing.csv: there is no such file"),
     ],
 )

@@ -157,7 +157,11 @@ def from_table(
         frame, environment = _read(Path(data), environment, separator, encoding)
     if environment is None:
         raise ArgumentError("environment", None, f"needed; a column of {', '.join(map(str, frame.columns))}")
-    for option, name in (("environment", environment), ("target", target), *(("kinds", each) for each in kinds or {})):
+    for option, name in (
+        ("environment", environment),
+        ("target", target),
+        *(("columns", each) for each in kinds or {}),
+    ):
         if name not in frame.columns:
             raise ArgumentError(option, name, f"no such column; there are {', '.join(map(str, frame.columns))}")
     if environment == target:
