@@ -13,8 +13,9 @@ import torch
 
 from concord.analysis.trajectory_figures import animate, strip
 from concord.benchmark import Row, interleaved
-from concord.environments.box2d_extra import require_box2d
-from concord.environments.trajectories import TrajectoryTask, changes
+from concord.environments.sharded import Rows, shard_of
+from concord_jobs.box2d.extra import require_box2d
+from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.funnel_board import simulator as funnel_board
 from concord_jobs.funnel_board.simulator import FunnelBoard
 from concord_jobs.room_runner import simulator as room_runner
@@ -34,8 +35,7 @@ def rows() -> Iterator[Row]:
         keys = [(0, 0, number) for number in range(TRAJECTORIES)]
 
         def whole(task: TrajectoryTask = task, keys: Sequence[Sequence[int]] = keys) -> None:
-            for key in keys:
-                changes(task.trajectory(key))
+            shard_of([Rows({"frames": task.trajectory(key).frames}) for key in keys])
 
         def alone(physics: Callable[..., object] = physics, keys: Sequence[Sequence[int]] = keys) -> None:
             for key in keys:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concord.benchmark import Row, interleaved
-from concord.environments.reward_trajectories import HORIZON, Simulator, _environment, require_mujoco, simulate
+from concord_jobs.distill_mujoco.simulator import HORIZON, Simulator, _environment, require_mujoco, simulate
 
 EXAMPLES = 200
 SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")

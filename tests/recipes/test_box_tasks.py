@@ -3,34 +3,25 @@
 import json
 import shutil
 import sys
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from torch.utils.data import DataLoader
 
 from concord.cli import main
-from concord.environments.trajectories import (
-    Changes,
-    Trajectories,
-    Trajectory,
-    TrajectoryFolder,
-    TrajectoryTask,
-    changes,
-    described_shard,
-    restored,
-    shard_of,
-)
+from concord.environments.sharded import FORMAT, SPLITS, Rows, ShardedData, shard_of
 from concord.errors import InputError
-from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
+from concord.storage.checksum import file_checksum
 from concord.training import load_job
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
 from concord_jobs.funnel_board.job import FunnelBoardOptions
 from concord_jobs.funnel_board.simulator import FunnelBoard, sample_course
@@ -68,10 +59,8 @@ def copied(made: Path, tmp_path: Path) -> Path:
 
 
 def frames_of(folder: Path, task: str = "room-runner") -> dict[str, list[bytes]]:
-    data = TrajectoryFolder(folder, task)
-    return {
-        split: [part[0].numpy().tobytes() for part in data.split(split)] for split in ("train", "validation", "test")
-    }
+    data = ShardedData(folder, task)
+    return {split: [part[0].numpy().tobytes() for part in Trajectories(data, split)] for split in SPLITS}
 
 
 # --- what happens
@@ -167,66 +156,6 @@ def test_a_course_has_funnels_above_platforms_and_sliders_lean_inwards(seed: int
             assert slider.angle * slider.x > 0
 
 
-# --- how it is kept
-
-
-trajectories = st.integers(2, 6).flatmap(
-    lambda length: st.integers(1, 3).flatmap(
-        lambda channels: arrays(np.uint8, (length, channels, 4, 5), elements=st.sampled_from([0, 1, 255]))
-    )
-)
-
-
-@given(trajectories)
-def test_what_is_kept_is_what_was_given(frames: Any) -> None:
-    kept = changes(Trajectory(frames, label=1))
-    assert np.array_equal(restored(kept), frames)
-    assert kept.counts.sum() == len(kept.places) <= 20 * (len(frames) - 1)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(2, 5), st.integers(0, 4), st.booleans()), min_size=1, max_size=5))
-def test_a_shard_gives_each_of_its_trajectories_alone(
-    tmp_path_factory: Any, parts: list[tuple[int, int, bool]]
-) -> None:
-    rng = np.random.default_rng(0)
-    given = []
-    for length, label, moves in parts:
-        frames = rng.integers(0, 256, (length, 3, 4, 4), dtype=np.uint8)
-        given.append(Trajectory(frames if moves else np.repeat(frames[:1], length, 0), label))
-    path = tmp_path_factory.mktemp("shard") / "part.safetensors"
-    path.write_bytes(shard_of([changes(each) for each in given]))
-    said = described_shard(path)
-    dataset = Trajectories(path.parent, [{"file": path.name, **said}], (3, 4, 4))
-    assert dataset.lengths.tolist() == [len(each.frames) for each in given]
-    for number in np.random.default_rng(1).permutation(len(given)).tolist():
-        frames, label = dataset[number]
-        assert label.dtype == torch.int64
-        assert np.array_equal(frames.numpy(), given[number].frames)
-        assert int(label) == given[number].label
-
-
-@pytest.mark.parametrize(
-    ("frames", "said"),
-    [
-        (np.zeros((1, 3, 4, 4), np.uint8), "at least 2 frames; this one has 1"),
-        (np.zeros((3, 3, 4, 4)), r"must be uint8 .*; these are float64"),
-        (np.zeros((3, 4, 4), np.uint8), r"must be uint8 \(length, channels, height, width\)"),
-    ],
-)
-def test_frames_of_another_form_are_refused(frames: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        changes(Trajectory(frames, 0))
-
-
-def test_an_empty_shard_and_one_of_different_frames_are_refused() -> None:
-    with pytest.raises(InputError, match="a shard needs at least one trajectory; this one is empty"):
-        shard_of([])
-    parts: list[Changes] = [changes(Trajectory(np.zeros((2, 3, side, 4), np.uint8), 0)) for side in (4, 5)]
-    with pytest.raises(InputError, match="the frames of a shard have one shape"):
-        shard_of(parts)
-
-
 # --- how they are made
 
 
@@ -234,28 +163,30 @@ def test_trajectories_do_not_depend_on_shards_or_the_number_of_tasks(made: Path,
     other = {**FEW, "shard_size": 4, "tasks": 1}
     make_trajectories(RoomRunnerOptions(data_dir=tmp_path / "other", size=32, **other), quiet)
     assert frames_of(tmp_path / "other") == frames_of(made)
-    mine, theirs = TrajectoryFolder(made, "room-runner"), TrajectoryFolder(tmp_path / "other", "room-runner")
+    mine, theirs = ShardedData(made, "room-runner"), ShardedData(tmp_path / "other", "room-runner")
     assert mine.version == theirs.version
     task = RoomRunner(size=32)
-    frames, label = mine.split("validation")[2]
+    frames, label = Trajectories(mine, "validation")[2]
     alone = task.trajectory((0, 1, 2))
     assert np.array_equal(frames.numpy(), alone.frames)
     assert int(label) == alone.label
 
 
 def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
-    before = {path: path.read_bytes() for path in copied.rglob("*.safetensors")}
-    lost, torn = copied / "train" / "part-0001.safetensors", copied / "test" / "part-0000.safetensors"
+    before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
+    lost, torn = copied / "train" / "part-0001.parquet", copied / "test" / "part-0000.parquet"
     lost.unlink()
     torn.write_bytes(before[torn][:1000])
-    (copied / "manifest.json").unlink()
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["shards"] = [shard for shard in manifest["shards"] if copied / shard["file"] != lost]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="only the beginning of some; concord data room-runner makes them"):
-        TrajectoryFolder(copied, "room-runner")
+        ShardedData(copied, "room-runner")
     kept = {path: path.stat().st_mtime_ns for path in before if path not in (lost, torn)}
     options = RoomRunnerOptions(data_dir=copied, size=32, **FEW)
     assert make_trajectories(options, quiet)["files_made"] == 2
     assert make_trajectories(options, quiet)["files_made"] == 0
-    assert {path: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
+    assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
@@ -264,10 +195,10 @@ def test_no_trajectory_serves_two_purposes(made: Path, copied: Path) -> None:
     everything = [frames for split in parts.values() for frames in split]
     assert len(everything) == len(set(everything)) == 5 + 3 + 2
     manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["shards"][-1]["digests"][0] = manifest["shards"][0]["digests"][0]
+    manifest["shards"][-1]["groups"][0] = manifest["shards"][0]["groups"][0]
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"one trajectory is in train/part-0000\.safetensors and in test/part-0000"):
-        TrajectoryFolder(copied, "room-runner")
+    with pytest.raises(InputError, match=r"the same rows are in train/part-0000\.parquet and in test/part-0000"):
+        ShardedData(copied, "room-runner")
 
 
 def test_the_command_makes_the_data_and_says_what_they_are(
@@ -278,14 +209,13 @@ def test_the_command_makes_the_data_and_says_what_they_are(
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["job"] == "funnel-board"
     assert Path(said["folder"]) == tmp_path / "data" / "funnel-board-perturbed"
-    data = TrajectoryFolder(Path(said["folder"]), "funnel-board")
-    assert data.frame == (3, 126, 75)
+    data = ShardedData(Path(said["folder"]), "funnel-board")
+    assert data.manifest["frame"] == [3, 126, 75]
     assert sum(said["labels"].values()) == 2
-    assert not data.has("test")
     with pytest.raises(InputError, match="no trajectories for test; concord data funnel-board makes them"):
-        data.split("test")
+        Trajectories(data, "test")
     environments = TrajectoryChoice(perturbed=True).environments(data)
-    assert environments["perturbed"].take(slice(None))["frames"].shape[2:] == data.frame
+    assert environments["perturbed"].take(slice(None))["frames"].shape[2:] == (3, 126, 75)
 
 
 # --- how they are read
@@ -298,22 +228,24 @@ def test_reading_takes_the_memory_of_one_trajectory_not_of_the_data(tmp_path: Pa
         parts = []
         for number in range(8):
             frames[1:, :, shard, number] = number + 1
-            parts.append(changes(Trajectory(frames.copy(), 0)))
-        path = tmp_path / f"part-{shard}.safetensors"
-        path.write_bytes(shard_of(parts))
-        shards.append({"file": path.name, **described_shard(path)})
-    dataset = Trajectories(tmp_path, shards, (3, 64, 64))
-    tracemalloc.start()
+            parts.append(Rows({"frames": frames.copy()}, {"label": 0}))
+        content, groups = shard_of(parts)
+        path = tmp_path / f"part-{shard}.parquet"
+        path.write_bytes(content)
+        shards.append({"file": path.name, "split": "train", "sha256": file_checksum(path), "groups": groups})
+    manifest = {"format": FORMAT, "data": "made", "options": {}, "files": 4, "shards": shards}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    dataset = Trajectories(ShardedData(tmp_path, "made"), "train")
+    one, most, before = frames.nbytes, 0, pa.total_allocated_bytes()
     for number in range(len(dataset)):
-        dataset[number]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    one = frames.nbytes
-    assert one < peak < 2.5 * one < len(dataset) * one / 10  # the one before is still there
+        read = dataset[number][0]
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert np.array_equal(read.numpy(), frames)
+    assert one <= most < 2.5 * one < len(dataset) * one / 10  # the one before is still there
 
 
 def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None:
-    dataset = TrajectoryFolder(made, "room-runner").split("train")
+    dataset = Trajectories(ShardedData(made, "room-runner"), "train")
     here = [frames.numpy().tobytes() for frames, _ in dataset]
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert [frames.numpy().tobytes() for frames, _ in loader] == here
@@ -325,42 +257,31 @@ def test_the_workers_of_a_data_loader_read_what_is_read_here(made: Path) -> None
 
 def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
-    shard = copied / "train" / "part-0000.safetensors"
+    shard = copied / "train" / "part-0000.parquet"
     whole = shard.read_bytes()
 
     def refused(task: str = "room-runner") -> str:
         with pytest.raises(InputError) as error:
-            TrajectoryFolder(copied, task).split("train")[0]
+            Trajectories(ShardedData(copied, task), "train")[0]
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert "trajectories of room-runner, not of funnel-board; concord data funnel-board makes" in refused(
-        "funnel-board"
-    )
+    assert "data of room-runner, not of funnel-board; concord data funnel-board makes" in refused("funnel-board")
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "train/part-0000.safetensors is corrupt" in refused()
-    torn = copied / "torn.safetensors"
-    torn.write_bytes(whole[:500])
-    with pytest.raises(InputError, match="is damaged"):
-        described_shard(torn)
+    assert "train/part-0000.parquet is corrupt" in refused()
     shard.unlink()
-    assert "train/part-0000.safetensors is missing; concord data room-runner makes it" in refused()
+    assert "train/part-0000.parquet is missing; concord data room-runner makes it" in refused()
     shard.write_bytes(whole)
     for changed, said in (
-        ({"format": 2}, "has format 2; this Concord reads 1"),
-        ({"shards": []}, "a file for train is missing"),
-        ({"shards": [{"file": "x"}]}, "split of a file is missing"),
-        ({"shards": [{**manifest["shards"][0], "labels": [0]}]}, "a number of a trajectory is missing"),
-        ({"frame": [3, 64, 64]}, r"where the manifest says"),
-        ({"settings": None}, "settings is missing"),
+        ({"format": 1}, "has format 1; this Concord reads 2"),
+        ({"options": {}, "shards": [{"file": "x"}] * 6}, "is not complete"),
     ):
         (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
         assert said in refused()
     (copied / "manifest.json").write_text("{")
     assert "manifest.json cannot be read" in refused()
-    (copied / "manifest.json").unlink()
     shutil.rmtree(copied)
-    assert "no trajectories; concord data room-runner makes them" in refused()
+    assert "no data of room-runner; concord data room-runner makes them" in refused()
 
 
 # --- what is refused
@@ -405,7 +326,10 @@ def test_a_folder_with_other_data_is_left_alone(copied: Path, box2d: None) -> No
             "--perturbed True: the data in .* are of the standard physics",
         ),
         ({"size": 32, "trajectories": 6}, "--trajectories 6: the data in .* have 5 to train on"),
-        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no trajectories; concord data room-runner makes them"),
+        (
+            {"data_dir": Path("nowhere")},
+            "--data-dir nowhere: no data of room-runner; concord data room-runner",
+        ),
     ],
 )
 def test_a_job_refuses_data_that_are_not_its_own(made: Path, options: dict[str, Any], said: str) -> None:

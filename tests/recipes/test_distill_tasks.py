@@ -18,7 +18,15 @@ from torch.testing import assert_close
 from concord.cli import main
 from concord.distillation import SGD, GatedError, Student, Teaching, meta_gradient, of_labels, privileged_of
 from concord.environments import Environments
-from concord.environments.reward_trajectories import (
+from concord.errors import InputError
+from concord.gradients.risk import as_risk
+from concord.space import Choice
+from concord.training import ProcessContext, load_job, train
+from concord.training.context import Silent
+from concord_jobs.distill_life.frame_attention import FrameAttention
+from concord_jobs.distill_life.life import following, random_trajectories
+from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of
+from concord_jobs.distill_mujoco.simulator import (
     HORIZON,
     SIZES,
     ReturnBins,
@@ -30,14 +38,6 @@ from concord.environments.reward_trajectories import (
     simulate,
     squared_error_of_bins,
 )
-from concord.errors import InputError
-from concord.gradients.risk import as_risk
-from concord.runs.made_returns import ReturnData, ReturnOptions, make_returns
-from concord.space import Choice
-from concord.training import ProcessContext, load_job, train
-from concord.training.context import Silent
-from concord_jobs.distill_life.frame_attention import FrameAttention
-from concord_jobs.distill_life.life import following, random_trajectories
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 
 # --- Life
@@ -283,7 +283,7 @@ def test_a_teacher_in_bfloat16_says_nearly_what_it_says_in_float32() -> None:
 # --- the data and the job
 
 
-SMALL: dict[str, Any] = {"simulator": "Swimmer", "examples": 100, "test_examples": 30, "validation_examples": 510}
+SMALL: dict[str, Any] = {"simulator": "Swimmer", "examples": 100, "test_examples": 30, "validation_examples": 1010}
 
 
 def quiet(_: str) -> None: ...
@@ -302,25 +302,22 @@ def copied(data: Path, tmp_path: Path) -> Path:
 
 
 def test_files_hold_the_examples_in_their_order(data: Path) -> None:
-    there = ReturnData(data).split("validation")
-    assert len(there.rewards) == 510
-    for first in (0, 498):
+    there = examples_of(returns_of(data, Path(), "Swimmer"), "validation")
+    assert len(there.rewards) == 1010
+    for first in (0, 998):
         expected = simulate("Swimmer", "validation", 0, first, 4)
         for name, array in vars(expected).items():
             assert np.array_equal(vars(there)[name][first : first + 4], array)
 
 
 def test_any_number_of_workers_makes_the_same_missing_files(copied: Path) -> None:
-    before = {path: path.read_bytes() for path in copied.rglob("*.safetensors")}
-    lost, torn = copied / "train" / "part-0000.safetensors", copied / "validation" / "part-0001.safetensors"
+    before = {path: path.read_bytes() for path in copied.rglob("*.parquet")}
+    lost, torn = copied / "train" / "part-0000.parquet", copied / "validation" / "part-0001.parquet"
     lost.unlink()
     torn.write_bytes(torn.read_bytes()[:-1])
-    (copied / "manifest.json").unlink()
-    with pytest.raises(InputError, match="no returns of a simulator, only the beginning of some; concord data"):
-        ReturnData(copied)
     said = make_returns(ReturnOptions(data_dir=copied, tasks=1, **SMALL), quiet)
     assert said["files_made"] == 2
-    assert {path: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
+    assert {path: path.read_bytes() for path in copied.rglob("*.parquet")} == before
 
 
 def options_of(folder: Path, **options: Any) -> Any:
@@ -422,7 +419,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "--auxiliary-weight 1.0: --teacher meta has x* already; give --teacher none",
     ),
     "a weight": (["train", "distill-mujoco", "--teaching-weight", "nan"], "must be a finite number, not below 0"),
-    "no data": (["train", "distill-mujoco"], "no returns of a simulator; concord data distill-mujoco makes them"),
+    "no data": (["train", "distill-mujoco"], "no data of distill-mujoco; concord data distill-mujoco makes them"),
     "no examples": (["data", "distill-mujoco", "--examples", "0"], "--examples 0: must be at least 1"),
     "a seed": (["data", "distill-mujoco", "--seed", "-1"], "--seed -1: must not be negative"),
     "a simulator": (["data", "distill-mujoco", "--simulator", "Ant"], "--simulator"),
@@ -457,10 +454,10 @@ def test_data_of_another_simulator_or_of_other_options_are_refused(copied: Path)
         load_job("distill-mujoco").job.environments(config)
     with pytest.raises(InputError, match=r"--examples 101: the data in .* are made with 100; give another --data-dir"):
         make_returns(ReturnOptions(data_dir=copied, **(SMALL | {"examples": 101})), quiet)
-    part = copied / "test" / "part-0000.safetensors"
+    part = copied / "test" / "part-0000.parquet"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match=r"part-0000.safetensors is corrupt; remove it"):
-        ReturnData(copied).split("test")
+    with pytest.raises(InputError, match=r"part-0000.parquet is corrupt; remove it"):
+        examples_of(returns_of(copied, Path(), "Swimmer"), "test")
 
 
 REFUSED_PARTS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -1,8 +1,14 @@
 """The job `table`: from a CSV file to a champion that takes raw rows, without Python and without Concord."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +86,49 @@ def test_rows_that_a_champion_cannot_take_get_one_line(predicted: Mapping[str, A
     assert "\n" not in missing + other_type
     assert "column smokes: unknown or rare in training: sometimes" in predicted["stderr"]
     assert sum(values[0] for values in predicted["strange"].values()) == pytest.approx(1)
+
+
+def ask(port: int, rows: list[dict[str, Any]]) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations",
+        json.dumps({"dataframe_records": rows}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_mlflow_serves_a_champion_of_raw_rows(trained: Path, predicted: Mapping[str, Any]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["models", "serve", "--model-uri", "models:/table@champion", "--env-manager", "local", "--port", str(port)]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    place = {"MLFLOW_TRACKING_URI": f"sqlite:///{trained}/out/mlflow.db", "PATH": path}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", *words], env={**os.environ, **place}, cwd=trained, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while server.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        row = json.loads(pd.read_csv(trained / "patients.csv").head(1).to_json(orient="records"))
+        status, answer = ask(port, row)
+        assert status == 200
+        assert answer["predictions"][0] == pytest.approx({name: each[0] for name, each in predicted["rows"].items()})
+        status, answer = ask(port, [{"smokes": "yes"}])
+        assert status == 400
+        assert "column age is missing; the model needs age" in answer["message"]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def test_a_check_says_what_is_understood_of_a_table(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

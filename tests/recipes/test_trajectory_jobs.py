@@ -10,13 +10,14 @@ import torch
 
 from concord.cli import main
 from concord.environments import BatchStream
-from concord.environments.trajectories import TrajectoryFolder
+from concord.environments.sharded import ShardedData
 from concord.errors import InputError
-from concord.runs.made_trajectories import make_trajectories
 from concord.runs.preflight import preflight
 from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord_jobs.box2d.data import make_trajectories
+from concord_jobs.box2d.trajectories import Trajectories
 from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
 from concord_jobs.room_runner.job import RoomRunnerOptions
 from concord_jobs.room_runner.simulator import RoomRunner
@@ -37,7 +38,7 @@ def made(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_examples_are_trajectories_padded_to_the_longest_requested(made: Path) -> None:
-    trajectories = TrajectoryFolder(made / "data" / RoomRunner(size=32).folder, "room-runner").split("train")
+    trajectories = Trajectories(ShardedData(made / "data" / RoomRunner(size=32).folder, "room-runner"), "train")
     examples = TrajectoryExamples("standard", trajectories, 4)
     assert len(examples) == 4
     for asked in (slice(1, 3), torch.tensor([2, 0])):
@@ -82,7 +83,7 @@ def test_physics_change_at_an_epoch(made: Path) -> None:
     environments = ROOMS.job.environments(config)
     assert environments.train == ("standard",)
     stream = BatchStream(environments.load(environments.train), 2, seed=config.run.seed)
-    splits = {changed: TrajectoryFolder(folder, "room-runner").split("train") for changed, folder in folders.items()}
+    splits = {changed: Trajectories(ShardedData(folder, "room-runner"), "train") for changed, folder in folders.items()}
     for step in range(9):  # of three steps an epoch, though five are no whole batches
         batch = stream.batch(step)
         there = [splits[step < 3][index][0] for index in range(5)]
@@ -155,11 +156,11 @@ def read(output: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"size": 64}, "no trajectories; concord data room-runner makes them"),
-        ({"data_dir": Path("/nowhere")}, "no trajectories; concord data room-runner --size 32 makes them"),
+        ({"size": 64}, "no data of room-runner; concord data room-runner makes them"),
+        ({"data_dir": Path("/nowhere")}, "no data of room-runner; concord data room-runner --size 32 makes them"),
         (
             {"perturbed_dir": Path("/nowhere")},
-            "/nowhere: no trajectories; concord data room-runner --size 32 --perturbed makes them",
+            "/nowhere: no data of room-runner; concord data room-runner --size 32 --perturbed makes them",
         ),
         ({"trajectories": 9}, "have 5 to train on"),
         ({"trajectories": 0}, "--lr-decay-steps 15000: needs to know the steps of a run; give --trajectories, too"),

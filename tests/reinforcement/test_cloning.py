@@ -12,6 +12,7 @@ import torch
 from concord.analysis.best_runs_figures import bootstrapped_interval
 from concord.cli import main
 from concord.environments import BatchStream, Environment
+from concord.environments.sharded import SPLITS
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
 from concord.reinforcement.actor_critic import ActorCritic, Policy
@@ -65,12 +66,12 @@ def test_states_come_with_what_the_expert_would_do(data: Path) -> None:
 
 
 def test_no_level_serves_two_purposes(data: Path) -> None:
-    shards = CloningData(data).manifest["shards"]
-    levels = [level for shard in shards for level in shard["levels"]]
+    there = CloningData(data)
+    of_split = {split: [level for group in there.groups(split) for level in group.facts["levels"]] for split in SPLITS}
+    levels = [level for levels in of_split.values() for level in levels]
     assert len(levels) == len(set(levels)) == 3 + 5 + 3
-    unseen = [level for shard in shards if shard["split"] != "train" for level in shard["levels"]]
-    assert all(level >= FIRST_UNSEEN_LEVEL for level in unseen)
-    assert CloningData(data).manifest["expert"]["version"] == load_expert(shipped_expert("coinrun", "easy")).version
+    assert all(level >= FIRST_UNSEEN_LEVEL for level in of_split["validation"] + of_split["test"])
+    assert there.options["expert"] == load_expert(shipped_expert("coinrun", "easy")).version
 
 
 def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Path) -> None:
@@ -78,18 +79,17 @@ def test_what_is_lost_or_torn_is_made_again_the_same_and_nothing_else(copied: Pa
     lost, torn = copied / "train" / "level-0000000011.parquet", copied / "test" / "part-0000.parquet"
     lost.unlink()
     torn.write_bytes(before[torn][:1000])
-    (copied / "manifest.json").unlink()
     flipped = copied / "train" / "level-0000000012.parquet"
     content = bytearray(before[flipped])
     content[len(content) // 2] ^= 1
     flipped.write_bytes(content)
-    # The line of one more file was being written: that file is made again, and the next line is not spoiled.
-    noted = [line for line in (copied / "made.jsonl").read_text().splitlines() if "train/" in line]
-    files = [copied / json.loads(line)["file"] for line in noted]
-    last = next(number for number, file in enumerate(files) if file not in (lost, torn, flipped))
-    others = [line for line in (copied / "made.jsonl").read_text().splitlines() if line != noted[last]]
-    (copied / "made.jsonl").write_text("\n".join(others) + "\n" + noted[last][:20])
-    again = (lost, torn, flipped, files[last])
+    # Killed before it noted one more file, which is made again.
+    manifest = json.loads((copied / "manifest.json").read_text())
+    noted = manifest["shards"].pop(0)
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="only the beginning of some; concord data coinrun-clone makes them"):
+        CloningData(copied)
+    again = (lost, torn, flipped, copied / noted["file"])
     kept = {path: path.stat().st_mtime_ns for path in before if path not in again}
     said = make_cloning_data(CloningOptions(data_dir=copied, **SMALL), quiet)
     assert said["files_made"] == 4
@@ -102,7 +102,7 @@ def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
     few = {**SMALL, "levels": 1, "test_states": 1, "validation_states": 0}
     make_cloning_data(CloningOptions(data_dir=tmp_path / "other", seed=1, **few), quiet)
     other = CloningData(tmp_path / "other")
-    assert not other.has("validation")
+    assert not other.groups("validation")
     assert other.level(10)[0].shape == (24, 64, 64, 3)
     assert not torch.equal(other.level(10)[0], CloningData(data).level(10)[0])
     assert other.version != CloningData(data).version
@@ -134,11 +134,11 @@ def test_a_folder_with_other_data_is_left_alone(copied: Path, tmp_path: Path) ->
         make_cloning_data(CloningOptions(data_dir=copied, **{**SMALL, "states": 25}), quiet)
     other = tmp_path / "other.safetensors"
     save_expert(other, ActorCritic(), {"game": "coinrun", "difficulty": "easy"})
-    with pytest.raises(InputError, match=r"--expert: version .*; the data in .* are of version"):
+    with pytest.raises(InputError, match=r"--expert .*: the data in .* are made with .*; give another"):
         make_cloning_data(CloningOptions(data_dir=copied, expert=other, **SMALL), quiet)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="not empty, and not made for cloning data"):
+    with pytest.raises(InputError, match="not empty, and not made for coinrun-clone"):
         make_cloning_data(CloningOptions(data_dir=tmp_path / "mine", **SMALL), quiet)
 
 
@@ -158,20 +158,19 @@ def test_data_that_do_not_fit_their_manifest_are_named(copied: Path) -> None:
     assert "train/level-0000000011.parquet is missing" in refused()
     shard.write_bytes(whole)
     for changed, said in (
-        ({"format": 2}, "has format 2; this Concord reads 1"),
-        ({"shards": [{"file": "train/level-0000000011.parquet"}]}, "split of a file is missing"),
-        ({"shards": []}, "a file for train is missing"),
-        ({"shards": [{**manifest["shards"][0], "levels": []}]}, "levels of a file is missing"),
-        ({"shards": manifest["shards"][:3]}, "a file for test is missing"),
-        ({"states": None}, "states is missing"),
-        ({"shards": [*manifest["shards"], {**manifest["shards"][0], "split": "test", "file": "x"}]}, "level 10 is in"),
+        ({"format": 1}, "has format 1; this Concord reads 2"),
+        ({"data": "room-runner"}, "data of room-runner, not of coinrun-clone"),
+        ({"shards": [{"file": "train/level-0000000011.parquet"}] * 5}, "is not complete"),
+        ({"shards": None}, "is not complete"),
+        ({"shards": [*manifest["shards"], {**manifest["shards"][0], "file": "x"}]}, "x is missing"),
+        ({"shards": manifest["shards"][:3]}, "only the beginning of some; concord data coinrun-clone makes them"),
     ):
         (copied / "manifest.json").write_text(json.dumps({**manifest, **changed}))
         assert said in refused()
     (copied / "manifest.json").write_text("{")
     assert "manifest.json cannot be read" in refused()
     (copied / "manifest.json").unlink()
-    assert "no cloning data, only the beginning of some; concord data coinrun-clone makes them" in refused()
+    assert "no data of coinrun-clone; concord data coinrun-clone makes them" in refused()
 
 
 # --- levels in turn
@@ -295,7 +294,10 @@ def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
         ({"levels": 4}, "--levels 4: the data have 3 training levels"),
         ({"states": 25}, "--states 25: the data have 24 states of each level"),
         ({"difficulty": "hard"}, "--difficulty hard: the data in"),
-        ({"data_dir": Path("nowhere")}, "--data-dir nowhere: no cloning data; concord data coinrun-clone makes them"),
+        (
+            {"data_dir": Path("nowhere")},
+            "--data-dir nowhere: no data of coinrun-clone; concord data",
+        ),
     ],
 )
 def test_options_that_do_not_fit_the_data_are_refused(data: Path, options: dict[str, Any], said: str) -> None:
@@ -382,6 +384,6 @@ def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:
     for _ in range(2000):
         states = _one_a_level(episode(), 1, drawn)
         assert states is not None
-        counts[states.steps[0]] += 1
+        counts[states.step[0]] += 1
     assert abs(counts - 200).max() < 70  # five standard deviations
     assert _one_a_level(episode(), 2, drawn) is None

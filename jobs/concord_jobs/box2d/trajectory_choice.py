@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from concord.environments import Environments, Switching
-from concord.environments.trajectories import Split, TrajectoryFolder, TrajectoryTask
+from concord.environments.sharded import ShardedData, Split, data_folder
 from concord.options import OptionGroup
-from concord.runs.made_trajectories import trajectory_folder
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
 from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
 
 
@@ -35,19 +35,19 @@ class TrajectoryChoice(OptionGroup):
             alone = not (self.perturbed and given)
             self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")
 
-    def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> TrajectoryFolder:
+    def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> ShardedData:
         """The data of a task.
 
         Raises:
             InputError: there are none, or too few, or they are of something else.
         """
-        data = self._checked(trajectory_folder(data_dir, output, task), task)
-        perturbed = bool(data.settings.get("perturbed"))
+        data = self._checked(data_folder(data_dir, output, task.folder), task)
+        perturbed = bool(data.options.get("perturbed"))
         physics = "perturbed" if perturbed else "the standard"
         self.require("perturbed", perturbed == self.perturbed, f"the data in {data.folder} are of {physics} physics")
         return data
 
-    def read_perturbed(self, task: TrajectoryTask, output: Path) -> TrajectoryFolder | None:
+    def read_perturbed(self, task: TrajectoryTask, output: Path) -> ShardedData | None:
         """The data of the other physics, which ``task`` has, too; None if they are not wanted.
 
         Raises:
@@ -55,11 +55,11 @@ class TrajectoryChoice(OptionGroup):
         """
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
-        data = self._checked(trajectory_folder(self.perturbed_dir, output, task), task)
-        self.require("perturbed_dir", bool(data.settings.get("perturbed")), "its data are of the standard physics")
+        data = self._checked(data_folder(self.perturbed_dir, output, task.folder), task)
+        self.require("perturbed_dir", bool(data.options.get("perturbed")), "its data are of the standard physics")
         return data
 
-    def environments(self, data: TrajectoryFolder, perturbed: TrajectoryFolder | None = None) -> Environments:
+    def environments(self, data: ShardedData, perturbed: ShardedData | None = None) -> Environments:
         """An environment of each physics to train on, one to choose by and one for the test, as sequences with labels.
 
         They are read as they are needed. What trains is padded to the longest of all that trains. With a
@@ -72,14 +72,14 @@ class TrajectoryChoice(OptionGroup):
         if perturbed is not None:
             folders["perturbed"] = perturbed
         training = {
-            name: TrajectoryExamples(name, folder.split("train"), self.trajectories or None)
+            name: TrajectoryExamples(name, Trajectories(folder, "train"), self.trajectories or None)
             for name, folder in folders.items()
         }
         longest = max(each.longest for each in training.values())
         alike = len({len(each) for each in training.values()}) == 1
         self.require("switch_epoch", self.switch_epoch == 0 or alike, "the data differ in number; give --trajectories")
         others: dict[str, Split] = {"validation": "validation", "test": "test"}
-        others = {name: split for name, split in others.items() if data.has(split)}
+        others = {name: split for name, split in others.items() if data.groups(split)}
 
         def load(name: str) -> Any:
             if name == "standard" and self.switch_epoch:
@@ -87,19 +87,17 @@ class TrajectoryChoice(OptionGroup):
                 return Switching(before, after, self.switch_epoch)
             if name in training:
                 return training[name].padded(longest)
-            return TrajectoryExamples(name, data.split(others[name]))
+            return TrajectoryExamples(name, Trajectories(data, others[name]))
 
         validation, test = ([name] if name in others else [] for name in ("validation", "test"))
         version = "-".join(folder.version for folder in folders.values())
         names = ["standard"] if self.switch_epoch else list(training)
         return Environments(load, names, validation, test, version=version)
 
-    def _checked(self, folder: Path, task: TrajectoryTask) -> TrajectoryFolder:
-        data = TrajectoryFolder(folder, task.name, task.command)
-        if data.frame != task.frame:
-            raise data.unfit(
-                f"frames of {data.frame[1]} × {data.frame[2]} pixels, not {task.frame[1]} × {task.frame[2]}"
-            )
-        there = len(data.split("train"))
+    def _checked(self, folder: Path, task: TrajectoryTask) -> ShardedData:
+        data = ShardedData(folder, task.name, task.command)
+        if (found := tuple(data.manifest["frame"])) != task.frame:
+            raise data.error(f"frames of {found[1]} × {found[2]} pixels, not {task.frame[1]} × {task.frame[2]}")
+        there = len(data.groups("train"))
         self.require("trajectories", self.trajectories <= there, f"the data in {data.folder} have {there} to train on")
         return data

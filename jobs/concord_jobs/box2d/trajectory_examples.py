@@ -5,9 +5,9 @@ from torch import Tensor
 
 from concord.dynamics.sequences import keys
 from concord.environments.source import ExampleSource
-from concord.environments.trajectories import Trajectories
 from concord.environments.tree import Tree
 from concord.errors import InputError
+from concord_jobs.box2d.trajectories import Trajectories
 
 
 class TrajectoryExamples(ExampleSource):

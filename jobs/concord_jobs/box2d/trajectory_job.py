@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 from concord.dynamics import SkipConfig, SkipOptions, skip_objective, staircase
 from concord.dynamics.evaluation import task_measures
 from concord.environments import Environment, Environments
-from concord.environments.trajectories import TrajectoryTask
 from concord.models.dynamics_network import DynamicsNetworkOptions
 from concord.objectives import Objective
 from concord.space import Choice, Entry, Space, Value
 from concord.training import EnvironmentEvaluation, Study, TrainConfig
 from concord.training.evaluation import Mode
+from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
 
 MODES: Mapping[str, Mode | None] = {

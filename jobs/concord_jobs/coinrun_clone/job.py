@@ -55,7 +55,7 @@ def environments(config: CloneConfig) -> Environments:
         frames, policy = data.level(levels[name])
         return frames[:states], policy[:states]
 
-    validation = ["validation"] if data.has("validation") else []
+    validation = ["validation"] if data.groups("validation") else []
     return Environments(load, levels, validation, ["test"], version=data.version)
 
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-import concord.environments.reward_trajectories as trajectories
+import concord_jobs.distill_mujoco.simulator as trajectories
 from concord import distillation
 from concord.distillation import Distillation, GatedError, TeacherOptions, Teaching, of_labels
 from concord.environments import Environments
 from concord.objectives import Objective
-from concord.runs import made_returns
 from concord.space import Choice, Entry, Space
 from concord.training import Data, Job, Measure, Study, TrainConfig
+from concord_jobs.distill_mujoco import data as made_returns
 from concord_jobs.distill_mujoco.teacher import TrajectoryTeacher
 from concord_jobs.distillation.taught import student_environments, training_parts
 
@@ -82,7 +82,8 @@ class ReturnConfig(TrainConfig):
 def examples(config: ReturnConfig, purpose: Any) -> tuple[Tensor, Tensor]:
     """Inputs, and targets with x*; where nothing is trained x* is not known, and 0."""
     data = made_returns.returns_of(config.data.data_dir, config.run.output, config.simulator)
-    made = trajectories.standardized(data.split("train"), data.split(purpose), BINS)
+    train, wanted = (made_returns.examples_of(data, split) for split in ("train", purpose))
+    made = trajectories.standardized(train, wanted, BINS)
     options = config.teaching
     seen = trajectories.disturbed(made.frames, config.run.seed, options.permute_time, options.noise_frames)
     privileged = torch.from_numpy(seen * (purpose == "train"))

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concord.analysis.skip_figures import skip_figures
-from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
 from concord.space import Value
 from concord.training import Data, Job
 from concord_jobs.box2d import trajectory_job
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, settings, studies
 from concord_jobs.funnel_board.simulator import FunnelBoard
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from concord.dynamics.matching import as_float
-from concord.environments.box2d_extra import require_box2d
-from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 from concord_jobs.box2d.coverage import Floats, covered, covered_box, scanlines, to_bytes
+from concord_jobs.box2d.extra import require_box2d
+from concord_jobs.box2d.trajectories import Trajectory
 
 HEIGHT, WIDTH = 126, 75
 _SCALE = 6  # pixels a unit

@@ -8,13 +8,13 @@ trains with adaptive skips, ``--skip fixed --stride 1`` without. Defaults are th
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from concord.analysis.skip_figures import skip_figures
-from concord.runs.made_trajectories import TrajectoryOptions, make_trajectories
 from concord.space import Value
 from concord.training import Data, Job
 from concord_jobs.box2d import trajectory_job
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, settings, studies
 from concord_jobs.room_runner.simulator import SIZES, RoomRunner
 
@@ -44,11 +44,6 @@ class RoomRunnerOptions(TrajectoryOptions):
     def task(self) -> RoomRunner:
         """Room runner in that size."""
         return RoomRunner(size=self.size, perturbed=self.perturbed)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Also the size."""
-        return {**super().settings, "size": self.size}
 
     def check(self) -> None:
         """Validate options."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from concord.dynamics.matching import as_float
-from concord.environments.box2d_extra import require_box2d
-from concord.environments.trajectories import Trajectory
 from concord.errors import ArgumentError
 from concord_jobs.box2d.coverage import Floats, block_means, covered_box, overlap, to_bytes
+from concord_jobs.box2d.extra import require_box2d
+from concord_jobs.box2d.trajectories import Trajectory
 
 SIZES = (64, 32)
 CELLS = 16

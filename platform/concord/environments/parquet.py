@@ -26,23 +26,27 @@ _VALUE = re.compile(rb"\x18([\x80-\xff]*[\x00-\x7f])", re.DOTALL)
 _END = b"\x00"  # and for the end of the pair
 
 
-def read_table(path: Path) -> pa.Table:
-    """The table in a Parquet file.
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A Parquet file of plain columns.
 
     Raises:
         InputError: a column, or something in one, is of an extension type.
         OSError, pa.ArrowException: the file cannot be read, or is none.
     """
-    with pa.OSFile(str(path)) as file:
-        for schema in _schemas(_footer(file)):
-            _refuse(path, _declared(schema))
-        file.seek(0)
-        table = pq.read_table(file)
+    file = pa.OSFile(str(path))
+    for schema in _schemas(_footer(file)):
+        _refuse(path, _declared(schema))
+    file.seek(0)
+    opened = pq.ParquetFile(file)
     # Those of Parquet itself, which Arrow need not have written.
-    _refuse(
-        path, ((name, kind.extension_name) for name, kind in _kinds(table) if isinstance(kind, pa.BaseExtensionType))
-    )
-    return table
+    kinds = _kinds(opened.schema_arrow)
+    _refuse(path, ((name, kind.extension_name) for name, kind in kinds if isinstance(kind, pa.BaseExtensionType)))
+    return opened
+
+
+def read_table(path: Path) -> pa.Table:
+    """The table in a Parquet file; see :func:`open_parquet`."""
+    return open_parquet(path).read()
 
 
 def _refuse(path: Path, extensions: Iterable[tuple[str, str]]) -> None:
@@ -106,7 +110,7 @@ def _fields(field: pa.Field, below: str = "") -> Iterator[tuple[str, pa.Field]]:
         yield from _fields(field.type.field(index), f"{name}.")
 
 
-def _kinds(table: pa.Table) -> Iterator[tuple[str, pa.DataType]]:
-    for field in table.schema:
+def _kinds(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    for field in schema:
         for name, each in _fields(field):
             yield name, each.type.value_type if isinstance(each.type, pa.DictionaryType) else each.type

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
-from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from concord.errors import CheckpointError, TrainingFailedError, first_line
@@ -27,13 +25,13 @@ from concord.reinforcement.episodes import play
 from concord.reinforcement.expert import Expert, load_expert, save_expert
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL, LARGEST_LEVEL, ProcgenVectorEnv
+from concord.reinforcement.state_files import read_state, write_state
 from concord.training.checkpoint import MODEL, PROGRESS, Progress
 from concord.training.context import RunContext
 from concord.training.job import Loop
 from concord.training.outcome import Evaluation
 
 EXPERT = "expert.safetensors"
-_STATE = "training.safetensors"
 _LATE_EPISODES = 200
 
 
@@ -47,7 +45,6 @@ class AgentProgress:
         returns: steps and mean return of the latest episodes, after each batch.
         late: the returns of those episodes.
         history: the evaluations so far.
-        counts: what RLlib continues from, beside its arrays.
         written: when it was written down, in seconds since 1970.
     """
 
@@ -56,7 +53,6 @@ class AgentProgress:
     returns: list[tuple[int, float]] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     history: list[Evaluation] = field(default_factory=list)
-    counts: dict[str, Any] = field(default_factory=dict)
     written: float = 0.0
 
 
@@ -68,11 +64,11 @@ def train_agent(config: AgentConfig, context: RunContext) -> Iterator[Evaluation
     from concord.reinforcement.policy_optimization import build_algorithm  # RLlib takes seconds to import
 
     initial = initial_expert(config)
-    progress, arrays = (AgentProgress(), {}) if context.start is None else read_training_state(context.start)
+    progress, state = (AgentProgress(), None) if context.start is None else read_training_state(context.start)
     algorithm = build_algorithm(config, progress.steps)
     try:
-        if arrays:
-            algorithm.set_training_state(arrays, progress.counts)
+        if state is not None:
+            algorithm.set_training_state(state)
             place = Progress(int(_epochs(config, progress.steps)), written=progress.written)
             context.log(place.resumed(workers=1), progress.steps)
         elif initial is not None:
@@ -113,7 +109,7 @@ def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
         cause = error.cause or error
         raise TrainingFailedError(f"{type(cause).__name__}: {first_line(cause)}") from error
     progress.steps += algorithm.batch_steps
-    progress.late = (progress.late + algorithm.returns.tolist())[-_LATE_EPISODES:]
+    progress.late = (progress.late + algorithm.returns)[-_LATE_EPISODES:]
     metrics: dict[str, float] = {
         name: learned[name] for name in ("policy_loss", "vf_loss", "entropy") if name in learned
     }
@@ -164,17 +160,15 @@ def _evaluate(policy: Policy, config: AgentConfig, progress: AgentProgress, epis
 
 def write_training_state(folder: Path, algorithm: Any, progress: AgentProgress) -> None:
     """What training continues from, and the weights of the registered model."""
-    arrays, progress.counts = algorithm.training_state()
+    write_state(folder, algorithm.training_state())
     progress.written = time.time()
-    # Of an array that is not contiguous, such as weights with channels last, safetensors would write other numbers.
-    save_arrays({name: np.ascontiguousarray(value) for name, value in arrays.items()}, folder / _STATE)
     weights = _policy(algorithm).state_dict()
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / MODEL)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress)))
 
 
-def read_training_state(folder: Path) -> tuple[AgentProgress, dict[str, Any]]:
-    """The progress in a checkpoint, and RLlib's arrays.
+def read_training_state(folder: Path) -> tuple[AgentProgress, Any]:
+    """The progress in a checkpoint, and RLlib's state.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -182,8 +176,8 @@ def read_training_state(folder: Path) -> tuple[AgentProgress, dict[str, Any]]:
     try:
         progress = AgentProgress(**json.loads((folder / PROGRESS).read_text()))
         progress.history = [Evaluation(*each) for each in progress.history]
-        return progress, load_file(folder / _STATE)
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        return progress, read_state(folder)
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"checkpoint {folder}: cannot be read ({first_line(error)})") from error
 
 

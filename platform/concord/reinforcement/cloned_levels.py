@@ -41,10 +41,10 @@ class ClonedLevels(OptionGroup):
         """
         data = CloningData(cloning_folder(data_dir, output, self.game, self.difficulty))
         for option in ("game", "difficulty"):
-            found = data.manifest.get(option)
+            found = data.options.get(option)
             self.require(option, found == option_values(self)[option], f"the data in {data.folder} are of {found}")
         self.require("levels", self.levels <= len(data.levels), f"the data have {len(data.levels)} training levels")
-        there = data.manifest["states"]
+        there = data.options["states"]
         self.require("states", self.states <= there, f"the data have {there} states of each level")
         return data
 

@@ -1,52 +1,38 @@
 """What an expert does in which state: the data that behavioural cloning learns from, made, kept and read.
 
-A folder of parquet files, one a training level, and a manifest that names expert, seed, levels and checksums. Each
-file depends on the seed, its levels and the expert alone, so an interrupted generation goes on where it stopped, and
-the same command makes the same data again.
+A file has the states of a training level. It depends on the seed, its levels and the expert alone.
 """
 
-import io
-import json
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from concord.environments.parquet import read_table
-from concord.errors import InputError, first_line
+from concord.environments.sharded import SPLITS, RowGroup, Rows, ShardedData, Split, data_folder
 from concord.reinforcement.actor_critic import Policy
 from concord.reinforcement.episodes import Step, steps
 from concord.reinforcement.expert import Expert, load_expert, shipped_expert
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import (
-    ACTIONS,
     FIRST_UNSEEN_LEVEL,
-    FRAME,
     LARGEST_LEVEL,
     Difficulty,
     ProcgenVectorEnv,
     check_game,
 )
-from concord.runs.sharded_data import Info, MakingOptions, begin, make_missing
-from concord.storage import local
-from concord.storage.data_folder import MANIFEST, PLAN, checksum, manifest_of, unfit, write_whole
-from concord.training.process import tune_process
+from concord.runs.sharded_data import Info, MakingOptions, make_sharded
 
-_FORMAT = 1
+_DATA = "coinrun-clone"
 _TOGETHER = 16  # environments of a level that are stepped together
 _SHARD = 125  # levels of one state each in a file
 _ROOM = 1_000_000  # levels to draw those of such a file from
 _FIRST_EPISODES = 32
-
-Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +63,12 @@ class CloningOptions(MakingOptions):
     # fmt: on
 
     @property
-    def folder(self) -> Path:
-        """Where the data are."""
-        return cloning_folder(self.data_dir, self.output, self.game, self.difficulty)
-
-    @property
     def unseen_levels(self) -> int:
         """How many levels, from the first test level on, are for test and validation."""
         return _ROOM * (-(-self.test_states // _SHARD) + -(-self.validation_states // _SHARD))
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
         check_game(self.game, self.difficulty)
         for option in ("levels", "states", "test_states"):
@@ -105,14 +86,7 @@ class CloningOptions(MakingOptions):
 
 def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: str) -> Path:
     """Where the data of a game are, unless another folder is given."""
-    return data_dir if data_dir is not None else output / "data" / f"{game}-{difficulty}"
-
-
-# What decides the data; where and with how many tasks they are made does not.
-_DECIDING = (
-    "game", "difficulty", "levels", "states", "first_level", "test_states", "validation_states", "first_test_level",
-    "seed",
-)  # fmt: skip
+    return data_folder(data_dir, output, f"{game}-{difficulty}")
 
 
 @dataclass(frozen=True)
@@ -147,74 +121,42 @@ def _shards(options: CloningOptions) -> list[_Shard]:
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks; says in the end what there is.
+    """Make what is missing of the data, in parallel Ray tasks.
 
     Raises:
         InputError: the options or the expert cannot be used, or the folder holds other data.
     """
-    started = time.perf_counter()
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
     require_coinrun("making cloning data")
-    folder = options.folder.absolute()
-    plan = {
-        "format": _FORMAT,
-        "expert": {"version": expert.version, **expert.provenance},
-        **{option: getattr(options, option) for option in _DECIDING},
-    }
-    there = begin(folder, plan, "cloning data", special={"expert"})
-    _check_expert(there, expert, folder)
-    shards = _shards(options)
-    made = make_missing(
-        folder,
-        shards,
-        _make_shard,
-        lambda ray: (ray.put(path.read_bytes()), options.game, options.difficulty, options.seed),
-        options.tasks,
-        options.address,
+    unseen = [options.first_test_level, options.unseen_levels]
+    data, made = make_sharded(
+        cloning_folder(options.data_dir, options.output, options.game, options.difficulty),
+        {
+            "data": _DATA,
+            "options": options.deciding | {"expert": expert.version},
+            "expert": expert.provenance,
+            "unseen_levels": unseen,
+        },
+        _shards(options),
+        partial(_played, expert=expert, game=options.game, difficulty=options.difficulty, seed=options.seed),
+        options,
         info,
     )
-    described = [_described(folder, shard) for shard in shards]
-    unseen = [options.first_test_level, options.unseen_levels]
-    manifest = plan | {"unseen_levels": unseen, "shards": described}
-    _check_disjoint(manifest["shards"], folder)
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-    counts = {split: sum(s["states"] for s in manifest["shards"] if s["split"] == split) for split in get_args(Split)}
+    counts = {f"{split}_states": sum(group.rows for group in data.groups(split)) for split in SPLITS}
     return {
-        "folder": str(folder),
+        **made,
         "expert": expert.version,
         "expert_return": expert.provenance.get("unseen_return"),
         "training_levels": options.levels,
-        **{f"{split}_states": count for split, count in counts.items()},
-        "files_made": made,
-        "seconds": round(time.perf_counter() - started, 1),
+        **counts,
     }
 
 
-def _check_expert(plan: dict[str, Any] | None, expert: Expert, folder: Path) -> None:
-    """Refuse to add to data of another expert."""
-    if plan is None:
-        return
-    if not isinstance(plan["expert"], dict):
-        raise unfit(folder, f"{PLAN} is of another version of Concord; give another folder")
-    if plan["expert"].get("version") != expert.version:
-        raise InputError(
-            f"--expert: version {expert.version}; the data in {folder} are of version "
-            f"{plan['expert'].get('version')}; give another --data-dir"
-        )
-
-
-def _make_shard(shard: _Shard, weights: bytes, game: str, difficulty: Difficulty, seed: int) -> bytes:
-    """One file's content; to be called where the games can run."""
-    import tempfile
-
-    tune_process(threads=1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "expert.safetensors"
-        path.write_bytes(weights)
-        expert = load_expert(path)
-    return _parquet(states_of(expert, shard.split, shard.first, shard.count, shard.states, game, difficulty, seed))
+def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, seed: int) -> Sequence[Rows]:
+    states = states_of(expert, shard.split, shard.first, shard.count, shard.states, game, difficulty, seed)
+    return [Rows(vars(states), {"levels": sorted(set(states.level.tolist()))})]
 
 
 @dataclass(frozen=True)
@@ -222,17 +164,17 @@ class States:
     """States and what the expert would do in them.
 
     Attributes:
-        frames: ``(states, 64, 64, 3)`` uint8.
+        frame: ``(states, 64, 64, 3)`` uint8.
         policy: ``(states, actions)`` float32; each row sums to 1.
-        levels: ``(states,)`` int64, the level's seed.
-        episodes, steps: ``(states,)`` int64, which episode of the file, and which step of it.
+        level: ``(states,)`` int64, the level's seed.
+        episode, step: ``(states,)`` int64, which episode of the file, and which step of it.
     """
 
-    frames: npt.NDArray[np.uint8]
+    frame: npt.NDArray[np.uint8]
     policy: npt.NDArray[np.float32]
-    levels: npt.NDArray[np.int64]
-    episodes: npt.NDArray[np.int64]
-    steps: npt.NDArray[np.int64]
+    level: npt.NDArray[np.int64]
+    episode: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
 
 
 def states_of(
@@ -294,11 +236,11 @@ def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator
     began = np.full(number.max() + 1, at.max())
     np.minimum.at(began, number, at)
     return States(
-        frames=np.concatenate([step.frames for step in seen])[rows],
+        frame=np.concatenate([step.frames for step in seen])[rows],
         policy=_distribution(np.concatenate([step.logits for step in seen])[rows]),
-        levels=np.concatenate([step.levels for step in seen])[rows].astype(np.int64),
-        episodes=number[rows],
-        steps=(at - began[number])[rows],
+        level=np.concatenate([step.levels for step in seen])[rows].astype(np.int64),
+        episode=number[rows],
+        step=(at - began[number])[rows],
     )
 
 
@@ -334,136 +276,25 @@ def _distribution(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return policy
 
 
-def _parquet(states: States) -> bytes:
-    size = int(np.prod(FRAME))
-    table = pa.table(
-        {
-            "frame": pa.FixedSizeBinaryArray.from_buffers(
-                pa.binary(size), len(states.levels), [None, pa.py_buffer(np.ascontiguousarray(states.frames))]
-            ),
-            "policy": pa.FixedSizeListArray.from_arrays(pa.array(states.policy.ravel()), ACTIONS),
-            "level": pa.array(states.levels),
-            "episode": pa.array(states.episodes),
-            "step": pa.array(states.steps),
-        }
-    )
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=False)
-    return buffer.getvalue()
-
-
-def _read(path: Path) -> States:
-    """One file.
-
-    Raises:
-        InputError: it cannot be read, or holds something else.
-    """
-    try:
-        table = read_table(path).combine_chunks()
-        frames = table["frame"].chunk(0)
-        pixels = np.frombuffer(frames.buffers()[1], np.uint8).reshape(len(frames), *FRAME)
-        policy = table["policy"].chunk(0).flatten().to_numpy().reshape(-1, ACTIONS)
-        return States(pixels, policy, *(table[name].to_numpy() for name in ("level", "episode", "step")))
-    except InputError as error:
-        raise InputError(f"--data-dir: {error}") from None
-    except (OSError, pa.ArrowException, KeyError, ValueError, IndexError) as error:
-        said = f"--data-dir: {path} cannot be read ({first_line(error)}); remove it, and concord data makes it"
-        raise InputError(said) from error
-
-
-def _described(folder: Path, shard: _Shard) -> dict[str, Any]:
-    states = _read(folder / shard.file)
-    right = (
-        len(states.levels) == shard.states
-        and ((states.levels >= shard.first) & (states.levels < shard.first + shard.count)).all()
-        and np.allclose(states.policy.sum(1), 1, rtol=0, atol=1e-5)
-    )
-    if not right:
-        raise unfit(folder, f"{shard.file} holds other states; remove it, and concord data makes it")
-    return {
-        "file": shard.file,
-        "split": shard.split,
-        "states": len(states.levels),
-        "levels": sorted(set(states.levels.tolist())),
-        "sha256": checksum((folder / shard.file).read_bytes()),
-    }
-
-
-def _check_disjoint(shards: Sequence[dict[str, Any]], folder: Path) -> None:
-    """See that no level is in two files: then none is in two splits."""
-    seen: dict[int, str] = {}
-    for shard in shards:
-        for level in shard["levels"]:
-            if level in seen:
-                raise unfit(folder, f"level {level} is in {seen[level]} and in {shard['file']}")
-            seen[level] = shard["file"]
-
-
-def _missing(manifest: dict[str, Any]) -> str | None:
-    """What a manifest lacks."""
-    for key, kind in (("game", str), ("difficulty", str), ("states", int), ("unseen_levels", list), ("shards", list)):
-        if not isinstance(manifest.get(key), kind):
-            return key
-    keys = (("file", str), ("split", str), ("levels", list), ("states", int), ("sha256", str))
-    for shard in manifest["shards"]:
-        for key, kind in keys:
-            if not (isinstance(shard, dict) and isinstance(shard.get(key), kind) and shard[key] != []):
-                return f"{key} of a file"
-    there = {shard["split"] for shard in manifest["shards"]}
-    return next((f"a file for {split}" for split in ("train", "test") if split not in there), None)
-
-
-class CloningData:
-    """Data for behavioural cloning as they lie in a folder; files are read, and checked, when they are asked for.
-
-    Args:
-        folder: where they are, or their address.
+class CloningData(ShardedData):
+    """Data for behavioural cloning as they lie in a folder.
 
     Attributes:
-        manifest: what is written of them.
         levels: the training levels.
-        version: of the data: another when any of them is.
-
-    Raises:
-        InputError: there are none, or the manifest is not one of this format, or a file is missing.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest, names = manifest_of(folder, "cloning data", "concord data coinrun-clone")
-        if self.manifest.get("format") != _FORMAT or not isinstance(self.manifest.get("shards"), list):
-            found = self.manifest.get("format")
-            raise unfit(folder, f"its {MANIFEST} has format {found}; this Concord reads {_FORMAT}")
-        if missing := _missing(self.manifest):
-            raise unfit(folder, f"its {MANIFEST} is not complete ({missing} is missing)")
-        self._shards = {shard["file"]: dict(shard) for shard in self.manifest["shards"]}
-        _check_disjoint(self.manifest["shards"], folder)
-        for file in self._shards:
-            if file not in names:
-                raise unfit(folder, f"{file} is missing; concord data coinrun-clone makes it")
-        self.version = checksum(json.dumps(self.manifest, sort_keys=True).encode())[:12]
-        self.levels = tuple(shard["levels"][0] for shard in self._shards.values() if shard["split"] == "train")
+        super().__init__(folder, _DATA)
+        self.levels = tuple(group.facts["levels"][0] for group in self.groups("train"))
 
     def level(self, level: int) -> tuple[Tensor, Tensor]:
         """Frames ``(states, 64, 64, 3)`` uint8 and distributions ``(states, 15)`` of one training level."""
-        files = [f for f, shard in self._shards.items() if shard["split"] == "train" and shard["levels"][0] == level]
-        return self._tensors(files)
+        return self._tensors([group for group in self.groups("train") if group.facts["levels"] == [level]])
 
     def split(self, split: Split) -> tuple[Tensor, Tensor]:
         """Frames and distributions of all states of a split."""
-        return self._tensors([file for file, shard in self._shards.items() if shard["split"] == split])
+        return self._tensors(self.groups(split))
 
-    def has(self, split: Split) -> bool:
-        """Whether there are states for that."""
-        return any(shard["split"] == split for shard in self._shards.values())
-
-    def _tensors(self, files: Sequence[str]) -> tuple[Tensor, Tensor]:
-        parts = [self._checked(file) for file in files]
-        frames = np.concatenate([part.frames for part in parts])
-        return torch.from_numpy(frames), torch.from_numpy(np.concatenate([part.policy for part in parts]))
-
-    def _checked(self, file: str) -> States:
-        path = local(self.folder / file)
-        if checksum(path.read_bytes()) != self._shards[file]["sha256"]:
-            raise unfit(self.folder, f"{file} is corrupt; remove it, and concord data makes it anew")
-        return _read(path)
+    def _tensors(self, groups: Sequence[RowGroup]) -> tuple[Tensor, Tensor]:
+        arrays = self.read_all(groups)
+        return torch.from_numpy(arrays["frame"]), torch.from_numpy(arrays["policy"])

@@ -1,19 +1,18 @@
-"""Proximal policy optimization by RLlib, with what makes it fast: samples that never are episodes in Python.
+"""Proximal policy optimization by RLlib: its runner, advantages, learner and loss, on a native vector environment.
 
-RLlib's own runners keep an object an episode and a list an environment, and its learner turns them back into arrays.
-Here the runner (RLlib's ``EnvRunner``) steps one native vector environment and gives arrays, the learner (RLlib's
-``PPOTorchLearner``, whose loss is used as it is) takes them, and the algorithm (RLlib's ``PPO``) may sample the next
-batch while it learns from this one.
+What is added: the agent's network, rewards scaled as Procgen's authors do, sampling of the next batch while the
+learner learns, and weights, optimizer and scale as arrays, which a checkpoint holds without pickle.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import ray
 import torch
+from gymnasium import VectorizeMode, spaces
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -21,20 +20,21 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
-from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.evaluation.postprocessing import Postprocessing
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune import register_env
 from torch import Tensor
 
 from concord.errors import RunFailedError
 from concord.reinforcement.actor_critic import ActorCritic
 from concord.reinforcement.agent_options import AgentConfig
-from concord.reinforcement.procgen_environment import ACTIONS, ProcgenVectorEnv
-from concord.reinforcement.sampling import Sampler, Samples
+from concord.reinforcement.procgen_environment import ACTIONS, FRAME, ProcgenVectorEnv
+from concord.reinforcement.reward_scale import ScaledRewards
 from concord.training.process import own_cores, tune_process
 
+_SCALE = "reward_scale"
+_TOGETHER = 1024  # frames
 _SAMPLES = "samples"
 _WEIGHTS = "weights"
 _MOST_EMPTY_ROUNDS = 5  # of asking all runners in vain
@@ -68,7 +68,11 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
 
     def compute_values(self, batch: Mapping[str, Tensor], embeddings: Tensor | None = None) -> Tensor:
         """The values; they came with the logits if ``embeddings`` are given."""
-        return self._forward(batch)[Columns.EMBEDDINGS] if embeddings is None else embeddings
+        if embeddings is not None:
+            return embeddings
+        with torch.no_grad():  # of a whole batch, of which the network takes a part at a time
+            parts = batch[Columns.OBS].split(_TOGETHER)
+            return torch.cat([self._forward({Columns.OBS: part})[Columns.EMBEDDINGS] for part in parts])
 
 
 class PolicyLearner(PPOTorchLearner):
@@ -81,107 +85,75 @@ class PolicyLearner(PPOTorchLearner):
         super().build()
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Adam with ε = 1e-5, fused where there is a GPU."""
+        """Adam with ε = 1e-5."""
         parameters = self.get_parameters(self._module[module_id])
-        optimizer = torch.optim.Adam(parameters, eps=1e-5, fused=self._device.type == "cuda")
+        optimizer = torch.optim.Adam(parameters, eps=1e-5)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
 
 
-class ProcgenRunner(EnvRunner, Checkpointable):
-    """Samples from one vector environment; gives :class:`Samples` instead of episodes."""
+class ProcgenRunner(SingleAgentEnvRunner):
+    """RLlib's runner on one native vector environment; the scale of its rewards is part of its state."""
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+    def make_env(self) -> None:
+        """Set up this process, and make the environment."""
         _quiet()
-        super().__init__(config=config, **kwargs)
-        settings = dict(config.env_config)
-        remote = config.num_env_runners > 0
+        remote = self.config.num_env_runners > 0
         tune_process(1 if remote else None)
-        # One that samples where the learner is has the learner's device.
-        gpus = config.num_gpus_per_env_runner if remote else config.num_gpus_per_learner * (config.num_learners == 0)
-        self._device = torch.device("cuda" if gpus > 0 else "cpu")
-        index = self.worker_index or 0
-        self.env = ProcgenVectorEnv(config.num_envs_per_env_runner, **_for_runner(settings, config.seed or 0, index))
-        self.sampler = Sampler(
-            self.env,
-            steps=config.rollout_fragment_length,
-            discount=config.gamma,
-            decay=config.lambda_,
-            autocast=getattr(torch, config.model_config["precision"]),
-            device=self._device,
-        )
-        self._weights = 0
-        self.module = config.get_rl_module_spec(spaces=self.get_spaces(), inference_only=False).build().to(self._device)
+        if not remote and self.config.num_learners == 0 and self.config.num_gpus_per_learner > 0:
+            self._device = torch.device("cuda")  # the learner's; RLlib samples on the CPU where the learner is
+        super().make_env()
 
-    def get_spaces(self) -> dict[str, Any]:
-        """What a frame and an action are."""
-        frames, actions = self.env.single_observation_space, self.env.single_action_space
-        return {"__env__": (frames, actions), "__env_single__": (frames, actions), DEFAULT_MODULE_ID: (frames, actions)}
-
-    def sample(self, **_: Any) -> Samples:
+    def sample(self, **options: Any) -> list[SingleAgentEpisode]:
         """The next steps of all environments."""
-        return self.sampler.sample(self.module.network)
-
-    def assert_healthy(self) -> None:
-        """Nothing can be half made here."""
-
-    def get_metrics(self) -> dict[str, Any]:
-        """Nothing: the samples tell."""
-        return {}
-
-    def stop(self) -> None:
-        """Free the games."""
-        self.env.close()
+        episodes: list[SingleAgentEpisode] = super().sample(**options)
+        self.get_metrics()  # or it keeps the episodes for them
+        return episodes
 
     def get_state(
         self,
         components: str | Collection[str] | None = None,
         *,
         not_components: str | Collection[str] | None = None,
-        **_: Any,
+        **options: Any,
     ) -> dict[str, Any]:
-        """Weights, and the scale of rewards."""
-        state: dict[str, Any] = {"reward_scale": _reward_scale(self)[1]}
-        if self._check_component(COMPONENT_RL_MODULE, components, not_components):
-            state[COMPONENT_RL_MODULE] = {DEFAULT_MODULE_ID: self.module.get_state()}
+        """RLlib's state, and the scale of rewards."""
+        state: dict[str, Any] = super().get_state(components, not_components=not_components, **options)
+        if self._check_component(_SCALE, components, not_components):
+            state[_SCALE] = [float(each) for each in vars(self._returns).values()]
         return state
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take weights, and a scale of rewards, where they are given."""
-        if "reward_scale" in state:
-            scale = self.sampler.scale
-            scale.count, scale.mean, scale.squares = state["reward_scale"]
-        weights = state.get(COMPONENT_RL_MODULE)
-        if weights is not None:
-            weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
-            self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take RLlib's state, and a scale of rewards, where they are given."""
+        super().set_state(state)
+        if _SCALE in state:
+            vars(self._returns).update(zip(vars(self._returns), state[_SCALE], strict=True))
 
-    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What it was made from."""
-        return (), {"config": self.config}
+    @property
+    def _returns(self) -> Any:
+        return self.env.env.returns  # RLlib wraps the environment once
 
 
-def _reward_scale(runner: ProcgenRunner) -> tuple[int, tuple[float, float, float]]:
+def _scale(runner: ProcgenRunner) -> tuple[int, list[float]]:
     """The runner's number (0 samples where the learner is), and its scale of rewards."""
-    scale = runner.sampler.scale
-    return runner.worker_index or 0, (scale.count, scale.mean, scale.squares)
+    return runner.worker_index or 0, runner.get_state(_SCALE)[_SCALE]
 
 
-def _for_runner(settings: dict[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """Every runner's environments play other levels, in an order that the seed decides."""
-    drawn = int(np.random.SeedSequence([seed, index, settings["begins_at"]]).generate_state(1)[0]) % (2**31 - 1)
-    return {key: value for key, value in settings.items() if key != "begins_at"} | {"seed": drawn}
+def _environment(context: Mapping[str, Any]) -> ScaledRewards:
+    """RLlib resets it with a seed of each runner's own, so that all play other levels."""
+    settings = dict(context)
+    return ScaledRewards(ProcgenVectorEnv(settings.pop("num_envs"), **settings))
 
 
 class PolicyOptimization(PPO):
-    """PPO on arrays. ``learner_config_dict``: ``overlap``, whether the next batch is sampled while this is learned.
+    """PPO. ``learner_config_dict``: ``overlap``, whether the next batch is sampled while this is learned.
 
     With ``overlap`` the samples are of the weights before the last update; the ratio in PPO's loss is to the policy
     that sampled, so they are used rightly.
 
     Attributes:
-        returns, lengths: of the episodes that ended in the last batch.
+        returns: of the episodes that ended in the last batch, not scaled.
         batch_steps: environment steps of the last batch.
     """
 
@@ -197,18 +169,17 @@ class PolicyOptimization(PPO):
 
     def training_step(self) -> None:
         """Sample, learn, and send the new weights to the runners."""
-        group = self.env_runner_group
+        overlap = self.config.learner_config_dict["overlap"]
         if self.config.num_env_runners == 0:
-            samples = [group.local_env_runner.sample()]
+            episodes = self.env_runner_group.local_env_runner.sample()
         else:
-            samples = self._next_samples()
-            if self.config.learner_config_dict["overlap"]:
+            episodes = self._next_episodes()
+            if overlap:
                 self._begin_sampling()
-        self.returns = np.concatenate([each.returns for each in samples])
-        self.lengths = np.concatenate([each.lengths for each in samples])
-        self.batch_steps = sum(map(len, samples))
+        self.returns = [float(each.get_infos(-1)["episode"]["r"]) for each in episodes if each.is_done]
+        self.batch_steps = sum(map(len, episodes))
         results = self.learner_group.update(
-            batch=_batch(samples, np.random.default_rng([self.config.seed or 0, self._steps])),
+            episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._steps + self.batch_steps},
             num_epochs=self.config.num_epochs,
             minibatch_size=self.config.minibatch_size,
@@ -216,7 +187,7 @@ class PolicyOptimization(PPO):
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         # Runners take them when they have sampled what they are at; RLlib's own way drops weights that come meanwhile.
-        self._tell_runners(wait=self.config.num_env_runners == 0 or not self.config.learner_config_dict["overlap"])
+        self._tell_runners(wait=not overlap)
 
     def _tell_runners(self, wait: bool = True) -> None:
         """Send the learner's weights to all runners; without waiting until they have taken them, if that is wanted."""
@@ -243,65 +214,38 @@ class PolicyOptimization(PPO):
         self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: module}}})
         self._tell_runners()
 
-    def training_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """What training goes on from: arrays (weights, Adam's moments), and counts that JSON takes."""
-        state = self.learner_group.get_state()[COMPONENT_LEARNER]
-        arrays = {f"weight.{name}": value for name, value in self.weights().items()}
-        (optimizer,) = state[COMPONENT_OPTIMIZER].values()
-        steps: dict[str, float] = {}
-        for index, moments in optimizer["state"]["state"].items():
-            for name, value in moments.items():
-                if name == "step":
-                    steps[str(index)] = float(value)
-                else:
-                    arrays[f"{name}.{index}"] = np.asarray(value)
+    def training_state(self) -> dict[str, Any]:
+        """What training continues from: weights and optimizer as RLlib gives them, and scales of rewards."""
+        parts = [f"{COMPONENT_LEARNER}/{each}" for each in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)]
+        learner = self.learner_group.get_state(components=parts)[COMPONENT_LEARNER]
         # Of the runners that live: by number, since one that has died says nothing, and comes again.
-        scales = {str(number): scale for number, scale in self.env_runner_group.foreach_env_runner(_reward_scale)}
-        rate = float(optimizer["state"]["param_groups"][0]["lr"])
-        return arrays, {"adam_steps": steps, "lr": rate, "reward_scales": scales}
-
-    def set_training_state(self, arrays: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`training_state` gave."""
-        marked = "weight."
-        self.set_weights_of_network({k.removeprefix(marked): v for k, v in arrays.items() if k.startswith(marked)})
-        state = self.learner_group.get_state()[COMPONENT_LEARNER]
-        ((name, optimizer),) = state[COMPONENT_OPTIMIZER].items()
-        parameters = [torch.from_numpy(value) for value in self.weights().values()]
-
-        def moment(kind: str, index: str) -> torch.Tensor:
-            # In memory as its parameter is, which PyTorch's fused Adam asks for.
-            return torch.empty_like(parameters[int(index)]).copy_(torch.from_numpy(arrays[f"{kind}.{index}"]))
-
-        for group_ in optimizer["state"]["param_groups"]:
-            group_["lr"] = counts["lr"]
-        optimizer["state"]["state"] = {
-            int(index): {
-                "step": torch.tensor(step),
-                "exp_avg": moment("exp_avg", index),
-                "exp_avg_sq": moment("exp_avg_sq", index),
-            }
-            for index, step in counts["adam_steps"].items()
+        return {
+            COMPONENT_LEARNER: {part: learner[part] for part in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)},
+            _SCALE: dict(self.env_runner_group.foreach_env_runner(_scale)),
         }
-        self.learner_group.set_state({COMPONENT_LEARNER: {COMPONENT_OPTIMIZER: {name: optimizer}}})
-        scales = {int(number): tuple(scale) for number, scale in counts["reward_scales"].items()}
-        if not scales:  # no runner lived
-            return
-        others = next(iter(scales.values()))
-        self.env_runner_group.foreach_env_runner(
-            lambda runner: runner.set_state({"reward_scale": scales.get(runner.worker_index or 0, others)})
-        )
+
+    def set_training_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`training_state` gave."""
+        self.learner_group.set_state({COMPONENT_LEARNER: state[COMPONENT_LEARNER]})
+        self._tell_runners()
+        if scales := dict(state[_SCALE]):  # empty if no runner lived
+            others = next(iter(scales.values()))
+            self.env_runner_group.foreach_env_runner(
+                lambda runner: runner.set_state({_SCALE: scales.get(runner.worker_index or 0, others)})
+            )
 
     def _begin_sampling(self) -> None:
         self.env_runner_group.foreach_env_runner_async("sample", tag=_SAMPLES)
 
-    def _next_samples(self) -> list[Samples]:
+    def _next_episodes(self) -> list[SingleAgentEpisode]:
         group = self.env_runner_group
         if group.num_in_flight_async_reqs(_SAMPLES) == 0:
             self._begin_sampling()
-        found: list[Samples] = []
+        found: list[SingleAgentEpisode] = []
         empty = 0
         while not found or group.num_in_flight_async_reqs(_SAMPLES) > 0:
-            found += [samples for _, samples in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0)]
+            for _, episodes in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0):
+                found += episodes
             if not found and group.num_in_flight_async_reqs(_SAMPLES) == 0:  # all runners died, and come again
                 empty += 1
                 if empty > _MOST_EMPTY_ROUNDS:
@@ -312,30 +256,6 @@ class PolicyOptimization(PPO):
         return found
 
 
-def _batch(samples: Sequence[Samples], generator: np.random.Generator) -> MultiAgentBatch:
-    """All samples in one batch, in random order, their advantages normalized together."""
-
-    def joined(name: str) -> Any:
-        parts = [getattr(each, name) for each in samples]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    estimates = joined("advantages")
-    columns = {
-        Columns.OBS: joined("frames"),
-        Columns.ACTIONS: joined("actions"),
-        Columns.ACTION_LOGP: joined("log_probabilities"),
-        Columns.ACTION_DIST_INPUTS: joined("logits"),
-        Postprocessing.ADVANTAGES: (estimates - estimates.mean()) / (estimates.std() + 1e-8),
-        Postprocessing.VALUE_TARGETS: joined("targets"),
-    }
-    # RLlib shuffles before the second pass and those after it, not before the first.
-    order = generator.permutation(len(estimates))
-    return MultiAgentBatch(
-        {DEFAULT_MODULE_ID: SampleBatch({key: torch.from_numpy(value[order]) for key, value in columns.items()})},
-        len(estimates),
-    )
-
-
 def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
     """The :class:`PolicyOptimization` of these options.
 
@@ -344,19 +264,25 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
         begins_at: environment steps that were done before: what goes on plays other levels than what began.
     """
     rows = agent.batch // max(1, agent.learners)
-    game, threads = {"game": agent.game, "difficulty": agent.difficulty}, agent.threads
+    # RLlib adds a row to each part of an episode; without room for them it would take one step more in each pass.
+    added = agent.environments + rows // 32
+    threads = agent.threads
     if threads is None and agent.runners + agent.learners > 0:
         threads = max(1, own_cores() - agent.runners)
     _quiet()
     config = PPOConfig(algo_class=PolicyOptimization)
     config.api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
+    register_env("procgen", _environment)
     config.environment(
-        ProcgenVectorEnv,
-        env_config={**game, "levels": agent.levels, "begins_at": begins_at},
+        "procgen",
+        env_config={"game": agent.game, "difficulty": agent.difficulty, "levels": agent.levels},
+        observation_space=spaces.Box(0, 255, FRAME, np.uint8),
+        action_space=spaces.Discrete(ACTIONS),
         disable_env_checking=True,
     )
     config.env_runners(
         env_runner_cls=ProcgenRunner,
+        gym_env_vectorize_mode=VectorizeMode.VECTOR_ENTRY_POINT,
         num_env_runners=agent.runners,
         num_envs_per_env_runner=agent.environments,
         rollout_fragment_length=agent.rollout,
@@ -377,7 +303,7 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
         grad_clip=agent.max_grad_norm,
         grad_clip_by="global_norm",
         train_batch_size_per_learner=rows,
-        minibatch_size=rows // agent.minibatches,
+        minibatch_size=None if agent.minibatches == 1 else math.ceil((rows + added) / agent.minibatches),
         num_epochs=agent.epochs,
         clip_param=agent.clip,
         entropy_coeff=agent.entropy,
@@ -391,6 +317,6 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
         model_config={"precision": agent.precision, "compile": agent.compile},
     )
     config.fault_tolerance(restart_failed_env_runners=True)
-    # RLlib hands it, and numbers above, to generators of 32 bits.
-    config.debugging(seed=(agent.run.seed + begins_at) % 2**31, log_level="ERROR")
+    seed = int(np.random.SeedSequence([agent.run.seed, begins_at]).generate_state(1)[0])
+    config.debugging(seed=seed % 2**30, log_level="ERROR")  # RLlib hands it, and numbers above, to 32-bit generators
     return config.build_algo()

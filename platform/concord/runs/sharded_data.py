@@ -1,25 +1,32 @@
-"""Data that are made file by file in Ray tasks, and go on where they stopped.
+"""Makes data file by file in Ray tasks, and continues where it was stopped; :mod:`concord.environments.sharded` reads.
 
-A folder has a plan (the options that decide the data), the files, a line for each file that is whole, and in the end
-a manifest. What a file holds depends on the plan and its own place in it alone.
+What a file holds depends on the options and its own place alone. The manifest is written anew with each file.
 """
 
-import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from concord.defaults import DEFAULT_OUTPUT
+from concord.environments.sharded import (
+    FORMAT,
+    MANIFEST,
+    Rows,
+    ShardedData,
+    Split,
+    invalid_data_error,
+    read_manifest,
+    shard_of,
+)
 from concord.errors import InputError, RunFailedError
-from concord.options import OptionGroup
+from concord.options import OptionGroup, option_values
 from concord.runs.session import ray_session
-from concord.storage import append_line, read_lines
-from concord.storage.data_folder import PLAN, checksum, file_checksum, read_json, unfit, write_whole
+from concord.storage.checksum import file_checksum
 from concord.training.options import RunConfig
-
-_MADE = "made.jsonl"  # a line for each file, with its checksum, when it is whole
+from concord.training.process import tune_process
 
 Info = Callable[[str], None]
 
@@ -31,6 +38,10 @@ class Shard(Protocol):
     def file(self) -> str:
         """Its name in the folder."""
 
+    @property
+    def split(self) -> Split:
+        """What it is for."""
+
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
@@ -40,15 +51,15 @@ class SplitPart:
     """A file with examples number ``first`` to ``first + count - 1`` of a split."""
 
     file: str
-    split: Literal["train", "validation", "test"]
+    split: Split
     first: int
     count: int
 
 
-def split_parts(counts: Mapping[Literal["train", "validation", "test"], int], size: int) -> list[SplitPart]:
-    """The files of splits with so many examples each, of which a file holds ``size`` at most."""
+def split_parts(counts: Mapping[Split, int], size: int) -> list[SplitPart]:
+    """The files of splits with these numbers of examples, at most ``size`` in a file."""
     return [
-        SplitPart(f"{split}/part-{start // size:04d}.safetensors", split, start, min(size, count - start))
+        SplitPart(f"{split}/part-{start // size:04d}.parquet", split, start, min(size, count - start))
         for split, count in counts.items()
         for start in range(0, count, size)
     ]
@@ -69,95 +80,104 @@ class MakingOptions(OptionGroup):
     """Folder of runs and data."""
     # fmt: on
 
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """The options that decide the data, and their values: all but those above."""
+        return {
+            name: value for name, value in option_values(self).items() if name not in option_values(MakingOptions())
+        }
+
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("tasks", self.tasks is None or self.tasks >= 1, "must be at least 1")
 
 
-def begin(folder: Path, plan: Mapping[str, Any], kind: str, special: Collection[str] = ()) -> dict[str, Any] | None:
-    """Write down what the folder is for, or see that it is for the same.
+def make_sharded(
+    folder: Path,
+    about: Mapping[str, Any],
+    shards: Sequence[AnyShard],
+    task: Callable[[AnyShard], Sequence[Rows]],
+    options: MakingOptions,
+    info: Info,
+) -> tuple[ShardedData, dict[str, Any]]:
+    """Make the files that are missing or are not as they were made.
 
     Args:
         folder: where the data are to be.
-        plan: what decides them: ``format``, and options by their names.
-        kind: of data, for messages.
-        special: keys of the plan that the caller compares.
+        about: what the manifest says beside the files: ``data``, the job's name; ``options``, the values that decide
+            the data by the names of the options; and what readers want to know.
+        shards: all files.
+        task: makes the row groups of one of them in a Ray task; picklable.
+        options: where to make them.
+        info: prints a line of progress.
 
     Returns:
-        The plan that was there; None where there was none.
+        The data, and the beginning of the JSON result.
 
     Raises:
         InputError: the folder holds other data, or cannot be written.
-    """
-    if (folder / PLAN).exists():
-        there = read_json(folder / PLAN)
-        if there.get("format") != plan["format"] or not set(special) <= set(there):
-            raise unfit(folder, f"{PLAN} is of another version of Concord; give another folder")
-        for key in plan:
-            if key not in special and there.get(key) != plan[key]:
-                raise InputError(
-                    f"--{key.replace('_', '-')} {plan[key]}: the data in {folder} are made with {there.get(key)}; "
-                    "give another --data-dir"
-                )
-        return there
-    if folder.exists() and any(folder.iterdir()):
-        raise unfit(folder, f"not empty, and not made for {kind}; give another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / PLAN, json.dumps(plan, indent=1).encode())
-    except OSError as error:
-        raise unfit(folder, f"not a folder to write to ({error.strerror})") from error
-    return None
-
-
-def make_missing(
-    folder: Path,
-    shards: Sequence[AnyShard],
-    task: Callable[..., bytes],
-    arguments: Callable[[Any], Sequence[Any]],
-    tasks: int | None,
-    address: str | None,
-    info: Info,
-) -> int:
-    """Make the files that are not there as they were made, and say how many that were.
-
-    Args:
-        folder: where they are.
-        shards: all of them.
-        task: makes one file's content, from a shard and the arguments; runs in Ray.
-        arguments: gets :mod:`ray` and gives what every task takes beside its shard, after Ray has started.
-        tasks: at a time; one for each CPU if None.
-        address: of the Ray cluster; None: this machine's own.
-        info: prints a line of progress.
-
-    Raises:
         RunFailedError: a task failed.
     """
-    there = _whole(folder)
-    missing = [shard for shard in shards if shard.file not in there]
-    if not missing:
-        return 0
-    info(f"{len(missing)} of {len(shards)} files to make in {folder}")
-    with ray_session(RunConfig().with_options(address=address)):
-        for done, (shard, content) in enumerate(_made(missing, task, arguments, tasks), 1):
-            write_whole(folder / shard.file, content)
-            append_line(folder / _MADE, {"file": shard.file, "sha256": checksum(content)})
-            if done % 8 == 0 or done == len(missing):
-                info(f"{done}/{len(missing)} files")
-    return len(missing)
+    started = time.perf_counter()
+    folder = folder.absolute()
+    manifest = {"format": FORMAT, **about, "files": len(shards)}
+    made = _begin(folder, manifest)
+    missing = [shard for shard in shards if shard.file not in made]
+    if missing:
+        info(f"{len(missing)} of {len(shards)} files to make in {folder}")
+        with ray_session(RunConfig().with_options(address=options.address)):
+            for done, (shard, (content, groups)) in enumerate(_made(missing, task, options.tasks), 1):
+                _replace(folder / shard.file, content)
+                checksum = file_checksum(folder / shard.file)
+                made[shard.file] = {"file": shard.file, "split": shard.split, "sha256": checksum, "groups": groups}
+                _write_manifest(folder, manifest, [made[each.file] for each in shards if each.file in made])
+                if done % 8 == 0 or done == len(missing):
+                    info(f"{done}/{len(missing)} files")
+    seconds = round(time.perf_counter() - started, 1)
+    return ShardedData(folder, about["data"]), {"folder": str(folder), "files_made": len(missing), "seconds": seconds}
+
+
+def _begin(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the manifest of the folder says of the files that are as they were made; it is begun if there is none."""
+    if (folder / MANIFEST).exists():
+        there = read_manifest(folder)
+        if (found := there.get("data")) != manifest["data"]:
+            raise invalid_data_error(folder, f"holds data of {found}, not of {manifest['data']}; give another folder")
+        for option, value in manifest["options"].items():
+            if (found := there.get("options", {}).get(option)) != value:
+                given = f"--{option.replace('_', '-')} {value}"
+                raise InputError(f"{given}: the data in {folder} are made with {found}; give another --data-dir")
+        files = [each for each in there.get("shards", ()) if (folder / each["file"]).is_file()]
+        return {each["file"]: each for each in files if file_checksum(folder / each["file"]) == each["sha256"]}
+    if folder.is_dir() and any(folder.iterdir()):
+        raise invalid_data_error(folder, f"not empty, and not made for {manifest['data']}; give another folder")
+    try:
+        _write_manifest(folder, manifest, [])
+    except OSError as error:
+        raise invalid_data_error(folder, f"not a folder to write to ({error.strerror})") from error
+    return {}
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> None:
+    _replace(folder / MANIFEST, json.dumps({**manifest, "shards": shards}, indent=1).encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file as a whole: killed meanwhile, the one before is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(path)
 
 
 def _made(
-    shards: Sequence[AnyShard],
-    task: Callable[..., bytes],
-    arguments: Callable[[Any], Sequence[Any]],
-    tasks: int | None,
-) -> Iterable[tuple[AnyShard, bytes]]:
-    """The contents of the files as they come, in any order."""
+    shards: Sequence[AnyShard], task: Callable[[AnyShard], Sequence[Rows]], tasks: int | None
+) -> Iterator[tuple[AnyShard, tuple[bytes, list[dict[str, Any]]]]]:
+    """The files as they come, in any order."""
     import ray
 
-    make: Any = ray.remote(num_cpus=1, max_retries=3)(task)
-    others = arguments(ray)
+    make: Any = ray.remote(num_cpus=1, max_retries=3)(_make)
+    shared = ray.put(task)
     limit = tasks or int(ray.cluster_resources().get("CPU", 1))
     waiting = list(shards)
     running: dict[Any, AnyShard] = {}
@@ -165,7 +185,7 @@ def _made(
         while waiting or running:
             while waiting and len(running) < limit:
                 shard = waiting.pop(0)
-                running[make.remote(shard, *others)] = shard
+                running[make.remote(shared, shard)] = shard
             (ready,), _ = ray.wait(list(running), num_returns=1)
             shard = running.pop(ready)
             try:
@@ -178,12 +198,6 @@ def _made(
             ray.cancel(each, force=True)
 
 
-def _whole(folder: Path) -> set[str]:
-    """The files that are there as they were made."""
-    made: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for entry, _ in read_lines(folder / _MADE):
-            with contextlib.suppress(KeyError, TypeError):
-                made[entry["file"]] = entry["sha256"]
-    there = {file for file in made if (folder / file).is_file()}
-    return {file for file in there if file_checksum(folder / file) == made[file]}
+def _make(task: Callable[[AnyShard], Sequence[Rows]], shard: AnyShard) -> tuple[bytes, list[dict[str, Any]]]:
+    tune_process(threads=1)
+    return shard_of(task(shard))

@@ -31,9 +31,12 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         """Probabilities by class, or the number that was to be predicted.
 
         Raises:
-            ValueError: a column is missing, or of another type; one line.
+            MlflowException: a column is missing, or of another type; one line, which a server answers with.
         """
-        rows = self.encoder.encode(model_input)
+        try:
+            rows = self.encoder.encode(model_input)
+        except ValueError as error:
+            raise mlflow.exceptions.MlflowException.invalid_parameter_value(str(error)) from None
         for column, levels in self.encoder.unknown(model_input).items():
             warnings.warn(f"column {column}: unknown or rare in training: {', '.join(levels)}", stacklevel=2)
         answer = np.asarray(self.network.predict(rows), dtype=np.float64)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from concord.errors import CheckpointError, InputError, first_line
-from concord.storage.data_folder import file_checksum
+from concord.storage.checksum import file_checksum
 from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 

@@ -17,10 +17,10 @@ from torch.nn.functional import log_softmax
 
 from concord.benchmark import Row
 from concord.reinforcement.actor_critic import ActorCritic
-from concord.reinforcement.advantages import RewardScale, advantages
 from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.extra import require_coinrun
 from concord.reinforcement.procgen_environment import ProcgenVectorEnv
+from concord.reinforcement.reward_scale import ScaledRewards
 from concord.training.process import tune_process
 
 BATCHES, WARMUP = 5, 1
@@ -34,9 +34,9 @@ def loop(settings: AgentConfig) -> Callable[[], None]:
     network = ActorCritic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
-    environment = ProcgenVectorEnv(settings.environments, seed=0)
+    environment = ScaledRewards(ProcgenVectorEnv(settings.environments, seed=0))
     optimizer = torch.optim.Adam(network.parameters(), settings.lr, eps=1e-5)
-    scale, precision = RewardScale(), getattr(torch, settings.precision)
+    precision = getattr(torch, settings.precision)
     frames, _ = environment.reset()
     shape = (settings.rollout, settings.environments)
     seen = np.empty((*shape, *frames.shape[1:]), np.uint8)
@@ -54,9 +54,13 @@ def loop(settings: AgentConfig) -> Callable[[], None]:
                 seen[step], chosen[step], values[step] = frames, action[:, 0].cpu(), value.cpu()
                 likely[step] = scores.gather(1, action)[:, 0].cpu()
                 frames, reward, ended, _, _ = environment.step(chosen[step])
-                rewards[step], ends[step] = scale(reward, ended), ended
+                rewards[step], ends[step] = reward, ended
             last = network(torch.from_numpy(frames).to(device))[1].cpu().numpy()
-        estimates = advantages(rewards, values, ends, last, settings.discount, settings.gae_lambda)
+        estimates, following, estimate = np.empty_like(rewards), last, np.zeros_like(last)
+        for step in range(settings.rollout - 1, -1, -1):
+            goes_on = settings.discount * ~ends[step]
+            estimate = rewards[step] + goes_on * following - values[step] + settings.gae_lambda * goes_on * estimate
+            estimates[step], following = estimate, values[step]
         normal = (estimates - estimates.mean()) / (estimates.std() + 1e-8)
         flat = [seen.reshape(-1, *frames.shape[1:]), chosen, likely, normal, estimates + values]
         columns = [torch.from_numpy(each.reshape(shape[0] * shape[1], *each.shape[2:])) for each in flat[1:]]

@@ -4,8 +4,7 @@ An example is a state s, which random actions led to, 16 further random actions,
 rewards. To predict the sum of rewards, a network sees s and the actions; the states in between are privileged.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -72,12 +71,6 @@ class Trajectories:
         """The sum of rewards, ``(examples,)``."""
         total: npt.NDArray[np.float64] = self.rewards.sum(1)
         return total
-
-    @staticmethod
-    def joined(parts: Sequence["Trajectories"]) -> "Trajectories":
-        """All examples in one."""
-        names = [each.name for each in fields(Trajectories)]
-        return Trajectories(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def check_simulator(simulator: str) -> None:

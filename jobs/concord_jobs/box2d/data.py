@@ -1,0 +1,93 @@
+"""``concord data room-runner`` and ``concord data funnel-board``: trajectories of a task, made in Ray tasks."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from concord.environments.sharded import SPLITS, Rows, Split, data_folder
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord_jobs.box2d.extra import require_box2d
+from concord_jobs.box2d.trajectories import TrajectoryTask
+
+_LARGEST_SEED = 2**32 - 1  # of which NumPy makes one word, so that no two keys are the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryOptions(MakingOptions):
+    """Trajectories of a task: each from a seed of its own, so that the splits have none in common."""
+
+    # fmt: off
+    trajectories: int = 500
+    """Trajectories to train on."""
+    validation_trajectories: int = 500
+    """Trajectories to choose by."""
+    test_trajectories: int = 500
+    """Trajectories that nothing is chosen by; the thesis has none."""
+    perturbed: bool = False
+    """Other physics on the same courses: nothing bounces in funnels, or the agent never walks slowly."""
+    seed: int = 0
+    """Seed of all trajectories."""
+    shard_size: int = 25
+    """Trajectories a file."""
+    # fmt: on
+
+    @property
+    @abstractmethod
+    def task(self) -> TrajectoryTask:
+        """Where the trajectories come from."""
+
+    @property
+    def counts(self) -> dict[Split, int]:
+        """Trajectories of each split."""
+        return {
+            "train": self.trajectories, "validation": self.validation_trajectories, "test": self.test_trajectories,
+        }  # fmt: skip
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        for option, least in (
+            ("trajectories", 1), ("validation_trajectories", 0), ("test_trajectories", 0), ("shard_size", 1),
+        ):  # fmt: skip
+            said = f"must be at least {least}" if least else "must not be negative"
+            self.require(option, getattr(self, option) >= least, said)
+        self.require("seed", 0 <= self.seed <= _LARGEST_SEED, f"must be from 0 to {_LARGEST_SEED}")
+
+
+def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
+    """Make what is missing of the data, in parallel Ray tasks.
+
+    Raises:
+        InputError: the options cannot be used, Box2D is missing, or the folder holds other data.
+    """
+    options.check()
+    task = options.task
+    require_box2d(f"making the data of {task.name}")
+    data, made = make_sharded(
+        data_folder(options.data_dir, options.output, task.folder),
+        {"data": task.name, "options": options.deciding, "classes": task.classes, "frame": task.frame},
+        split_parts(options.counts, options.shard_size),
+        partial(_simulated, task=task, seed=options.seed),
+        options,
+        info,
+    )
+    groups = [group for split in SPLITS for group in data.groups(split)]
+    rejected = sum(group.facts["rejected"] for group in groups)
+    labels = [group.facts["label"] for group in groups]
+    return {
+        **made,
+        **{f"{split}_trajectories": count for split, count in options.counts.items()},
+        "mean_frames": round(sum(group.rows for group in groups) / len(groups), 1),
+        "longest_frames": max(group.rows for group in groups),
+        "rejected": round(rejected / (rejected + len(groups)), 3),
+        "labels": {name: labels.count(label) for label, name in enumerate(task.classes)},
+        "megabytes": round(sum(path.stat().st_size for path in data.folder.rglob("*.parquet")) / 1e6, 1),
+    }
+
+
+def _simulated(shard: SplitPart, task: TrajectoryTask, seed: int) -> Sequence[Rows]:
+    numbers = range(shard.first, shard.first + shard.count)
+    made = [task.trajectory((seed, SPLITS.index(shard.split), number)) for number in numbers]
+    return [Rows({"frames": each.frames}, {"label": each.label, "rejected": each.rejected}) for each in made]

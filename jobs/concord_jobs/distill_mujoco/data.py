@@ -1,0 +1,99 @@
+"""``concord data distill-mujoco``: returns of open-loop actions in MuJoCo, made in Ray tasks, and read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from concord.environments.sharded import Rows, ShardedData, data_folder
+from concord.errors import ArgumentError
+from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
+from concord.storage import display_path
+from concord_jobs.distill_mujoco.simulator import (
+    Simulator,
+    Split,
+    Trajectories,
+    check_simulator,
+    require_mujoco,
+    simulate,
+)
+
+_DATA = "distill-mujoco"
+_SHARD = 1000  # examples in a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnOptions(MakingOptions):
+    """Returns of 16 random actions in a MuJoCo environment, with the states in between."""
+
+    # fmt: off
+    simulator: Simulator = "Hopper"
+    """Which of Gymnasium's environments, in version 4."""
+    examples: int = 4000
+    """Training examples."""
+    test_examples: int = 10000
+    """Test examples."""
+    validation_examples: int = 2000
+    """Validation examples; to choose by."""
+    seed: int = 0
+    """Seed of initial states and actions."""
+    # fmt: on
+
+    @property
+    def counts(self) -> dict[Split, int]:
+        """Examples of each split."""
+        return {"train": self.examples, "test": self.test_examples, "validation": self.validation_examples}
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        check_simulator(self.simulator)
+        for option in ("examples", "test_examples", "validation_examples"):
+            self.require(option, getattr(self, option) >= 1, "must be at least 1")
+        self.require("seed", self.seed >= 0, "must not be negative")
+
+
+def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
+    """Make what is missing of the data, in parallel Ray tasks.
+
+    Raises:
+        InputError: the options cannot be used, MuJoCo is missing, or the folder holds other data.
+    """
+    options.check()
+    require_mujoco(f"making the data of {_DATA}")
+    _, made = make_sharded(
+        _folder(options.data_dir, options.output, options.simulator),
+        {"data": _DATA, "options": options.deciding},
+        split_parts(options.counts, _SHARD),
+        partial(_simulated, simulator=options.simulator, seed=options.seed),
+        options,
+        info,
+    )
+    counts = {f"{split}_examples": count for split, count in options.counts.items()}
+    return made | {"simulator": options.simulator} | counts
+
+
+def _simulated(shard: SplitPart, simulator: Simulator, seed: int) -> Sequence[Rows]:
+    return [Rows(vars(simulate(simulator, shard.split, seed, shard.first, shard.count)))]
+
+
+def _folder(data_dir: Path | None, output: Path, simulator: str) -> Path:
+    return data_folder(data_dir, output, f"{simulator}-returns")
+
+
+def returns_of(data_dir: Path | None, output: Path, simulator: str) -> ShardedData:
+    """The data of a simulator.
+
+    Raises:
+        InputError: there are none, or they are of another simulator.
+    """
+    data = ShardedData(_folder(data_dir, output, simulator), _DATA)
+    if (found := data.options.get("simulator")) != simulator:
+        raise ArgumentError("simulator", simulator, f"the data in {display_path(data.folder)} are of {found}")
+    return data
+
+
+def examples_of(data: ShardedData, split: Split) -> Trajectories:
+    """The examples of a split, in their order."""
+    return Trajectories(**data.read_all(data.groups(split)))
