@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from concord.cli import main
-from concord.errors import ArgumentError, InputError, as_option, to_be_sent
+from concord.errors import ArgumentError, InputError, format_for_cli, picklable
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,16 @@ def test_errors_name_arguments_in_the_library_and_options_in_commands(
 ) -> None:
     error = ArgumentError("some_size", value, "too much")
     assert str(error) == argument
-    assert as_option(error) == option
+    assert format_for_cli(error) == option
 
 
 @pytest.mark.parametrize("value", [2, (1, 2.5), None, Path("data"), lambda: None])
 def test_an_error_of_another_process_still_names_the_option(value: object) -> None:
     error = ArgumentError("some_size", value, "too much")
-    there = pickle.loads(pickle.dumps(to_be_sent(error)))
+    there = pickle.loads(pickle.dumps(picklable(error)))
     assert isinstance(there, ArgumentError)
-    assert as_option(there) == as_option(error)
-    assert as_option(pickle.loads(pickle.dumps(to_be_sent(InputError("a: b"))))) == "a: b"
+    assert format_for_cli(there) == format_for_cli(error)
+    assert format_for_cli(pickle.loads(pickle.dumps(picklable(InputError("a: b"))))) == "a: b"
 
 
 def test_a_threshold_that_cannot_be_meant_is_named_as_it_was_given(

@@ -18,7 +18,7 @@ from concord.cli.parsing import parse
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import OptionGroup, option_values, options_of
-from concord.runs.folder import recorded_config, restored_config
+from concord.runs.run_folder import recorded_config, restored_config
 from concord.training import TrainConfig, load_job
 from concord.training.job import Job
 from concord.training.options import OptimizerOptions, ScheduleOptions
@@ -127,15 +127,15 @@ def test_an_option_that_a_group_of_the_job_s_own_has_again_is_refused() -> None:
     class Mine(TrainConfig):
         own: Own = field(default_factory=Own)
 
-    with pytest.raises(InputError, match="Mine: --lr is there twice"):
+    with pytest.raises(InputError, match="Mine: --lr is declared twice"):
         Job(print, print, print, config=Mine())  # type: ignore[type-var, arg-type]
 
 
 def test_what_an_option_leaves_to_others_follows_when_they_are_varied() -> None:
     asked = TrainConfig().with_options(objective="irm")
     assert asked.aggregation.aggregator == "auto"
-    assert asked.resolved().aggregation.aggregator == "mean"
-    back = asked.resolved().with_options(objective="erm", aggregator="auto").resolved()
+    assert asked.resolve().aggregation.aggregator == "mean"
+    back = asked.resolve().with_options(objective="erm", aggregator="auto").resolve()
     assert back.aggregation.aggregator == "and-mask"
 
 
@@ -179,7 +179,7 @@ def test_the_command_line_wins_over_the_file_in_any_form(tmp_path: Path) -> None
 
 def test_a_run_s_record_is_a_file_of_options(tmp_path: Path) -> None:
     config = load_job("synthetic").job.config.with_options(lr=0.5, name="old", output=tmp_path / "out")
-    recorded = recorded_config(config.resolved())
+    recorded = recorded_config(config.resolve())
     for name, text in (
         ("record.json", {"job": "synthetic", "run_id": "1", "config": recorded}),
         ("config.json", recorded),
@@ -222,9 +222,9 @@ def test_what_would_be_submitted_can_be_printed(tmp_path: Path) -> None:
         ("a.yaml", "treshold: 0.5", "a.yaml: treshold: there is no such option; did you mean threshold?"),
         ("a.yaml", "lr: fast", "a.yaml: lr fast: must be a number"),
         ("a.toml", "optimizer = 'adma'", "a.toml: optimizer adma: must be one of adam, sgd, temporal-and-mask"),
-        ("a.yaml", "- lr", "a.yaml: holds list; expected options by their names"),
+        ("a.yaml", "- lr", "a.yaml: holds list; expected a mapping of options by name"),
         ("a.json", "{", "a.json: cannot be read"),
-        ("a.txt", "lr: 1", "a.txt: is read by its ending; expected .yaml, .toml or .json"),
+        ("a.txt", "lr: 1", "a.txt: has an unknown ending; give a .yaml, .toml or .json"),
         ("a.yaml", None, "a.yaml: there is no such file"),
     ],
 )
@@ -241,4 +241,4 @@ def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
 @pytest.mark.parametrize("words", [[], ["--lr", "1"]])
 def test_a_file_that_is_not_named_is_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "synthetic", "--config", *words]) == 2
-    assert "--config: needs a value, a YAML, TOML or JSON file" in capsys.readouterr().err
+    assert "--config: needs a value; give a YAML, TOML or JSON file" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_a_record_is_read_as_written_and_only_as_what_it_is(tmp_path: Path) -> N
     ("file", "text", "problem"),
     [
         (RECORD, '{"version": 2, "kind": "run", "job": "j", "config": {}}', "has version 2, this Concord reads 1"),
-        (RECORD, '{"job": "j"}', "cannot be read (it is no record)"),
+        (RECORD, '{"job": "j"}', "cannot be read (not a record)"),
         (RECORD, '{"job": ', "cannot be read (Expecting value"),
         ("run.json", '{"job": "j", "run_id": "1", "config": {}}', "run.json is of an earlier version of Concord"),
         ("study.json", "{}", "study.json is of an earlier version of Concord"),
@@ -145,7 +145,7 @@ def test_garbage_in_the_middle_is_refused_by_line_and_changes_nothing(tmp_path: 
     for garbage in (b"\x00\x00\n", b"[1, 2]\n", b'{"event": "metrics"}\n', b"{}\n"):
         content = lines[0] + garbage + lines[1]
         (tmp_path / EVENTS).write_bytes(content)
-        with pytest.raises(InputError, match=r"events\.jsonl: line 2 is no event; restore the file, or give another"):
+        with pytest.raises(InputError, match=r"events\.jsonl: line 2 is not an event; restore the file, or give"):
             Events(Folder(tmp_path))
         assert (tmp_path / EVENTS).read_bytes() == content
 

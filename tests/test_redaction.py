@@ -17,9 +17,9 @@ from concord.record import RECORD, write_record
 from concord.redaction import is_hidden, is_secret, is_secret_file, redact, redact_words, without_secrets
 from concord.runs.run import run
 from concord.storage import Folder
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.training import load_job
 

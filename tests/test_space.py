@@ -122,7 +122,7 @@ def test_a_point_has_what_counts_in_its_branches_and_nothing_else(data: st.DataO
         without = {other: value for other, value in point.items() if other != name}
         with pytest.raises(InputError, match=f"^{name}: missing"):
             list(space.active(without))
-    with pytest.raises(InputError, match=r"^elsewhere 1: not in the space"):
+    with pytest.raises(InputError, match=r"^elsewhere 1: is not in the space"):
         list(space.active({**point, "elsewhere": 1}))
 
 
@@ -197,14 +197,14 @@ def test_points_of_the_example() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 2.0}, "lr 2.0: not in the space, which has a number from 0.0001 to 1"),
-        ({"batch_size": 100}, "batch_size 100: not in the space, which has one of 64, 128"),
-        ({"regularizer": "l3"}, "regularizer l3: not in the space, which has one of none, l1, l2"),
-        ({"regularizer": "l2"}, "l2: missing; the point is lr 0.01, batch_size 64, regularizer l2, l1 1e-05"),
+        ({"lr": 2.0}, "lr 2.0: is not in the space, which has a number from 0.0001 to 1"),
+        ({"batch_size": 100}, "batch_size 100: is not in the space, which has one of 64, 128"),
+        ({"regularizer": "l3"}, "regularizer l3: is not in the space, which has one of none, l1, l2"),
+        ({"regularizer": "l2"}, "l2: is missing; the point is lr 0.01, batch_size 64, regularizer l2, l1 1e-05"),
         ({"regularizer": "none"}, "l1 1e-05: it is fixed to 0.0"),
         ({"l2": 1e-5}, "l2 1e-05: it is fixed to 0.0"),
         ({"dropout": 0.0}, "dropout 0.0: it is fixed to 0.5"),
-        ({"epochs": 3}, "epochs 3: not in the space at this point"),
+        ({"epochs": 3}, "epochs 3: is not in the space at this point"),
     ],
 )
 def test_what_is_no_point_is_refused(change: Point, message: str) -> None:
@@ -237,15 +237,15 @@ def test_the_same_name_may_be_in_several_branches() -> None:
     assert [located.label for located in space.varied()] == ["s", "s=a/x", "s=b/x", "s=c/x"]
     for point in ({"s": "a", "x": 0.5}, {"s": "b", "x": 5}, {"s": "c", "x": "y"}):
         assert len(list(space.active(point))) == 2
-    with pytest.raises(InputError, match=r"^x 0\.5: not in the space, which has one of 5$"):
+    with pytest.raises(InputError, match=r"^x 0\.5: is not in the space, which has one of 5$"):
         list(space.active({"s": "b", "x": 0.5}))
 
 
 CONTRADICTIONS: list[tuple[Any, str]] = [
-    ({"a": Choice()}, "space: a: a choice of nothing"),
-    ({"a": Choice(1, 2, 1)}, "space: a: one of 1, 2, 1: a value is there twice"),
-    ({"a": Choice(1, 1.0)}, "space: a: one of 1, 1.0: a value is there twice"),
-    ({"a": OneOf({})}, "space: a: one of no branches"),
+    ({"a": Choice()}, "space: a: a choice needs at least one value"),
+    ({"a": Choice(1, 2, 1)}, "space: a: one of 1, 2, 1: a value appears twice"),
+    ({"a": Choice(1, 1.0)}, "space: a: one of 1, 1.0: a value appears twice"),
+    ({"a": OneOf({})}, "space: a: one-of needs at least one branch"),
     ({"a": Uniform(1, 1)}, "space: a: from 1 to 1: must be finite, the first smaller"),
     ({"a": LogUniform(1, 0.1)}, "space: a: from 1 to 0.1: must be finite, the first smaller"),
     ({"a": Integers(4, 3)}, "space: a: from 4 to 3: must be finite, the first smaller"),
@@ -253,16 +253,16 @@ CONTRADICTIONS: list[tuple[Any, str]] = [
     ({"a": Uniform(math.nan, 1)}, "space: a: from nan to 1: must be finite, the first smaller"),
     ({"a": LogUniform(0, 1)}, "space: a: log-uniform from 0: must be above 0"),
     ({"a": LogUniform(-1, 1)}, "space: a: log-uniform from -1: must be above 0"),
-    ({"s": OneOf({"x": {"a": Choice()}})}, "space: a: a choice of nothing"),
-    ({"a": 1, "s": OneOf({"x": {"a": 2}})}, "space: a is there twice, outside and inside a branch"),
-    ({"s": OneOf({"x": {"a": 2}}), "a": 1}, "space: a is there twice, outside and inside a branch"),
-    ({"s": OneOf({"x": {"s": 2}})}, "space: s is there twice, outside and inside a branch"),
-    ({"a": 1, "s": OneOf({"x": {"t": OneOf({"y": {"a": 2}})}})}, "space: a is there twice, outside and inside"),
-    ({"s": OneOf({"x": {"a": 1, "t": OneOf({"y": {"a": 2}})}})}, "space: a is there twice, outside and inside"),
-    ({"s": OneOf({"x": {"t": OneOf({"y": {"s": 2}})}})}, "space: s is there twice, outside and inside a branch"),
+    ({"s": OneOf({"x": {"a": Choice()}})}, "space: a: a choice needs at least one value"),
+    ({"a": 1, "s": OneOf({"x": {"a": 2}})}, "space: a appears twice, outside and inside a branch"),
+    ({"s": OneOf({"x": {"a": 2}}), "a": 1}, "space: a appears twice, outside and inside a branch"),
+    ({"s": OneOf({"x": {"s": 2}})}, "space: s appears twice, outside and inside a branch"),
+    ({"a": 1, "s": OneOf({"x": {"t": OneOf({"y": {"a": 2}})}})}, "space: a appears twice, outside and inside"),
+    ({"s": OneOf({"x": {"a": 1, "t": OneOf({"y": {"a": 2}})}})}, "space: a appears twice, outside and inside"),
+    ({"s": OneOf({"x": {"t": OneOf({"y": {"s": 2}})}})}, "space: s appears twice, outside and inside a branch"),
     (
         {"s": OneOf({"x": {"a": 1}}), "t": OneOf({"y": {"a": 2}})},
-        "space: a is there twice, in the branches of s and of t",
+        "space: a appears twice, in the branches of s and of t",
     ),
 ]
 
@@ -396,7 +396,7 @@ def test_a_space_is_read_from_a_file(tmp_path: Path) -> None:
         (b"s = {one-of = [1, 2]}", "--space {path}: s: one-of maps the names of branches to their entries"),
         (b"s = {one-of = {a = 1}}", "--space {path}: s: one-of maps the names of branches to their entries"),
         (b"s = {one-of = {a = {x = {fix = 1}}}}", "--space {path}: s=a/x: expected one of uniform"),
-        (b"lr = [{uniform = [0, 1]}]", "--space {path}: lr: a choice is of plain values, and one-of of branches"),
+        (b"lr = [{uniform = [0, 1]}]", "--space {path}: lr: expected plain values, or one-of with branches"),
         (b"lr = {fixed = {a = 1}}", "--space {path}: lr: fixed {{'a': 1}}: give a plain value"),
         (b"lr = {uniform = [1, 0]}", "space: lr: from 1.0 to 0.0: must be finite, the first smaller"),
     ],

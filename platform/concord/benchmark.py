@@ -1,7 +1,7 @@
 """Ratios measured in one run, interleaved, so that a machine whose speed drifts drifts for both sides.
 
-A benchmark is a file with a function ``rows() -> Iterable[Row]``, best a generator, so that a row is seen when it is
-measured. ``concord bench`` runs those of the project; those that take minutes each lie in a folder ``long``.
+A benchmark is a file with a function ``rows() -> Iterable[Row]``, best a generator, so that each row is shown when it
+is measured. ``concord bench`` runs those of the project; the slow ones (minutes each) are in a folder ``long``.
 """
 
 import importlib
@@ -24,12 +24,12 @@ class Row:
     """One line of the benchmark table.
 
     Attributes:
-        name: what was measured.
+        name: the measured operation.
         seconds: its median time.
-        reference: what it is compared with.
+        reference: the name of the reference.
         reference_seconds: the reference's median time.
         ratio: the median of the ratios of neighbouring measurements (not the ratio of the medians).
-        target: the ratio that the project asks of itself, for the reader; nothing fails by it.
+        target: the project's target for the ratio, for the reader; no check fails by it.
         memory, reference_memory: the peak memory of both in GiB, where it was measured.
     """
 
@@ -53,7 +53,7 @@ def interleaved(
     """Time two functions in turn, ``repeats`` times after ``warmup`` uncounted turns.
 
     Args:
-        synchronize: called before each reading of the clock: waits for a device, or for other processes.
+        synchronize: called before each reading of the clock, to wait for a device or other processes.
 
     Returns:
         The median seconds of both, and the median of the pairwise ratios ``measured / reference``.
@@ -72,17 +72,17 @@ def interleaved(
 
 
 def benchmarks_folder() -> Path:
-    """Where the benchmarks are: inside an installed package, or under ``tests/`` in a source tree."""
+    """The folder of the benchmarks: inside an installed package, or under ``tests/`` in a source tree."""
     package = Path(concord.__file__).parent
     inside = package / "benchmarks"
     return inside if inside.is_dir() else package.parent.parent / "tests" / "benchmarks"
 
 
 def benchmark_files(only: str = "", everything: bool = False) -> list[Path]:
-    """The benchmarks whose file name contains ``only``: with neither argument, those that take no minutes each.
+    """The benchmarks whose file name contains ``only``: with neither argument, the fast ones.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such benchmark.
     """
     folder = benchmarks_folder()
     wanted = [*folder.glob("*.py"), *(folder / _LONG).glob("*.py")] if only or everything else [*folder.glob("*.py")]

@@ -1,4 +1,4 @@
-"""The built-in jobs as their files' texts describe them: to run a job imports PyTorch, which takes seconds."""
+"""Reads the built-in jobs' descriptions from their source text: to import a job takes seconds (PyTorch)."""
 
 import ast
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class JobText:
-    """What a job's file says of the job, without being run.
+    """A job's description, read from its file without running it.
 
     Attributes:
-        name: of the job, by which commands know it.
+        name: the job's name in commands.
         source: the file's text.
     """
 
@@ -30,7 +30,7 @@ class JobText:
 
     @cached_property
     def parts(self) -> dict[str, ast.expr]:
-        """The expressions that ``job = Job(…)`` is made of, by the names of its arguments."""
+        """The argument expressions of ``job = Job(…)``, by name."""
         for line in self._module.body:
             if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call) and _names(line, "job"):
                 return {part.arg: part.value for part in line.value.keywords if part.arg is not None}
@@ -38,7 +38,7 @@ class JobText:
 
     @property
     def reproduces(self) -> str | None:
-        """What of which paper the job reproduces; None where only the running file knows."""
+        """The paper's result that the job reproduces; None if it is not a literal."""
         value = self.parts.get("reproduces")
         return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
@@ -48,7 +48,7 @@ def _names(line: ast.Assign, name: str) -> bool:
 
 
 def jobs_folder() -> Path:
-    """The package of the built-in jobs, which is found and not imported."""
+    """The folder of the built-in jobs' package, without importing it."""
     found = find_spec("concord_jobs")
     assert found is not None, "concord_jobs is not installed; put jobs/ on PYTHONPATH beside platform/"
     assert found.origin is not None

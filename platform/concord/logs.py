@@ -1,8 +1,8 @@
-"""Lines of progress and log records as one JSON object a line, for those who collect logs: ``CONCORD_LOG=json``.
+"""Progress and log records as JSON, one object a line, for log collectors: ``CONCORD_LOG=json``.
 
 The fields have the names of Ray's own JSON logs (``ray.LoggingConfig(encoding="JSON")``): ``asctime``, ``levelname``,
 ``message``, ``filename``, ``lineno``, ``process``, ``timestamp_ns``, ``job_id``, and in workers ``worker_id`` and
-``node_id``. Beside them stands what Concord knows: ``run`` or ``study``, ``job``, ``submission``, ``rank``.
+``node_id``. Concord adds ``run`` or ``study``, ``job``, ``submission``, ``rank``.
 """
 
 import json
@@ -21,11 +21,11 @@ _known: dict[str, Any] = {}
 
 
 class Context(NamedTuple):
-    """What a process hands to those that work for it.
+    """The log settings that a process passes to its workers.
 
     Attributes:
         as_json: whether lines are JSON.
-        known: the fields of all records.
+        known: the fields of every record.
     """
 
     as_json: bool
@@ -38,14 +38,14 @@ def as_json() -> bool:
 
 
 def check() -> None:
-    """Refuse a value of CONCORD_LOG that means nothing (InputError)."""
+    """Refuse an invalid CONCORD_LOG (InputError)."""
     value = os.environ.get(VARIABLE, "text")
     if value not in {"json", "text"}:
         raise InputError(f"{VARIABLE}={value}: must be json or text")
 
 
 def use_json() -> None:
-    """Write everything that this process logs or warns of to standard error as JSON, in place of what was set up."""
+    """Write this process's logs and warnings to standard error as JSON, and remove other handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json())
     root = logging.getLogger()
@@ -59,17 +59,17 @@ def use_json() -> None:
 
 
 def bind_context(**fields: Any) -> None:
-    """Add fields to every later line of this process, whoever logs it."""
+    """Add fields to every later record of this process."""
     _known.update(fields)
 
 
 def context() -> Context:
-    """What workers are to :func:`inherit_context`."""
+    """The context for a worker's :func:`inherit_context`."""
     return Context(as_json(), dict(_known))
 
 
 def inherit_context(given: Context, **fields: Any) -> None:
-    """Log as the process does that this one works for, with more fields."""
+    """Log as the parent process does, with more fields."""
     if given.as_json:
         use_json()
     bind_context(**given.known, **fields)
@@ -77,7 +77,7 @@ def inherit_context(given: Context, **fields: Any) -> None:
 
 def write(line: str, level: int = logging.INFO) -> None:
     """Log a line of Concord's own."""
-    logging.getLogger(_OWN).log(level, line, stacklevel=3)  # as said by who called the one who calls this
+    logging.getLogger(_OWN).log(level, line, stacklevel=3)  # the caller's caller
 
 
 class _Json(logging.Formatter):

@@ -1,4 +1,4 @@
-"""What this machine is: for those who read a measurement, and for what is sized by its cache."""
+"""A description of this machine, for measurements, and the size of its cache."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ _USUAL_CACHE = 32 << 20
 
 @functools.cache
 def last_level_cache(caches: Path = _CACHES) -> int:
-    """Bytes of the largest data cache that a core of this machine reaches; 32 MiB where the system does not say."""
+    """Bytes of the largest data cache that a core of this machine reaches; 32 MiB if the system does not tell."""
     sizes = []
     with contextlib.suppress(OSError, ValueError):
         for index in caches.glob("index*"):

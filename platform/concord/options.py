@@ -1,4 +1,4 @@
-"""Options in groups: dataclasses within a dataclass. Outside, in flags and records, every option has its plain name."""
+"""Options in groups: nested dataclasses. In flags and records every option has its plain name."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ from concord.redaction import is_secret, without_secrets
 
 
 class _Needed:
-    """In place of the value of an option that has no default and was not given yet."""
+    """Marks a required option without a value."""
 
     def __repr__(self) -> str:
         return "needed"
@@ -22,7 +22,7 @@ class _Needed:
 
 NEEDED = _Needed()
 
-# Options of which the first takes the place of the second: only one of them is given.
+# Options of which the first replaces the second: only one of them can be given.
 ALTERNATIVES = (("significance", "threshold"),)
 
 
@@ -31,8 +31,8 @@ class Option:
     """One option, as its dataclass declares it.
 
     Attributes:
-        name: its own, without its groups'.
-        groups: the fields that lead to it from the outermost dataclass; none for one of its own.
+        name: the plain name, without its groups'.
+        groups: the fields that lead to it from the outermost dataclass.
         hint: its type.
     """
 
@@ -42,35 +42,35 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """As it is given on the command line."""
+        """The flag on the command line."""
         return flag_of(self.name)
 
 
 class OptionGroup:
-    """Base of the dataclasses of options; a field that is such a dataclass too is a group within it."""
+    """Base of dataclasses of options; a field of such a type is an inner group."""
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError); those of groups within check themselves."""
+        """Validate options, those of inner groups as well (InputError)."""
         for group in _groups(self).values():
             group.check()
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
-        """What changes of this group's own options where these are changed and it is not; usually nothing."""
+        """The options of this group that change as a consequence of these changes; usually none."""
         return {}
 
     def unused(self) -> frozenset[str]:
-        """The options that nothing looks at, as long as the others are what they are."""
+        """The options without effect, given the others."""
         return frozenset[str]().union(*(group.unused() for group in _groups(self).values()))
 
     def require(self, option: str, right: bool, expected: str) -> None:
-        """Raise InputError for the option, with its value and what was expected, unless ``right``."""
+        """Raise InputError with the option, its value and ``expected``, unless ``right``."""
         if not right:
             value = without_secrets({option: option_values(self)[option]})[option]
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
 
     def with_options(self, **changes: Any) -> Self:
-        """A copy with other values of these options, whichever group has them.
+        """A copy with these values, in any group.
 
         Raises:
             InputError: there is no such option.
@@ -84,7 +84,7 @@ class OptionGroup:
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
-    """The options of a dataclass and of the groups within, by name.
+    """The options of a dataclass and its inner groups, by name.
 
     Raises:
         InputError: two of them have the same name.
@@ -106,7 +106,7 @@ def _options_of(kind: Any) -> Mapping[str, Option]:
             inner = [Option(field.name, (), hint)]
         for option in inner:
             if option.name in found:
-                raise InputError(f"{kind.__name__}: {option.flag} is there twice; an option has one place")
+                raise InputError(f"{kind.__name__}: {option.flag} is declared twice; remove one")
             found[option.name] = option
     return found
 
@@ -132,7 +132,7 @@ def defaults_of(kind: type[Any]) -> Any:
 
 
 def from_plain(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as the options have them, from what JSON, YAML or TOML make of them; unknown names are left out."""
+    """Convert values from JSON, YAML or TOML to the options' types; unknown names are left out."""
     return {name: _from_plain(options[name].hint, value) for name, value in values.items() if name in options}
 
 
@@ -142,7 +142,7 @@ def _from_plain(hint: Any, value: Any) -> Any:
         return tuple(value)
     if isinstance(value, str) and Path in kinds:
         return Path(value)
-    if isinstance(value, str) and float in kinds and str not in kinds:  # YAML takes 1e-3 for a text
+    if isinstance(value, str) and float in kinds and str not in kinds:  # YAML reads 1e-3 as text
         try:
             return float(value)
         except ValueError:
@@ -151,32 +151,32 @@ def _from_plain(hint: Any, value: Any) -> Any:
 
 
 def with_alternatives(names: Iterable[str]) -> set[str]:
-    """The options, and those of which they take the place."""
+    """The options, and those that they replace."""
     given = set(names)
     return given.union(*(pair for pair in ALTERNATIVES if not given.isdisjoint(pair)))
 
 
 def require_one_way(given: Mapping[str, Any]) -> None:
-    """Refuse options, given by their names with their values, of which one takes the other's place (InputError)."""
+    """Refuse two given options of which one replaces the other (InputError)."""
     for one, other in ALTERNATIVES:
         if given.get(one) is not None and other in given:
-            instead = f"takes the place of {flag_of(other)}, which is given as {given[other]}; give one of them"
+            instead = f"replaces {flag_of(other)}, which is given as {given[other]}; give one of them"
             raise InputError(f"{flag_of(one)} {given[one]}: {instead}")
 
 
 def flag_of(name: str) -> str:
-    """How an option is given on the command line."""
+    """The flag of an option."""
     return f"--{name.replace('_', '-')}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean NEAREST?`` where one of the names is near, else nothing."""
+    """``; did you mean NEAREST?`` if a name is near, else nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether an option of this type may have the value."""
+    """Whether the value fits an option of this type."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in parts
@@ -194,16 +194,16 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def kind_of(hint: Any) -> str:
-    """What an option of this type takes, in words."""
+    """A type of option in words."""
     if get_origin(hint) in (Union, UnionType) and len(some := set(get_args(hint)) - {NoneType}) == 1:
-        return kind_of(some.pop())  # None stands for no value
+        return kind_of(some.pop())  # None: no value
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as the command line has them, by their names; a secret in one word, which ``redact`` knows."""
+    """Options as words of the command line; a secret is one word, which ``redact`` recognizes."""
     words: list[str] = []
     for name, value in values.items():
         flag = flag_of(name)

@@ -1,4 +1,4 @@
-"""Variables of this process's environment, set for a while: some libraries take their settings from nowhere else."""
+"""Sets environment variables for a while: some libraries read their settings only there."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 @contextlib.contextmanager
 def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables while the body runs; afterwards each is as it was, or not set."""
+    """Set these variables while the body runs, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

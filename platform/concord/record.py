@@ -1,4 +1,4 @@
-"""The record of a run, or of a group of runs: what it is (``record.json``) and what happened (``events.jsonl``).
+"""The record of a run, or of a group of runs: its description (``record.json``) and its events (``events.jsonl``).
 
 The record is the truth; MLflow is a mirror of it, and Ray's own state follows from it. An event is a JSON object::
 
@@ -9,9 +9,9 @@ The record is the truth; MLflow is a mirror of it, and Ray's own state follows f
     {"event": "artifact", "at": …, "path": "figures/curves.png"}
     {"event": "ended", "at": …, "status": "FINISHED", …}
 
-``at`` is in milliseconds since 1970. ``run`` names a run of a group, and is left out where the folder is of one run.
-Lines are only appended. An attempt that goes on from a checkpoint appends what it does anew, and of two events of one
-step the later one counts.
+``at`` is in milliseconds since 1970. ``run`` names a run of a group; a single run's folder has none.
+Lines are only appended. A resumed run appends the steps that it repeats, and of two events of one step the later
+one counts.
 """
 
 import json
@@ -46,14 +46,14 @@ _OF_EARLIER_VERSIONS = ("run.json", "study.json")
 
 @dataclass(frozen=True)
 class Event:
-    """What happened at one moment.
+    """One event.
 
     Attributes:
-        name: what kind of event it is.
+        name: the kind of event.
         at: milliseconds since 1970.
         run: the run of a group; empty for the folder's own run or group.
-        fields: what else is recorded, by the kind of event.
-        end: the first byte after it in the file.
+        fields: the other fields, which depend on the kind.
+        end: the position in the file after the event.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Event:
 
 @dataclass
 class RunHistory:
-    """What the events say of one run.
+    """The history of one run.
 
     Attributes:
-        began: the fields of its latest beginning; None before the first.
+        began: the fields of the latest beginning; None before the first.
         evaluations: metrics by (epoch, step), in this order.
         checkpoints: the names of its checkpoints, the oldest first.
-        ended: the fields of its latest end, with ``at``; None for a run that did not end since it began.
+        ended: the fields of its latest end, with ``at``; None if the run has not ended since it began.
     """
 
     began: Mapping[str, Any] | None = None
@@ -108,7 +108,7 @@ class Events:
         history: of each run of a group by its key, and of the folder's own run or group as ``""``.
 
     Raises:
-        InputError: a line in the middle of the file is no event; nothing is changed.
+        InputError: a line in the middle of the file is not an event; the file is not changed.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -116,7 +116,7 @@ class Events:
         folder.fetch(EVENTS)
         self.file = folder.path / EVENTS
         self.history = read_history(folder)
-        self._lines = JsonLines(self.file)  # which removes a last line that a kill cut short
+        self._lines = JsonLines(self.file)  # which removes an incomplete last line
         self._lock = threading.Lock()
         self._losing = False
 
@@ -149,7 +149,7 @@ class Events:
                 self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
 
     def sync(self) -> None:
-        """Make what was appended outlive a power failure; at an address, send it.
+        """Flush to disk; at an address, upload.
 
         Raises:
             RunFailedError: the folder was removed, or the storage does not answer.
@@ -173,7 +173,7 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
     """Yield the events from byte ``start`` on; a last line without its end is left out.
 
     Raises:
-        InputError: a line is no event.
+        InputError: a line is not an event.
         OSError: the file cannot be read.
     """
     with file.open("rb") as lines:
@@ -191,14 +191,14 @@ def read_events(file: Path, start: int = 0) -> Iterator[Event]:
 
 
 def _no_event(file: Path, place: str) -> InputError:
-    return InputError(f"{file}: {place} is no event; restore the file, or give another --name")
+    return InputError(f"{file}: {place} is not an event; restore the file, or give another --name")
 
 
 def read_history(folder: Folder) -> dict[str, RunHistory]:
     """The history of every run in a folder's events, as this machine has them.
 
     Raises:
-        InputError: a line is no event.
+        InputError: a line is not an event.
     """
     file = folder.path / EVENTS
     found: dict[str, RunHistory] = {}
@@ -213,10 +213,10 @@ def read_history(folder: Folder) -> dict[str, RunHistory]:
 
 
 def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
-    """What a folder is the record of; None if there is none.
+    """Read the record in a folder; None if there is none.
 
     Raises:
-        InputError: it cannot be read, is of another version or kind, or the storage does not answer.
+        InputError: the record cannot be read, is of another version or kind, or the storage does not answer.
     """
     name = folder.place.name
     try:
@@ -234,7 +234,7 @@ def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not (isinstance(record, dict) and record.keys() >= {"version", "kind", "job", "config"}):
-            raise ValueError("it is no record")
+            raise ValueError("not a record")
     except (OSError, ValueError) as error:
         raise InputError(f"--name {name}: {path} cannot be read ({error})") from error
     if record["version"] != VERSION:
@@ -247,10 +247,10 @@ def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
 
 
 def require_record(folder: Folder, kind: Kind = "run") -> dict[str, Any]:
-    """What a folder is the record of.
+    """Read the record in a folder, which must exist.
 
     Raises:
-        InputError: there is none, or it cannot be used.
+        InputError: there is no record, or it cannot be used.
     """
     record = read_record(folder, kind)
     if record is None:
@@ -260,7 +260,7 @@ def require_record(folder: Folder, kind: Kind = "run") -> dict[str, Any]:
 
 
 def write_record(folder: Folder, kind: Kind, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace a folder's record as a whole; gives it."""
+    """Replace a folder's record atomically, and return it."""
     written = {**record, "version": VERSION, "kind": kind}
     new = folder.path / f"{RECORD}.new"
     with new.open("w", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""What is secret, by its name, and how it is hidden: the one rule for records, parameters, messages and packages.
+"""Which names hold secrets, and how secrets are hidden: one rule for records, parameters, messages and packages.
 
-A name is read as words (``hubToken``, ``HUB_TOKEN`` and ``hub-token`` are *hub token*), and what it ends with decides:
+A name is read as words (``hubToken``, ``HUB_TOKEN`` and ``hub-token`` are *hub token*), and its last words decide:
 ``api_key`` is secret, ``key_size`` is not; ``hub_token`` is, ``max_tokens``, ``pad_token`` and ``tokenizer`` are not.
-What is hidden becomes :data:`HIDDEN`, which says that there was something.
+A hidden value becomes :data:`HIDDEN`.
 """
 
 import re
@@ -18,9 +18,9 @@ _SECRET_WORDS = frozenset(
         "passwd", "password", "passwords", "pwd", "secret", "secrets", "token",
     }
 )  # fmt: skip
-# Where letters run together, as in PGPASSWORD or clientsecret; no ordinary word ends so.
+# Endings without a separator, as in PGPASSWORD or clientsecret; no ordinary word ends so.
 _SECRET_ENDINGS = ("password", "passwd", "passphrase", "credential", "credentials", "clientsecret")
-# What makes a key, a pass or several tokens secret: "key" alone may be that of a dictionary.
+# Words that make a key, a pass or tokens secret: "key" alone may be that of a dictionary.
 _SECRET_PAIRS = {
     "key": frozenset(
         {
@@ -38,20 +38,20 @@ _SECRET_PAIRS = {
     "signature": frozenset({"amz", "goog"}),
 }  # fmt: skip
 _SECRET_PAIRS["keys"] = _SECRET_PAIRS["key"]
-# One word as it is often written for two.
+# Two words that are often written as one.
 _RUN_TOGETHER = frozenset(f"{first}{last}" for last in ("key", "keys") for first in _SECRET_PAIRS["key"]) | {
     "accesstoken", "apitoken", "authtoken", "refreshtoken", "sessiontoken",
 }  # fmt: skip
-# A token of a text, or one of a number of them: options of models of language.
+# Tokens of a text: options of language models.
 _ORDINARY_TOKENS = frozenset(
     {
         "bos", "class", "cls", "end", "eos", "first", "image", "last", "mask", "max", "min", "n", "next", "num",
         "number", "pad", "padding", "per", "sep", "special", "start", "stop", "unk", "unknown",
     }
 )  # fmt: skip
-# What may follow the name of a secret that is still meant: api_key_value, access_key_id (its public half goes with it).
+# Words that may follow the name of a secret: api_key_value, access_key_id (the public half is hidden as well).
 _FOLLOWING = {"value": None, "base64": None, "b64": None, "id": "key"}
-# In an address these hold what lets somebody in; as the name of an option they may be ordinary.
+# Credentials in an address; as the name of an option these may be ordinary.
 _SECRET_QUERIES = frozenset({"key", "sig", "signature", "auth", "pass"})
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -72,7 +72,7 @@ _KEY_ENDINGS = (
     ".env", ".gpg", ".jks", ".kdbx", ".key", ".keystore", ".kubeconfig", ".p12", ".p8", ".pem", ".pfx", ".pgp", ".ppk",
     ".tfstate", ".tfvars", "_dsa", "_ecdsa", "_ed25519", "_rsa",
 )  # fmt: skip
-# What a file of settings may end with; one of a program (credentials.py) is no secret, whatever its name.
+# Endings of files of settings; source code (credentials.py) is never secret.
 _SETTINGS = frozenset(
     {
         "", ".bak", ".cfg", ".conf", ".csv", ".enc", ".ini", ".json", ".old", ".properties", ".toml", ".txt", ".xml",
@@ -99,7 +99,7 @@ def is_secret(name: str) -> bool:
 def redact(text: str) -> str:
     """Return `text` with the passwords and tokens of every URI, assignment and header in it replaced by ``***``.
 
-    A user name before a password stays; user information without a password is taken for a token and goes.
+    A user name before a password is kept; user information without a password is treated as a token.
     """
     text = _USER_INFO.sub(_user_info, text)
     text = _ASSIGNED.sub(_assigned, text)
@@ -120,15 +120,15 @@ def _assigned(found: re.Match[str]) -> str:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """A command's words, the value after each option that is named like a secret (``--hub-token VALUE``) hidden."""
+    """A command's words with the values of secret options (``--hub-token VALUE``) hidden."""
     hidden = [False, *(word.startswith("--") and "=" not in word and is_secret(word) for word in words)]
     return [HIDDEN if hide else redact(word) for word, hide in zip(words, hidden, strict=False)]
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, also those in mappings and lists below, as they may be recorded and shown: without secrets.
+    """`values` without secrets, nested ones included, as they are recorded and shown.
 
-    What is empty, or only says yes or no, is kept: it tells nothing.
+    Empty values and booleans are kept, since they reveal nothing.
     """
     return {str(name): _without(value, is_secret(str(name))) for name, value in values.items()}
 
@@ -146,7 +146,7 @@ def _without(value: Any, secret: bool) -> Any:
 
 
 def is_hidden(value: Any) -> bool:
-    """Tell whether a recorded value is one that :func:`without_secrets` hid, as a whole or in part."""
+    """Tell whether :func:`without_secrets` hid a recorded value or a part of it."""
     if isinstance(value, Mapping):
         return any(map(is_hidden, value.values()))
     if isinstance(value, (list, tuple)):
@@ -155,7 +155,7 @@ def is_hidden(value: Any) -> bool:
 
 
 def is_secret_file(path: PurePath) -> bool:
-    """Tell whether a file of this name (``server.PEM``, ``kubeconfig``, ``hub_token.txt``) is one with secrets."""
+    """Tell whether a file of this name (``server.PEM``, ``kubeconfig``, ``hub_token.txt``) holds secrets."""
     name = path.name.lower()
     stem, _, ending = name.partition(".") if not name.startswith(".") else (name, "", "")
     if name.endswith(_KEY_ENDINGS) or name in _KEY_FILES:

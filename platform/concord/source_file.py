@@ -1,4 +1,4 @@
-"""A Python file of the user's, run from its text: on another node, there may be no such file."""
+"""Runs a user's Python file from its text, since another node may not have the file."""
 
 import linecache
 import re
@@ -16,10 +16,10 @@ def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
 
     Args:
         path: the file.
-        refusal: the error to raise, from what is wrong with the file.
+        refusal: makes the error to raise from the problem.
 
     Raises:
-        InputError: there is no such file, or it is no text.
+        InputError: there is no such file, or it is not text.
     """
     if not path.is_file():
         raise refusal("there is no such file")
@@ -30,16 +30,16 @@ def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
 
 
 def run_source(path: str, source: str, kind: str, refusal: Callable[[str], InputError]) -> ModuleType:
-    """The module that this text of a file makes.
+    """Run a file's text as a module.
 
     Args:
-        path: of the file; where it is a whole path, the text may import the file's neighbours.
+        path: of the file; with an absolute path the text may import the file's neighbours.
         source: its text.
         kind: of file, such as ``job``; modules of two kinds do not share a name.
-        refusal: the error to raise, from what is wrong with the text.
+        refusal: makes the error to raise from the problem.
 
     Raises:
-        InputError: running it raised something.
+        InputError: the text raised an exception.
     """
     folder = Path(path).parent
     module = ModuleType(re.sub(r"\W", "_", f"concord_{kind}_{folder.name}_{Path(path).stem}"))
@@ -56,14 +56,14 @@ def run_source(path: str, source: str, kind: str, refusal: Callable[[str], Input
 
 
 def reason(error: BaseException, path: str) -> str:
-    """In one line, what was raised, and where in the file of this path."""
+    """The exception in one line, with the line number in the file of this path."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    said = str(error).strip().split("\n")[0]
-    return type(error).__name__ + (f": {said}" if said else "") + (f", line {lines[-1]}" if lines else "")
+    message = str(error).strip().split("\n")[0]
+    return type(error).__name__ + (f": {message}" if message else "") + (f", line {lines[-1]}" if lines else "")
 
 
 def own_traceback(error: BaseException, path: str) -> str:
-    """The traceback of what was raised, from the first frame in the file of this path on."""
+    """The traceback from the first frame in the file of this path on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != path:
         frames = frames.tb_next

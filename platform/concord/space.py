@@ -16,7 +16,7 @@ one of several branches, each with a space of its own, and a plain value fixes a
         }
     )
 
-A *point* of a space says what was chosen, switches included: ``{"lr": 0.01, "regularizer": "l1", "l1": 1e-5}``.
+A *point* of a space holds the chosen values, switches included: ``{"lr": 0.01, "regularizer": "l1", "l1": 1e-5}``.
 The same form as JSON (and TOML) is ``{"lr": {"log-uniform": [1e-4, 1]}, "batch_size": [64, 128], "dropout": 0.0,
 "regularizer": {"one-of": {"none": {…}, …}}}``.
 """
@@ -88,7 +88,7 @@ class LocatedDomain:
         label: unique in the space, such as ``regularizer=l1/l1``.
         name: the option or the switch.
         domain: a switch is a ``Choice`` of its branches' names.
-        conditions: the switches that have to stand so for it to count.
+        conditions: the values of switches under which the domain is active.
     """
 
     label: str
@@ -102,7 +102,7 @@ class Space:
     """A search space.
 
     Raises:
-        InputError: it contradicts itself, or a domain is empty.
+        InputError: the space contradicts itself, or a domain is empty.
     """
 
     entries: Mapping[str, Entry]
@@ -111,38 +111,38 @@ class Space:
         _check(self.entries, ())
 
     def varied(self) -> list[LocatedDomain]:
-        """Every domain and switch, a switch before what hangs on it."""
+        """Every domain and switch, a switch before its branches' domains."""
         return list(_located(self.entries, "", {}))
 
     def names(self) -> set[str]:
-        """Every option and switch that the space speaks of, fixed ones too."""
+        """Every option and switch in the space, fixed ones included."""
         return {name for name, _ in all_entries(self.entries)}
 
     def active(self, point: Point) -> Iterator[LocatedDomain]:
-        """The domains that count at this point.
+        """The active domains at this point.
 
         Raises:
-            InputError: the point lacks one of them, or has a value that is not in its domain, or has more.
+            InputError: the point lacks a value, has a value outside of its domain, or has an unknown one.
         """
         seen = set()
         for located in self.varied():
             if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
                 continue
             if located.name not in point:
-                raise InputError(f"{located.name}: missing; the point is {format_point(point)}")
+                raise InputError(f"{located.name}: is missing; the point is {format_point(point)}")
             if not contains(located.domain, point[located.name]):
                 right = describe(located.domain)
-                raise InputError(f"{located.name} {point[located.name]}: not in the space, which has {right}")
+                raise InputError(f"{located.name} {point[located.name]}: is not in the space, which has {right}")
             seen.add(located.name)
             yield located
         fixed = self.fixed(point)
         for name in point:
             if name not in seen and (name not in fixed or fixed[name] != point[name]):
-                right = f"it is fixed to {fixed[name]}" if name in fixed else "not in the space at this point"
+                right = f"it is fixed to {fixed[name]}" if name in fixed else "is not in the space at this point"
                 raise InputError(f"{name} {point[name]}: {right}")
 
     def fixed(self, point: Point) -> Point:
-        """The fixed values that count at this point."""
+        """The active fixed values at this point."""
         return dict(_fixed(self.entries, point))
 
     def grid(self) -> list[Point]:
@@ -154,11 +154,11 @@ class Space:
         return list(_grid(self.entries))
 
     def without(self, names: set[str]) -> "Space":
-        """The space that does not speak of these options, in any branch."""
+        """The space without these options, in any branch."""
         return Space(_without(self.entries, names))
 
     def replacing(self, entries: Mapping[str, Entry]) -> "Space":
-        """The space with these entries in place of what it said of the same names, in any branch."""
+        """The space with these entries in place of those of the same names, in any branch."""
         return Space({**_without(self.entries, set(entries)), **entries})
 
     def as_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Space:
         """A space from its form as JSON or TOML.
 
         Raises:
-            InputError: it is none; ``source`` says where it came from.
+            InputError: the form is invalid; ``source`` names its origin.
         """
         return Space({name: _entry(name, value, source) for name, value in entries.items()})
 
@@ -179,7 +179,7 @@ class Space:
         """A space from a TOML file.
 
         Raises:
-            InputError: it cannot be read, or holds no space.
+            InputError: the file cannot be read, or holds no space.
         """
         try:
             entries = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -213,15 +213,15 @@ def format_point(point: Mapping[str, Value]) -> str:
 
 
 def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
-    """A domain as the command line has it: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
+    """Parse a domain of the command line: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
 
     Args:
         name: of the option.
-        text: to be read.
-        words: what stays text, such as ``none`` where that is a choice of the option.
+        text: the text to parse.
+        words: values that stay text, such as ``none`` if that is a choice of the option.
 
     Raises:
-        InputError: it is none of these.
+        InputError: the text is not one of these forms.
     """
     kind, *bounds = text.split(":")
     if bounds:
@@ -236,7 +236,7 @@ def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
 
 
 def literal(text: str, words: Sequence[Value] = ()) -> Value:
-    """A single value as the command line has it; text if it is one of ``words``, or nothing else."""
+    """Parse a single value of the command line; text if it is one of ``words`` or nothing else fits."""
     if text in words:
         return text
     names: dict[str, Value] = {"true": True, "false": False, "none": None}
@@ -251,7 +251,7 @@ def literal(text: str, words: Sequence[Value] = ()) -> Value:
 
 
 def frozen(value: Any) -> Value:
-    """A value as points have it: tuples for the lists of JSON."""
+    """A value as in points: tuples in place of JSON's lists."""
     return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
@@ -263,7 +263,7 @@ def _entry(name: str, value: Any, source: str) -> Entry:
     """One entry from its form as JSON."""
     if isinstance(value, list):
         if _has_mapping(value):
-            raise InputError(f"{source}: {name}: a choice is of plain values, and one-of of branches; found {value}")
+            raise InputError(f"{source}: {name}: expected plain values, or one-of with branches; found {value}")
         return Choice(*value)
     if not isinstance(value, Mapping):
         return frozen(value)
@@ -313,17 +313,17 @@ def _as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
 def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
     for name, entry in entries.items():
         if name in outer:
-            raise InputError(f"space: {name} is there twice, outside and inside a branch")
+            raise InputError(f"space: {name} appears twice, outside and inside a branch")
         if isinstance(entry, Choice):
             if not entry.values:
-                raise InputError(f"space: {name}: a choice of nothing")
+                raise InputError(f"space: {name}: a choice needs at least one value")
             if len({(isinstance(value, bool), value) for value in entry.values}) < len(entry.values):
-                raise InputError(f"space: {name}: {describe(entry)}: a value is there twice")
+                raise InputError(f"space: {name}: {describe(entry)}: a value appears twice")
         elif isinstance(entry, OneOf):
             if not entry.branches:
-                raise InputError(f"space: {name}: one of no branches")
+                raise InputError(f"space: {name}: one-of needs at least one branch")
             for branch in entry.branches.values():
-                # What is in this branch must be nowhere outside; the same name in another branch is its own domain.
+                # A name in this branch must not appear outside; the same name in another branch is another domain.
                 elsewhere = [other for other in entries if other != name]
                 _check(branch, (*outer, *elsewhere, name))
         elif isinstance(entry, (Uniform, LogUniform, Integers)):
@@ -334,11 +334,11 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
     switches = [(name, entry) for name, entry in entries.items() if isinstance(entry, OneOf)]
     for (first, one), (second, other) in itertools.combinations(switches, 2):
         for shared in dict(all_entries({first: one})).keys() & dict(all_entries({second: other})).keys():
-            raise InputError(f"space: {shared} is there twice, in the branches of {first} and of {second}")
+            raise InputError(f"space: {shared} appears twice, in the branches of {first} and of {second}")
 
 
 def all_entries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
-    """Every entry with its name, those within branches too; a name may be in several branches."""
+    """Every entry with its name, branches included; a name may be in several branches."""
     for name, entry in entries.items():
         yield name, entry
         if isinstance(entry, OneOf):

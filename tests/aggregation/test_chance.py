@@ -113,7 +113,7 @@ def test_the_least_number_of_environments_is_told_exactly(p: float) -> None:
 def test_what_cannot_be_had_is_refused_with_what_can() -> None:
     with pytest.raises(ArgumentError) as refused:
         AndMask.at_chance(1e-4, 7)
-    assert refused.value.as_option() == (
+    assert refused.value.format_for_cli() == (
         "--significance 0.0001: by chance 7 environments agree fully with probability 1.6e-2; give 1.6e-2 or more, or "
         "at least 15 environments"
     )

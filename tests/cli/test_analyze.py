@@ -79,7 +79,7 @@ def test_a_run_is_analyzed_kept_and_not_measured_again(analyze: Callable[..., Sa
     assert store.read_json(said["run_id"], "consistency/consistency.json")["run"] == "mask-1"
 
     again = analyze("synthetic", "--name", "mask-1", *QUICK)
-    assert "mask-1: was analyzed so before" in again.err
+    assert "mask-1: was analyzed before with these options" in again.err
     assert "quadratic high, ε 0.1" in again.out
     assert "sign agreement" in again.out
     other = analyze("synthetic", "--name", "mask-1", *QUICK, "--seed", "5", "--parts", "signs")
@@ -143,9 +143,9 @@ def test_runs_stand_side_by_side_by_ray(
     assert Path(said["figures"]["runs"]).stat().st_size > 1000
     # Each is what it is alone, and all are known now.
     alone = analyze("synthetic", "--name", "mean-1", *words[4:])
-    assert "mean-1: was analyzed so before" in alone.err
+    assert "mean-1: was analyzed before with these options" in alone.err
     shown = analyze("synthetic", *words, "--results", str(tmp_path))
-    assert shown.err.count("was analyzed so before") == 3
+    assert shown.err.count("was analyzed before with these options") == 3
     assert "ILC       t-mask, ε 0.1" in shown.out
     # The same numbers as a document's table, with what they were made by.
     text = with_tables("<!-- results: synthetic analyzed -->\n<!-- end of results -->", tmp_path)
@@ -183,12 +183,12 @@ def test_examples_without_environments_are_dealt_out_to_groups(analyze: Callable
 
 
 REFUSED: list[tuple[str, str, str]] = [
-    ("synthetic", "", "analyze: of what? give --name RUN, or several, or --model NAME@champion"),
+    ("synthetic", "", "analyze: no model is named; give --name RUN, or several, or --model NAME@champion"),
     ("synthetic", "--name mask-1 --model synthetic@champion", "analyze: of what?"),
     ("synthetic", "--name mask", "--name mask: there is no such run"),
     ("synthetic", "--name own", "--name own: is a run of job sensors, not of synthetic"),
-    ("synthetic", "--name alone", "job synthetic: has one training environment; consistency compares two at least"),
-    ("synthetic", "--name mask-1 mask-1", "--name mask-1: given twice; a run counts once"),
+    ("synthetic", "--name alone", "job synthetic: has one training environment; consistency needs at least two"),
+    ("synthetic", "--name mask-1 mask-1", "--name mask-1: is given twice; give it once"),
     ("synthetic", "--name mean-1 mean-slow", "--name mean-slow: --lr is 0.0001, in mean-1 0.01"),
     ("synthetic", "--name mean-1 wide", "--name wide: --hidden-units is 16, in mean-1 8"),
     ("synthetic", "--name mask-1 --epsilon 0", "--epsilon 0.0: give one number above 0, or several"),
@@ -202,7 +202,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
     ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),
     ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, and the model 298"),
-    ("synthetic", "--name mask-1 mask-2 --through wide", "--through wide: leads from one run to another"),
+    ("synthetic", "--name mask-1 mask-2 --through wide", "--through wide: needs one run to start from"),
     ("synthetic", "--name mask-1 --through wide --parts signs", "--through wide: is for slices"),
     ("synthetic", "--model synthetic", "--model synthetic: give NAME@champion, or NAME/VERSION"),
     ("synthetic", "--model synthetic@best", "model 'synthetic' has no version or alias 'best'"),
@@ -241,7 +241,7 @@ def test_an_unfinished_run_and_split_without_held_out_are_refused(
     assert main([*words, "--no-register"]) == 0
     said = analyze("synthetic", "--name", "whole", "--split", "held-out")
     assert said.status == 2
-    assert "--split held-out: run whole held nothing out; give train" in said.err
+    assert "--split held-out: run whole has no held-out examples; give train" in said.err
 
 
 def test_a_job_whose_examples_are_environments_is_asked_for_groups(output: Path) -> None:
@@ -299,8 +299,8 @@ def test_a_run_compares_its_environments_when_it_is_asked_to(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--consistency 30", "--consistency 30: at none (0), or at some of the 20 evaluations"),
-        ("--consistency -1", "--consistency -1: at none (0)"),
+        ("--consistency 30", "--consistency 30: must be from 0 to the number of evaluations, 20"),
+        ("--consistency -1", "--consistency -1: must be from 0 to"),
         ("--consistency 1 --environments 1", "--consistency 1: compares training environments, and there is only"),
         ("--consistency 1 --per-example", "--consistency 1: with --per-example examples are environments; give 0"),
     ],

@@ -60,14 +60,14 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
     ("words", "line"),
     [
         ("", "no command given; there are jobs, train, tune, compare, report, .*concord --help"),
-        ("trian synthetic", "command trian: there is none; there are jobs, train, "),
+        ("trian synthetic", "command trian: there is no such command; there are jobs, train, "),
         ("train --epochs 3", "train: which job?"),
-        ("train sythetic", "job sythetic: there is none; give one of .*synthetic.*, or a Python file"),
+        ("train sythetic", "job sythetic: there is no such job; give one of .*synthetic.*, or a Python file"),
         ("train nowhere.py", "job nowhere.py: there is no such file"),
         ("report nothing", "job nothing: there is none"),
         ("train synthetic --treshold 0.5", "--treshold 0.5: there is no such option; did you mean --threshold?"),
         ("train synthetic --shortcuts 3", "--shortcuts 3: there is no such option; .*concord train synthetic --help"),
-        ("train synthetic 0.5", "0.5: not expected here; concord train synthetic --help"),
+        ("train synthetic 0.5", "0.5: is not an option; concord train synthetic --help"),
         ("train synthetic --threshold high", "--threshold high: must be a number"),
         ("train synthetic --lr=high", "--lr high: must be a number"),
         ("train synthetic --epochs 1.5", "--epochs 1.5: must be a whole number"),
@@ -83,9 +83,9 @@ def job_file(tmp_path: Path) -> Callable[..., str]:
         ("demo --aggregator mean", "--aggregator mean: there is no such option"),
         ("jobs --all", "--all: there is no such option"),
         ("models delete", "models delete: must be one of list, show, promote"),
-        ("models show", "models show: of which model?"),
-        ("models promote x", "models promote x: which version? give its number"),
-        ("models promote x newest", "models promote x: which version? give its number"),
+        ("models show", "models show: no model is named"),
+        ("models promote x", "models promote x: no version is given; give its number"),
+        ("models promote x newest", "models promote x: no version is given; give its number"),
         ("ui --port http", "--port http: must be a whole number"),
         ("ui --port 70000", "--port 70000: must lie between 1 and 65535"),
         ("bench --only nothing", "--only nothing: no benchmark of this name"),
@@ -179,7 +179,7 @@ def test_a_command_ends_quietly_when_nobody_reads_on(words: str, merged: bool) -
 
 
 def test_to_resume_needs_the_name_of_a_run_that_is_there(refused: Callable[..., str]) -> None:
-    assert refused("train", "synthetic", "--resume") == "--resume: needs --name, to know which run to continue"
+    assert refused("train", "synthetic", "--resume") == "--resume: needs the name of the run; give --name"
     for name in (["--name", "lost"], ["--name=lost"]):
         assert refused("train", "synthetic", *name, "--resume") == "--name lost: there is no such run in concord-runs"
     elsewhere = refused("train", "synthetic", "--resume", "--name", "lost", "--output=there")
@@ -191,7 +191,7 @@ def recorded(output: Path) -> Path:
     """What a run of shared-rule called ``old`` has left, as far as the command line looks at it."""
     folder = output / "runs" / "old"
     folder.mkdir(parents=True)
-    config = option_values(load_job(SHARED_RULE).job.config.resolved())
+    config = option_values(load_job(SHARED_RULE).job.config.resolve())
     kept = {name: value for name, value in config.items() if isinstance(value, (str, int, float, bool, tuple))}
     record = {"job": "shared-rule", "run_id": "0" * 32, "store": "", "config": kept | {"name": "old"}}
     write_record(Folder(folder), "run", record)
@@ -234,8 +234,8 @@ def test_a_record_that_is_damaged_is_refused(refused: Callable[..., str], record
         ),
         ("raise SystemExit('no')\n", r"cannot be loaded \(SystemExit: no, line 1\)"),
         ("raise ValueError('two\\nlines')\n", r"cannot be loaded \(ValueError: two, line 1\)"),
-        ("environments = 3\n", r"names no job; it needs a line job = Job\("),
-        ("job = 'synthetic'\n", r"names no job; it needs a line job = Job\("),
+        ("environments = 3\n", r"defines no job; add a line job = Job\("),
+        ("job = 'synthetic'\n", r"defines no job; add a line job = Job\("),
         (b"\xff\xfe", r"cannot be read \(UnicodeDecodeError"),
     ],
 )
@@ -309,11 +309,11 @@ def test_a_job_of_wrong_parts_is_refused(
         ("rest = {'criterion': 'ood_loss'}", "criterion ood_loss is not reported"),
         (
             "rest = {'criterion': 'validation_rmse', 'measures': {'rmse': lambda o, t: o[:, 0]}}",
-            "criterion validation_rmse does not say whether large or small is good; give Job(mode=…), or its",
+            "criterion validation_rmse has no mode; give Job(mode=…), or its",
         ),
         (
             "rest = {'criterion': 'train_loss', 'mode': 'max'}",
-            "mode max of criterion train_loss, whose measure says min",
+            "mode max of criterion train_loss: its measure has min; leave mode out",
         ),
     ],
 )
@@ -455,7 +455,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
 
 @pytest.mark.parametrize("words", ["models", "models show x", "models promote x 1", "ui"])
 def test_without_a_store_there_is_nothing_to_look_at(refused: Callable[..., str], words: str) -> None:
-    line = "--output concord-runs: there is no MLflow store; a run of concord train makes one there"
+    line = "--output concord-runs: has no MLflow store; a run of concord train makes one there"
     assert refused(*words.split()) == line
 
 
@@ -515,7 +515,7 @@ def test_models_follow_the_contract(concord_: Concord, store: Path) -> None:
 
 def test_or_better_belongs_to_promote(refused: Callable[..., str], store: Path) -> None:
     assert refused("models", "show", "mine", "--or-better", "--output", store) == (
-        "--or-better: only with models promote, not show"
+        "--or-better: applies to models promote, not show; leave it out"
     )
 
 

@@ -107,9 +107,9 @@ def test_two_runs_compared_show_their_differing_options_and_metrics(
         ("--show treshold", "--show treshold: no run has it"),
         ("--where lr", "--where lr: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"),
         ("--where lr>high", "--where lr>high: give OPTION=VALUE, or METRIC>NUMBER or METRIC<NUMBER, in quotes"),
-        ("--compare low", "--compare low: with which other? give two names, or more"),
+        ("--compare low", "--compare low: is one run; give at least two names"),
         ("--compare low midle", "--compare midle: there is no such run; did you mean middle?"),
-        ("--mode min", "--mode min: of which metric? give --metric too"),
+        ("--mode min", "--mode min: needs a metric; give --metric"),
         ("--top 0", "--top 0: must be at least 1"),
         ("--job it's", "--job it's: must be without quotation marks"),
     ],
@@ -124,7 +124,7 @@ def test_what_no_run_has_is_refused_with_the_nearest_name(
 
 
 def test_without_a_store_there_is_nothing_to_list(refused: Callable[..., str]) -> None:
-    assert refused("runs").startswith("--output concord-runs: there is no MLflow store")
+    assert refused("runs").startswith("--output concord-runs: has no MLflow store")
 
 
 def test_a_condition_compares_numbers_as_numbers_and_words_as_words() -> None:

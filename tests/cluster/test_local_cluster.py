@@ -207,8 +207,8 @@ def test_a_node_killed_in_mid_training_changes_no_metric_and_comes_back(
     assert status == 0, shown
     print(*re.findall(r"training goes on from .*", shown), sep="\n")  # what it cost
     assert workers(cluster, "killed") == [3, 2, 3]
-    assert re.search(r"training goes on from epoch \d+ with 2 workers, \d+ s after it was there", shown)
-    assert re.search(r"training goes on from epoch \d+ with 3 workers, \d+ s after it was there", shown)
+    assert re.search(r"training resumes from epoch \d+ with 2 workers, \d+ s after that checkpoint", shown)
+    assert re.search(r"training resumes from epoch \d+ with 3 workers, \d+ s after that checkpoint", shown)
     whole = cluster.submit("whole", "--epochs", "96", "--pause", "0")
     assert cluster.ended(whole)[0] == 0
     assert same(cluster.metrics("killed"), cluster.metrics("whole"))

@@ -527,7 +527,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "other environments at each step": (
         lambda: metrics_of(job(), CONFIG.with_options(environments_per_step=1)),
-        "--environments-per-step 1: the job's objective trains on the batches of steps to come",
+        "--environments-per-step 1: the job's objective needs the same environments at each step",
     ),
     "an optimizer that cannot be unrolled": (
         lambda: metrics_of(job(), CONFIG.with_options(optimizer="temporal-and-mask")),

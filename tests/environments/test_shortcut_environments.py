@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from concord.environments import Environments, LabelledImages
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord_jobs.colored_mnist.data import ColoredMNIST
 from concord_jobs.digits import CodedDomains
 from concord_jobs.irm_regression.data import linear_example
@@ -296,4 +296,4 @@ def test_the_column_is_the_noisy_labels_sign_but_for_its_flips() -> None:
 def test_domains_and_columns_that_cannot_be_made_are_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
         make()
-    assert said in as_option(refused.value)
+    assert said in format_for_cli(refused.value)

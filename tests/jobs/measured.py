@@ -14,9 +14,9 @@ from concord.training import Job, Measure, Study, TrainConfig
 class Config(TrainConfig):
     """Three small environments, whose noise differs."""
 
-    def resolved(self) -> Self:
+    def resolve(self, num_environments: int | None = None) -> Self:
         own = 3 if self.objective.objective == "irm" else 2
-        return super().resolved().with_options(epochs=self.schedule.epochs or own)
+        return super().resolve(num_environments).with_options(epochs=self.schedule.epochs or own)
 
 
 def environments(config: Config) -> Environments:

@@ -37,7 +37,7 @@ from concord.objectives import (
 )
 from concord.training import Job, ProcessContext, TrainConfig, build_model, train
 from concord.training.context import Silent
-from concord.training.loop import begun_objective
+from concord.training.loop import initialize_objective
 
 ENVIRONMENTS, BATCH, CLASSES = 3, 12, 3
 
@@ -609,11 +609,11 @@ def test_every_objective_trains(name: Any) -> None:
 
 
 def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
-    assert TrainConfig().resolved().aggregation.aggregator == "and-mask"
-    assert TrainConfig().with_options(objective="irm").resolved().aggregation.aggregator == "mean"
-    assert TrainConfig().with_options(objective="irm").resolved().aggregation.aggregator == "mean"
-    assert TrainConfig().with_options(objective="irm").resolved().objective.penalty.penalty_weight == 1e4
-    assert TrainConfig().resolved().objective.penalty.penalty_weight is None
+    assert TrainConfig().resolve().aggregation.aggregator == "and-mask"
+    assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
+    assert TrainConfig().with_options(objective="irm").resolve().aggregation.aggregator == "mean"
+    assert TrainConfig().with_options(objective="irm").resolve().objective.penalty.penalty_weight == 1e4
+    assert TrainConfig().resolve().objective.penalty.penalty_weight is None
     assert TrainConfig().with_options(objective="irm", aggregator="and-mask").method == "irm-and-mask"
     assert TrainConfig().with_options(objective="vrex").method == "vrex"
     assert TrainConfig().method == "and-mask"
@@ -622,8 +622,8 @@ def test_auto_is_the_mask_for_erm_and_the_mean_for_what_couples() -> None:
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if objective_type(name).coupled])
 def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
     for changes, said in (
-        ({"aggregator": "and-mask"}, "--aggregator and-mask: --objective .* its gradient is one, give mean"),
-        ({"nonfinite": "skip"}, "--nonfinite skip: .* no environment can be left out"),
+        ({"aggregator": "and-mask"}, "--aggregator and-mask: --objective .* so there is one gradient; give mean"),
+        ({"nonfinite": "skip"}, "--nonfinite skip: .* and no environment can be left out; give raise or propagate"),
     ):
         with pytest.raises(InputError, match=said):
             config(objective=name, **changes).check()
@@ -634,7 +634,7 @@ def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
     [
         ({"penalty_weight": -1.0, "objective": "irm"}, "penalty_weight=-1.0: must be a finite number, not below 0"),
         ({"penalty_weight": math.nan, "objective": "vrex"}, "penalty_weight=nan"),
-        ({"penalty_warmup": 1.0}, r"--penalty-warmup 1.0: a fraction of the run, in \[0, 1\)"),
+        ({"penalty_warmup": 1.0}, r"--penalty-warmup 1.0: must be a fraction of the run, in \[0, 1\)"),
         ({"objective": "meta-irm", "inner_lr": 0.0}, "inner_lr=0.0: must be above 0"),
         ({"objective": "meta-irm", "inner_steps": 0}, "inner_steps=0: must be at least 1"),
         ({"objective": "meta-irm", "drop_grad": 1.0}, r"drop_grad=1.0: must lie in \[0, 1\)"),
@@ -642,7 +642,7 @@ def test_what_couples_environments_refuses_other_aggregators(name: Any) -> None:
         ({"objective": "irm", "per_example": True}, "--objective irm: compares environments; with --per-example"),
         ({"objective": "dann", "environments_per_step": 2}, "--environments-per-step 2: --objective dann tells all"),
         ({"stop_spread": -0.1}, "--stop-spread -0.1: must not be negative"),
-        ({"stop_spread": 0.1, "held_out": 0.0}, "--stop-spread 0.1: looks at held-out examples"),
+        ({"stop_spread": 0.1, "held_out": 0.0}, "--stop-spread 0.1: needs held-out examples"),
         ({"objective": "best"}, "objective=best: must be one of erm, irm"),
     ],
 )
@@ -653,7 +653,7 @@ def test_what_cannot_be_meant_is_said(changes: dict[str, Any], said: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"erm"}))
 def test_one_environment_is_too_few(name: Any) -> None:
-    with pytest.raises(InputError, match=f"--objective {name}: compares training environments, and there is only a"):
+    with pytest.raises(InputError, match=f"--objective {name}: compares training environments, and the job has only a"):
         train(job(("a",)), config(objective=name), ProcessContext(), Silent())
     ours = objective(name, cross_entropy)
     if name in {"vrex", "mm-rex", "meta-irm"}:
@@ -724,7 +724,7 @@ def test_where_they_never_are_the_most_alike_model_is_kept(tmp_path: Path) -> No
 
 def test_a_domain_classifier_is_drawn_from_the_seed() -> None:
     settings = config(objective="dann", domain_units=5)
-    made = [begun_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
+    made = [initialize_objective(job(), settings, build_model(job(), settings), 4, 1).module for _ in range(2)]
     one, other = (dict(each.state_dict()) for each in made if each is not None)
     assert one["4.weight"].shape == (4, 5)
     assert_close(one, other)

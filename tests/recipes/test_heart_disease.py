@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_a_hospital_is_left_for_the_test(job: Job, made: Path) -> None:
-    config = job.config.with_options(data_dir=made, test_hospital="switzerland", epochs=1, evaluations=1).resolved()
+    config = job.config.with_options(data_dir=made, test_hospital="switzerland", epochs=1, evaluations=1).resolve()
     found = job.environments(config)
     assert (found.train, found.test) == (("cleveland", "hungarian", "va"), ("switzerland",))
     assert found.table.kinds["cp"] == "category"
@@ -54,7 +54,7 @@ def test_a_file_that_was_cut_short_is_refused(job: Job, made: Path) -> None:
 @pytest.mark.parametrize("hospital", ROWS)
 def test_the_average_reaches_logistic_regression_in_every_hospital(job: Job, hospital: str) -> None:
     config = job.config.with_options(data_dir=SHARED, test_hospital=hospital, aggregator="mean", evaluations=1)
-    metrics = train(job, config.resolved(), ProcessContext(), Silent()).metrics
+    metrics = train(job, config.resolve(), ProcessContext(), Silent()).metrics
     accuracy, area = REACHED[hospital]
     assert metrics["ood_accuracy"] > accuracy - 0.03
     assert metrics["ood_auc"] > area - 0.03

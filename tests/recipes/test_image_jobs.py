@@ -106,7 +106,7 @@ def test_the_laptops_version_of_the_figures_is_made_by_one_command(
     [
         (["--batch-size", "1"], "--batch-size 1: with --per-example a batch needs at least 2 examples to compare"),
         (["--threshold", "1.5"], "--threshold 1.5: the agreement threshold must lie in [0, 1]"),
-        (["--aggregator", "sand-mask", "--threshold", "1"], "--threshold 1.0: nothing ever passes the SAND-mask at 1"),
+        (["--aggregator", "sand-mask", "--threshold", "1"], "--threshold 1.0: no component ever passes the SAND-mask"),
         (["--example-gradient", "loss", "--no-per-example"], "--example-gradient loss: needs --per-example"),
         (["--workers", "11"], "--workers 11: more than the examples of a batch"),
         (["--model", "fast-resnet", "--data", "SMALL"], "--model fast-resnet: images of 4 × 8 are too small; take mlp"),

@@ -152,11 +152,11 @@ def test_the_documented_correlations_are_those_of_the_raw_results(tmp_path: Path
 
 
 def test_zero_epochs_stand_for_the_papers_number() -> None:
-    assert config().resolved().schedule.epochs == 94
-    assert config(environments=1024).resolved().schedule.epochs == 3
-    assert config(epochs=5).resolved().schedule.epochs == 5
+    assert config().resolve().schedule.epochs == 94
+    assert config(environments=1024).resolve().schedule.epochs == 3
+    assert config(epochs=5).resolve().schedule.epochs == 5
     # What was asked for stays, so that a study may vary what the number follows from.
-    assert config().with_options(environments=1024).resolved().schedule.epochs == 3
+    assert config().with_options(environments=1024).resolve().schedule.epochs == 3
     with pytest.raises(InputError, match="--epochs -1: must be at least 1"):
         config(epochs=-1).check()
 
@@ -179,7 +179,7 @@ def test_a_study_around_few_environments_varies_what_their_rule_looks_at() -> No
     assert "significance" in space.names()
     tried = few.with_options(significance=1e-6)  # signs of ten agree more often by chance
     tried.check()
-    assert tried.resolved().rule(10) == TMask(1e-6)
+    assert tried.resolve().rule(10) == TMask(1e-6)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,11 @@ def test_the_default_rule_follows_from_the_number_of_environments(
 ) -> None:
     asked = config(**options)
     asked.check()
-    resolved = asked.resolved()
-    assert asked.chosen_aggregator == resolved.aggregation.aggregator == rule
+    resolved = asked.resolve()
+    assert resolved.aggregation.aggregator == rule
     assert asked.method == resolved.method
     assert resolved.aggregation.environment_momentum == averaged
-    assert resolved.resolved() == resolved
+    assert resolved.resolve() == resolved
 
 
 def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
     def runs(**changes: Any) -> list[FinishedRun]:
         wanted = config(**{**small, **changes})
         history = train(JOB, wanted, ProcessContext(), Silent()).history
-        return [FinishedRun(0, option_values(wanted.resolved()), history)]
+        return [FinishedRun(0, option_values(wanted.resolve()), history)]
 
     tables = comparisons_of(load_job("synthetic"))
     methods = {name: runs(**options, environments=2) for name, options in tables["fig-6"].configurations.items()}

@@ -195,7 +195,7 @@ def test_a_fold_does_not_share_what_was_fitted_with_its_environment(trained: Pat
     job = load_job("table").job
     config = job.config.with_options(
         data=trained / "patients.csv", environment="hospital", target="died", test=("west",)
-    ).resolved()
+    ).resolve()
     shared = share_data(job, config, ["lr"])
     assert shared is not None
     assert shared.fits(config)

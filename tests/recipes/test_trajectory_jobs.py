@@ -110,13 +110,13 @@ def test_a_run_draws_which_frames_were_matched_and_a_rollout(made: Path) -> None
 
 def test_the_rate_falls_by_steps() -> None:
     config = ROOMS.job.config.with_options(epochs=150)
-    assert config.resolved().schedule.milestones == pytest.approx((15_000 / 37_500, 30_000 / 37_500))
+    assert config.resolve().schedule.milestones == pytest.approx((15_000 / 37_500, 30_000 / 37_500))
     fewer = config.with_options(steps_per_update=3)  # 250 batches are 84 steps
-    assert fewer.resolved().schedule.milestones == ()
+    assert fewer.resolve().schedule.milestones == ()
     faster = fewer.with_options(lr_decay_steps=6300)
-    assert faster.resolved().schedule.milestones == pytest.approx((0.5,))
+    assert faster.resolve().schedule.milestones == pytest.approx((0.5,))
     by_hand = config.with_options(lr_decay_steps=0, milestones=(0.25,))
-    assert by_hand.resolved().schedule.milestones == (0.25,)
+    assert by_hand.resolve().schedule.milestones == (0.25,)
     assert "milestones" in config.unused()
 
 

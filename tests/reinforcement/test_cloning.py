@@ -20,9 +20,9 @@ from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.loop import check_environments

@@ -4,9 +4,9 @@ import sys
 import termios
 
 from concord.runs.progress import RunProgress
-from concord.studies.progress import GroupProgress
+from concord.studies.criterion import Criterion
+from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, RunProposal
-from concord.studies.selection import Criterion
 from concord.training import Evaluation
 
 

@@ -12,7 +12,7 @@ from command_line import Concord
 from forked import Command
 
 from concord.record import Events, RunHistory, read_events
-from concord.runs.folder import run_folder
+from concord.runs.run_folder import run_folder
 from concord.tracking import Store
 from concord.training import Evaluation, Silent, load_job
 

@@ -95,7 +95,7 @@ def test_a_run_shows_its_bar_and_the_time_left_in_80_columns(terminal: Terminal)
 def test_the_bar_of_a_resumed_run_begins_where_the_run_does(terminal: Terminal) -> None:
     moves(terminal, f"starting workers {BAR}")  # and not yet at the 40 epochs of the process before
     terminal.go_on()
-    terminal.line("^training goes on from epoch 40 with 2 workers, 60 s after it was there")
+    terminal.line("^training resumes from epoch 40 with 2 workers, 60 s after that checkpoint")
     terminal.line(f"training {BAR} 40/50 epochs 0:00:.. *$")  # nothing is known of the time yet
     terminal.go_on()
     terminal.line(rf"training {BAR} 41/50 epochs 0:00:\d\d \d+ (s|min) left")

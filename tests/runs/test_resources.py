@@ -22,8 +22,8 @@ GPU = """
 import sys, time
 import ray
 from concord.runs.session import ray_session
-from concord.studies.options import SharingOptions
-from concord.studies.resources import trial_resources
+from concord.studies.study_options import SharingOptions
+from concord.studies.trial_resources import trial_resources
 from concord.training import TrainConfig
 
 config = TrainConfig().with_options(address=sys.argv[1], use_gpu=True)
@@ -111,5 +111,5 @@ def test_workers_share_cpus_unless_they_are_to_wait_for_one_each() -> None:
 
 
 def test_a_negative_wait_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--wait-for-resources -1\.0: a number of minutes, not negative$"):
+    with pytest.raises(InputError, match=r"^--wait-for-resources -1\.0: must be a number of minutes, not negative$"):
         RunConfig().with_options(wait_for_resources=-1.0).check()

@@ -22,7 +22,7 @@ from concord.cli import main
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, RECORD, read_events
 from concord.runs.preflight import preflight
-from concord.runs.run import FinishedRun, run
+from concord.runs.run import RunResult, run
 from concord.storage import read_lines
 from concord.tracking import Store, models, show
 from concord.training import load_job
@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def start(output: Path, **changes: Any) -> FinishedRun:
+def start(output: Path, **changes: Any) -> RunResult:
     job = load_job(JOB_FILE)
     return run(job, job.job.config.with_options(**(OPTIONS | {"output": output} | changes)), lambda _: None)
 
@@ -49,14 +49,14 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+def calm(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResult]:
     """A run that nothing disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield start(tmp_path_factory.mktemp("calm") / "runs", name="calm")
 
 
-def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: FinishedRun) -> None:
+def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: RunResult) -> None:
     said = calm.as_json()
     assert set(said) >= {"job", "run_id", "seconds", "model", "artifacts", "metrics"}
     assert said["job"] == "shared-rule"
@@ -65,7 +65,7 @@ def test_a_run_learns_the_shared_rule_and_reports_by_contract(calm: FinishedRun)
     assert json.loads(json.dumps(said)) == said
 
 
-def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: FinishedRun) -> None:
+def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: RunResult) -> None:
     store = Store.open(calm.folder.parent.parent, None)
     (kept,) = store.runs("shared-rule")
     assert kept.run_id == calm.run_id
@@ -92,7 +92,7 @@ def test_mlflow_has_parameters_metrics_figures_and_code_version(calm: FinishedRu
         assert any(path.endswith(wanted) for path in artifacts), wanted
 
 
-def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
+def test_mlflow_has_the_data_and_the_job_file(calm: RunResult) -> None:
     client = Store.open(calm.folder.parent.parent, None).client
     entry = client.get_run(calm.run_id)
     logged = {
@@ -115,7 +115,7 @@ def test_mlflow_has_the_data_and_the_job_file(calm: FinishedRun) -> None:
     assert source["mlflow.source.git.commit"] == entry.data.tags["mlflow.source.git.commit"]
 
 
-def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun, without_ray: None) -> None:
+def test_a_run_that_does_not_register_keeps_its_model(calm: RunResult, without_ray: None) -> None:
     output = calm.folder.parent.parent
     before = models(Store.open(output, None))
     kept = start(output, name="unregistered", epochs=1, workers=1, register=False)
@@ -128,7 +128,7 @@ def test_a_run_that_does_not_register_keeps_its_model(calm: FinishedRun, without
     assert (again.model, again.registered) == (kept.model, None)
 
 
-def test_the_registered_model_predicts_where_concord_is_not_imported(calm: FinishedRun) -> None:
+def test_the_registered_model_predicts_where_concord_is_not_imported(calm: RunResult) -> None:
     program = (
         "import sys, json, numpy, mlflow\n"
         f"mlflow.set_tracking_uri({calm.tracking_uri!r})\n"
@@ -144,7 +144,7 @@ def test_the_registered_model_predicts_where_concord_is_not_imported(calm: Finis
     assert (predicted == (rows[:, 0] + rows[:, 1] > 0)).mean() > 0.9
 
 
-def test_the_champion_moves_only_to_a_better_version(calm: FinishedRun, without_ray: None) -> None:
+def test_the_champion_moves_only_to_a_better_version(calm: RunResult, without_ray: None) -> None:
     output = calm.folder.parent.parent
     worse = start(output, name="worse", epochs=1, lr=1e-6, workers=1)
     store = Store.open(output, None)
@@ -200,7 +200,7 @@ def test_a_job_with_a_risk_trains_on_dictionaries_and_keeps_its_weights(
             "correct = lambda outputs, batch: batch['labels'].sum()",
             r"measure accuracy gave shape \(\), expected \(2,\)",
         ),
-        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take what the model gives"),
+        ("correct = lambda outputs, targets: outputs.argmax(1)", "measure accuracy cannot take the model's output"),
     ],
 )
 def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: str, problem: str) -> None:
@@ -213,7 +213,7 @@ def test_a_wrong_risk_is_refused_before_anything_starts(tmp_path: Path, line: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_of_the_same_name_is_refused_and_a_finished_one_kept(calm: FinishedRun) -> None:
+def test_a_run_of_the_same_name_is_refused_and_a_finished_one_kept(calm: RunResult) -> None:
     output = calm.folder.parent.parent
     with pytest.raises(InputError, match="--name calm: there is a run of this name"):
         start(output, name="calm")
@@ -342,7 +342,7 @@ def children_named(parent: int, name: str) -> list[int]:
 
 @pytest.mark.parametrize("killed", ["one worker", pytest.param("on Ray Train", marks=pytest.mark.slow)])
 def test_a_run_whose_process_is_killed_ends_with_the_same_metrics(
-    calm: FinishedRun, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
+    calm: RunResult, output: Path, killed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes on with another number of workers."""
     before, after = ("1", 2) if killed == "one worker" else ("2", 1)
@@ -372,7 +372,7 @@ def listed_runs(output: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)["runs"]
 
 
-def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: FinishedRun, output: Path) -> None:
+def test_a_run_whose_worker_is_killed_ends_with_the_same_metrics(calm: RunResult, output: Path) -> None:
     def kill() -> None:
         wait_for_checkpoints(output)
         os.kill(children_named(os.getpid(), "ray::RayTrainWorker")[0], signal.SIGKILL)
@@ -397,7 +397,7 @@ def test_ray_train_passes_on_variables_by_a_list_that_can_be_added_to() -> None:
     assert isinstance(ENV_VARS_TO_PROPAGATE, set)
 
 
-def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: FinishedRun, output: Path) -> None:
+def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: RunResult, output: Path) -> None:
     with pytest.raises(RunFailedError):
         start(output, name="hit", workers=1, trouble="late exit")
     checkpoints = sorted((output / "runs" / "hit" / "checkpoints").iterdir())
@@ -410,9 +410,9 @@ def test_a_run_with_a_spoiled_checkpoint_resumes_from_the_previous_one(calm: Fin
     options = OPTIONS | {"output": output, "name": "hit", "workers": 1, "trouble": "late exit", "resume": True}
     report = run(job, job.job.config.with_options(**options), lines.append)
     assert comparable(report.metrics) == pytest.approx(comparable(calm.metrics), rel=1e-6)
-    (line,) = (line for line in lines if "the one before is taken" in line)
+    (line,) = (line for line in lines if "the previous checkpoint is used" in line)
     assert "model.safetensors" in line
-    assert any("training goes on from epoch" in each for each in lines)
+    assert any("training resumes from epoch" in each for each in lines)
 
 
 def wait_for_checkpoints(output: Path) -> None:
@@ -420,7 +420,7 @@ def wait_for_checkpoints(output: Path) -> None:
     wait_for(lambda: len(list(checkpoints.glob("checkpoint_*/model.safetensors"))) > 1, 240)
 
 
-def check_resumed(calm: FinishedRun, output: Path, report: dict[str, Any]) -> None:
+def check_resumed(calm: RunResult, output: Path, report: dict[str, Any]) -> None:
     assert comparable(report["metrics"]) == pytest.approx(comparable(calm.metrics), rel=1e-6)
     store = Store.open(output, None)
     assert [step for step, _ in store.history(report["run_id"], "step/loss")] == list(range(1, 41))

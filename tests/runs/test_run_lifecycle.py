@@ -26,7 +26,7 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.record import EVENTS, RECORD
 from concord.runs import lifecycle
 from concord.runs.cluster_address import check_cluster, require_cluster
-from concord.runs.lifecycle import Opened, opened, reserved_run, run_description
+from concord.runs.lifecycle import Opened, open_run, reserved_run, run_description
 from concord.runs.termination import sigterm_as_interrupt
 from concord.storage import LOCK
 from concord.tracking import Store
@@ -39,9 +39,9 @@ JOB = "shared-rule"
 
 def train(output: Path, *steps: Callable[[], object], name: str = "a", **options: Any) -> Opened:
     """A run, new or resumed, whose training is these steps."""
-    config = TrainConfig().with_options(output=output, name=name, **options).resolved()
+    config = TrainConfig().with_options(output=output, name=name, **options).resolve()
     description = run_description(config, JOB, {})
-    with reserved_run(JOB, config) as reserved, opened(reserved, description, lambda _: None) as run:
+    with reserved_run(JOB, config) as reserved, open_run(reserved, description, lambda _: None) as run:
         for step in steps:
             step()
     return run
@@ -81,7 +81,7 @@ def elsewhere(output: Path, name: str, how: str) -> Iterator[BaseProcess]:
 
 
 def _reserve(said: Connection, output: Path, name: str, how: str) -> None:
-    with reserved_run(JOB, TrainConfig().with_options(output=output, name=name, resume=how == "resume").resolved()):
+    with reserved_run(JOB, TrainConfig().with_options(output=output, name=name, resume=how == "resume").resolve()):
         said.send("reserved")
         said.recv()
 
@@ -132,7 +132,7 @@ def test_a_name_of_a_process_killed_before_its_record_can_be_used(output: Path) 
 def test_a_folder_that_is_no_run_is_not_taken_for_one(output: Path) -> None:
     (output / "runs" / "a").mkdir(parents=True)
     (output / "runs" / "a" / "notes").write_text("mine")
-    with pytest.raises(InputError, match=r"^--name a: .*/runs/a is there, and is no run; give another name$"):
+    with pytest.raises(InputError, match=r"^--name a: .*/runs/a exists and is not a run; give another name$"):
         train(output)
     assert (output / "runs" / "a" / "notes").read_text() == "mine"
 
@@ -225,12 +225,12 @@ def test_in_other_threads_sigterm_is_left_alone() -> None:
 
 def failed_run_of_the_job(output: Path) -> None:
     job = load_job(JOB_FILE)
-    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolved()
+    config = job.job.config.with_options(**OPTIONS | {"output": output, "name": "a"}).resolve()
     description = run_description(config, JOB, {})
     with (
         pytest.raises(RunFailedError),
         reserved_run(JOB, config) as reserved,
-        opened(reserved, description, lambda _: None),
+        open_run(reserved, description, lambda _: None),
     ):
         fails(RunFailedError)()
 
@@ -288,14 +288,14 @@ def web_server() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("address", "line"),
     [
-        ("nope", "it has no port"),
+        ("nope", "the address has no port"),
         ("nope:port", "Port could not be cast"),
         ("nope.invalid:6379", r"no Ray cluster answers there \(.*not known\)"),
         ("http://127.0.0.1:8265", "a Ray cluster has no http address"),
         ("ray://nope.invalid:10001", r"no Ray cluster answers there \(.*not known\)"),
         (unused_port, r"no Ray cluster answers there \(Connection refused\)"),
         (silent, r"no Ray cluster answers there \(no answer in time\)"),
-        (web_server, "what answers there is no Ray cluster"),
+        (web_server, "another service answers there, not a Ray cluster"),
     ],
 )
 def test_an_address_without_a_ray_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: Any, line: str) -> None:
@@ -317,7 +317,7 @@ def test_the_address_of_a_ray_cluster_is_taken(ray_cluster: None) -> None:
 def test_an_address_of_the_environment_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "nope")
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: it has no port"):
+    with pytest.raises(InputError, match=r"^--address \(from RAY_ADDRESS\) nope: the address has no port"):
         check_cluster(RunConfig())
     check_cluster(RunConfig().with_options(address="local"))
 

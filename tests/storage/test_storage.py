@@ -27,7 +27,7 @@ from concord.environments.images import image_dataset
 from concord.errors import InputError, RunFailedError
 from concord.options import option_values
 from concord.record import EVENTS, RECORD, Events, read_history
-from concord.runs.run import FinishedRun, run
+from concord.runs.run import RunResult, run
 from concord.storage import (
     Folder,
     StorageError,
@@ -195,9 +195,9 @@ def test_a_run_that_is_not_there_and_reports_elsewhere_are_refused(
     assert main(["train", "synthetic", "--name", "none", "--resume", *elsewhere]) == 2
     assert f"there is no such run in s3://{BUCKET}/empty" in capsys.readouterr().out
     assert main(["report", "synthetic", *elsewhere]) == 2
-    assert "reports are made in a folder" in capsys.readouterr().out
+    assert "give a local folder" in capsys.readouterr().out
     assert main(["data", "coinrun-clone", *elsewhere]) == 2
-    assert "data are made in a folder" in capsys.readouterr().out
+    assert "give a local folder" in capsys.readouterr().out
 
 
 # --- folders and growing files
@@ -401,7 +401,7 @@ def test_a_run_at_an_address_is_the_run_in_a_folder_metric_for_metric(
 
     job = load_job(str(JOBS / "shared_rule.py"))
     config = job.job.config.with_options(**OPTIONS, output=ADDRESS / "whole", name="there", tracking_uri=server.uri)
-    there: FinishedRun = run(job, config, lambda _: None)
+    there: RunResult = run(job, config, lambda _: None)
     metrics, logged = trained_here("shared_rule.py", **OPTIONS)
     assert comparable(there.metrics) == {name: value for name, value in metrics.items() if "/" not in name}
     store = Store.open(tmp_path, server.uri)

@@ -20,8 +20,8 @@ from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
-from concord.studies.comparison import ComparisonResult, read_comparison, run_comparison
 from concord.studies.comparison_plan import plan_as_recorded
+from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
 from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
@@ -187,6 +187,8 @@ def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     lines = [json.loads(line) for line in (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["seed"]) for line in lines][:2] == [("average", 0), ("average", 1)]
     assert set(lines[0]) == {"configuration", "seed", "values", "seconds", "command", "machine", "commit"}
+    assert lines[0]["command"].startswith(f"concord compare {Path(JOB_FILE).name} ")
+    assert str(tmp_path.parent) not in lines[0]["command"]
     assert set(lines[0]["values"]) == {"o.o.d.", "at its peak", "of a"}
 
 
@@ -242,7 +244,7 @@ def test_a_killed_comparison_resumes_and_trains_nothing_twice(
         (["masks", "--seed", "3"], "--seed 3: a comparison trains several; give --first-seed and --seeds"),
         (["masks", "--treshold", "1"], "--treshold 1: there is no such option; did you mean --threshold?"),
         (["masks", "--broken", "raises"], "its model cannot be made (ArithmeticError: this model cannot be made"),
-        (["masks", "--name", "no/name"], "--name no/name: letters, digits"),
+        (["masks", "--name", "no/name"], "--name no/name: must have letters, digits"),
     ],
 )
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(
@@ -259,7 +261,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_written(
         ({"treshold": 0.5}, "masks, odd: there is no option treshold; did you mean threshold?"),
         ({"threshold": 2.0}, "masks, odd: --threshold 2.0: the agreement threshold must lie in [0, 1]"),
         ({"threshold": "high"}, "masks, odd: --threshold high: must be a number"),
-        ({"workers": 2}, "masks, odd: workers is not a configuration's to say"),
+        ({"workers": 2}, "masks, odd: workers cannot differ between configurations"),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused_where_it_stands(

@@ -11,10 +11,10 @@ import pytest
 from concord.cli import main
 from concord.errors import InputError
 from concord.record import EVENTS, read_history
-from concord.studies.options import options_for
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.tracking import Store
 from concord.training import Evaluation, Job, JobFile, Loop, load_job
 from concord.training.context import Silent
@@ -90,11 +90,11 @@ def test_what_a_study_of_such_a_job_cannot_do_is_said(tmp_path: Path) -> None:
 
     checked = dataclasses.replace(JOB, loop=dataclasses.replace(LOOP, check_trial=check))
     for options, said in (
-        ({"selection": "held-out"}, "--selection held-out: the job says what it evaluates; leave it out"),
+        ({"selection": "held-out"}, "--selection held-out: the job's own loop decides what it evaluates; leave it out"),
         ({"metric": "accuracy"}, "--metric accuracy: the job does not report it; there are distance, steps"),
-        ({"metric": "steps"}, "--metric steps: the job does not say whether large or small is good"),
+        ({"metric": "steps"}, "--metric steps: the job's measure has no mode"),
         ({"metric": "worst_distance"}, "the job does not evaluate worst_distance"),
-        ({"method": "derived"}, "--method derived: there is none; there are rates"),
+        ({"method": "derived"}, "--method derived: there is no such method; there are rates"),
         ({"vary": ("rate=0.1,0.2",)}, "space: rate: the job has no such option"),
         ({"job": checked, "vary": ("lr=0.1,0.2",)}, "--epochs 4: an odd number of them"),
         ({"job": dataclasses.replace(JOB, studies={})}, "the space is empty: nothing is varied"),

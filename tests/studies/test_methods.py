@@ -59,7 +59,7 @@ def test_every_method_is_studied_alike_and_the_best_is_recommended(
         assert row["metrics"]["validation_accuracy"]["mean"] == pytest.approx(statistics.fmean(values))
         assert {"held_out_accuracy", "ood_accuracy"} < row["metrics"].keys()
     header, rows = result.cells()
-    assert header[2:5] == ["validation accuracy (judged by)", "held-out accuracy", "o.o.d. test accuracy"]
+    assert header[2:5] == ["validation accuracy (criterion)", "held-out accuracy", "o.o.d. test accuracy"]
     assert len(rows) == 3
 
     # What was found is there, and nothing is trained again.
@@ -129,7 +129,7 @@ def test_where_other_seeds_may_turn_it_around_it_is_the_first() -> None:
     result = compared([0.2, 0.5, 0.8], [0.7, 0.4, 0.6])
     assert result.recommended == "mean"
     assert result.lines()[0].startswith("recommended: average; AND-mask's validation accuracy is better by 0.067")
-    assert result.lines()[0].endswith("other seeds may turn that around")
+    assert result.lines()[0].endswith("other seeds may reverse that")
 
 
 def test_few_votes_and_a_choice_that_knows_no_other_environment_are_said() -> None:
@@ -168,7 +168,7 @@ def test_a_method_whose_seeds_diverge_is_not_recommended() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--methods mean", "--methods mean: give two at least, or none for the usual ones"),
+        ("--methods mean", "--methods mean: give at least two, or none for the default ones"),
         ("--methods mean mean", "--methods mean mean: mean is given twice"),
         ("--methods mean vrx", "--methods vrx: there is no such method; did you mean vrex?"),
         ("--objective vrex", "--objective vrex: the methods are compared; leave it out"),
@@ -190,7 +190,7 @@ def test_jobs_without_methods_and_tables_of_that_name_are_refused(refused: Calla
     assert refused("compare", "coinrun-expert", "methods") == (
         "compare methods: job coinrun-expert has a loop of its own; this needs the platform's"
     )
-    assert refused("compare", SENSORS, "methods", "other").endswith("methods is no table; give it alone")
+    assert refused("compare", SENSORS, "methods", "other").endswith("methods is not a table; give it alone")
     named = tmp_path / "named.py"
     named.write_text(
         Path(SENSORS)

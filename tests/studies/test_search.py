@@ -17,7 +17,6 @@ from concord.errors import InputError
 from concord.job_files import built_in_jobs
 from concord.options import options_of
 from concord.space import Choice, Integers, LogUniform, OneOf, Point, Space, Uniform, contains
-from concord.studies.options import StudyOptions
 from concord.studies.search import Search
 from concord.studies.spaces import (
     OwnPoint,
@@ -30,6 +29,7 @@ from concord.studies.spaces import (
     study_space,
     wide,
 )
+from concord.studies.study_options import StudyOptions
 from concord.training import Study, TrainConfig, load_job
 
 claim = settings(max_examples=15, deadline=None)
@@ -366,7 +366,7 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("lr=",), set(), "--vary lr=: give NAME=VALUES"),
         (("=1,2",), set(), "--vary =1,2: give NAME=VALUES"),
         (("lr=1:2",), set(), "--vary lr=1:2: give values as 64,128, or uniform:LOW:HIGH"),
-        (("lr=1,1",), set(), "space: lr: one of 1, 1: a value is there twice"),
+        (("lr=1,1",), set(), "space: lr: one of 1, 1: a value appears twice"),
         (("lr=log:0:1",), set(), "space: lr: log-uniform from 0.0: must be above 0"),
         (("inertia=0.9,0.99",), set(), "space: inertia: the job has no such option; it has address, aggregator,"),
         (("dropped=none,l1",), set(), "space: dropped: the job has no such option; did you mean drop_grad?"),
@@ -385,10 +385,10 @@ def test_a_file_takes_the_place_of_what_was_declared(tmp_path: Path) -> None:
         (("flip=no,none",), set(), "space: flip no: must be one of none, random"),
         (("title=a,2",), set(), "space: title 2: must be text"),
         (("milestones=0.5,0.75",), set(), "space: milestones 0.5: must be tuple[float, ...]"),
-        (("seed=1,2,3",), set(), "space: seed: says how or by what a trial is judged; it cannot be varied"),
-        (("held_out=0.1,0.2",), set(), "space: held_out: says how or by what a trial is judged"),
-        (("workers=1,2",), set(), "space: workers: says how or by what a trial is judged"),
-        (("evaluations=5,9",), set(), "space: evaluations: says how or by what a trial is judged"),
+        (("seed=1,2,3",), set(), "space: seed: decides how a trial is scored, so it cannot be varied"),
+        (("held_out=0.1,0.2",), set(), "space: held_out: decides how a trial is scored"),
+        (("workers=1,2",), set(), "space: workers: decides how a trial is scored"),
+        (("evaluations=5,9",), set(), "space: evaluations: decides how a trial is scored"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(vary: tuple[str, ...], given_options: set[str], message: str) -> None:
@@ -491,7 +491,7 @@ def test_the_method_is_the_one_named_or_the_first_of_the_job_or_derived() -> Non
     assert chosen_study({}, options(), BASE) == ("derived", Study(derived(BASE)))
     with pytest.raises(InputError) as refused:
         chosen_study(studies, options(method="best"), BASE)
-    assert str(refused.value) == "--method best: there is none; there are mine, other, derived, wide"
+    assert str(refused.value) == "--method best: there is no such method; there are mine, other, derived, wide"
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_every_study_of_the_built_in_jobs_can_begin(job: str, method: str) -> No
 def test_the_point_of_a_jobs_own_settings_is_the_nearest_in_the_space(
     space: Space, base: Config, point: Point, moved: Point
 ) -> None:
-    own = own_point(space, base.decided(8) if isinstance(base, TrainConfig) else base)
+    own = own_point(space, base, 8)
     assert own is not None
     assert (own.point, own.moved) == (point, moved)
     list(space.active(own.point))
@@ -556,7 +556,7 @@ def test_settings_that_contradict_each_other_in_the_space_are_no_point() -> None
 def test_every_configuration_has_a_point_in_the_spaces_for_every_job(
     lr: float, batch_size: int, aggregator: Any, made: Any
 ) -> None:
-    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).decided(32)
+    base = TrainConfig().with_options(lr=lr, batch_size=batch_size, aggregator=aggregator).resolve(32)
     own = own_point(made(base), base)
     assert own is not None
     list(made(base).active(own.point))
@@ -575,7 +575,7 @@ def test_what_an_option_stands_for_follows_the_options_that_are_varied() -> None
     for name, stands_for in expected.items():
         point: Point = {"lr": 0.1, "dropped": "none", "objective": name}
         assert config_at(BASE, space, point).aggregation.aggregator == "auto"
-        assert config_at(BASE, space, point).resolved().aggregation.aggregator == stands_for["aggregator"]
+        assert config_at(BASE, space, point).resolve().aggregation.aggregator == stands_for["aggregator"]
         assert resolved_at(BASE, space, point) == stands_for
         config_at(BASE, space, point).check()
 
@@ -612,7 +612,7 @@ given = TrainConfig().with_options
 def test_a_configuration_knows_which_of_its_options_nothing_looks_at(
     config: Any, unused: set[str], used: set[str]
 ) -> None:
-    found = config.resolved().unused()
+    found = config.resolve().unused()
     names = options_of(type(config)).keys()
     assert unused <= found <= names
     assert not used & found

@@ -27,7 +27,6 @@ from concord.cli import main
 from concord.errors import InputError, RunFailedError
 from concord.record import EVENTS, RECORD, Events, read_history
 from concord.storage import Folder
-from concord.studies.options import options_for
 from concord.studies.plan import StudyPlan, group_folder, plan_study
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.studies.results import StudyResult, read_study
@@ -36,6 +35,7 @@ from concord.studies.shared_data import without
 from concord.studies.spaces import config_at
 from concord.studies.stopping import SCHEDULER
 from concord.studies.study import run_study
+from concord.studies.study_options import options_for
 from concord.tracking import Mirror, Store, show
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -242,7 +242,7 @@ def test_a_study_says_whether_its_model_became_champion(calm: StudyResult) -> No
     lines: list[str] = []
     again = study(calm.folder.parent.parent, lines.append, **CALM)
     assert again.registration == calm.registration  # the winner was there already
-    assert any("trials are there, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
+    assert any("trials are done, 2 at a time, judged by held_out_accuracy, the larger the better" in s for s in lines)
 
 
 def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, output: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, outpu
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"metric": "off"}, "--metric off: the job does not say whether large or small is good; give --mode max or .*"),
-        ({"metric": "worst_off"}, "--metric worst_off: the job does not say whether large or small is good; give .*"),
+        ({"metric": "off"}, "--metric off: the job's measure has no mode; give --mode max or .*"),
+        ({"metric": "worst_off"}, "--metric worst_off: the job's measure has no mode; give .*"),
         ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance says min"),
         ({"mode": "max"}, "--mode max: the job's loss says min"),
         ({"metric": "of", "mode": "max"}, "--metric of: the job does not report it; there are closeness, distance, .*"),
@@ -710,19 +710,19 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
         ({"vary": ("lr=log:1:0.1",)}, "space: lr: from 1.0 to 0.1: must be finite, the first smaller"),
         ({"vary": ("lr=0.1,0.2",), "lr": 0.1}, "--vary lr: contradicts --lr, which fixes it"),
         ({"vary": ("nothing=1,2",)}, "space: nothing: the job has no such option; it has .*"),
-        ({"method": "none"}, "--method none: there is none; there are masked, averaged, fragile, derived, wide"),
+        ({"method": "none"}, "--method none: there is no such method; there are masked, averaged"),
         ({"metric": "f1"}, "--metric f1: the job does not report it; there are accuracy, loss, .*"),
         ({"selection": "validation", "held_out": 0.0}, "--selection validation: .*no validation environments"),
         ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: nothing is held out; .*"),
         ({"selection": "leave-one-out", "folds": 4}, "--folds 4: there are 3 training environments"),
         ({"selection": "leave-one-out", "scheduler": "asha"}, "--scheduler asha: leave-one-out .*"),
         ({"stop_when": ("accuracy",)}, "--stop-when accuracy: give METRIC>NUMBER or METRIC<NUMBER"),
-        ({"stop_when": ("f1>0",)}, "--stop-when f1: not reported; there are .*"),
+        ({"stop_when": ("f1>0",)}, "--stop-when f1: is not reported; there are .*"),
         ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
         ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
-        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a run that lost its workers runs again; leave it out"),
+        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that loses its workers starts again"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
-        ({"name": "a/b"}, "--name a/b: letters, digits, .*"),
+        ({"name": "a/b"}, "--name a/b: must have letters, digits, .*"),
         ({"concurrent": -1}, "--concurrent -1: must not be negative"),
         ({"gpus_per_trial": 0.0}, "--gpus-per-trial 0.0: must be above 0"),
         ({"concurrent": 3}, "--concurrent 3: 3 trials with a CPU each do not fit; .* enough for 2"),

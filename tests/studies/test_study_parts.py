@@ -27,8 +27,8 @@ from concord.errors import InputError, RunFailedError
 from concord.options import OptionGroup
 from concord.record import EVENTS, Events, read_history
 from concord.storage import Folder
+from concord.studies.criterion import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
-from concord.studies.selection import LOOKED_AT, Criterion, check_metric, chosen_mode, worst_environments
 from concord.studies.shared_data import data_options, share_data
 from concord.studies.stopping import PROGRESS, SCHEDULER, SCORE, StopRule, replay, scheduler
 from concord.training import Evaluation, Job, TrainConfig
@@ -257,7 +257,7 @@ def test_a_condition_on_what_is_not_reported_is_refused() -> None:
     PAPER.check(["ood_accuracy", "train_accuracy"])
     with pytest.raises(InputError) as refused:
         PAPER.check(iter(["train_accuracy", "train_loss"]))
-    assert str(refused.value) == "--stop-when ood_accuracy: not reported; there are train_accuracy, train_loss"
+    assert str(refused.value) == "--stop-when ood_accuracy: is not reported; there are train_accuracy, train_loss"
 
 
 # Schedulers
@@ -417,7 +417,7 @@ def test_the_best_comes_first_equals_by_loss_and_then_by_number(
 @pytest.mark.parametrize(
     ("selection", "measure", "message"),
     [
-        ("held-out", "accuracy", "--selection held-out: nothing is held out; give --held-out above 0"),
+        ("held-out", "accuracy", "--selection held-out: no examples are held out; give --held-out above 0"),
         ("validation", "loss", "--selection validation: the job has no validation environments"),
         ("oracle", "loss", "--selection oracle: the job has no test environments"),
     ],
@@ -441,8 +441,8 @@ MODES: dict[str, Mode | None] = {"loss": "min", "accuracy": "max", "rmse": None}
         ("worst_loss", None, "min"),
         ("rmse", "min", "min"),
         ("worst_rmse", "max", "max"),
-        ("rmse", None, "--metric rmse: the job does not say whether large or small is good; give --mode max or --mode"),
-        ("worst_rmse", None, "--metric worst_rmse: the job does not say whether large or small is good"),
+        ("rmse", None, "--metric rmse: the job's measure has no mode; give --mode max or --mode"),
+        ("worst_rmse", None, "--metric worst_rmse: the job's measure has no mode"),
         ("worst_loss", "max", "--mode max: the job's loss says min"),
         (
             "f1",

@@ -21,9 +21,9 @@ from test_readme import snippet
 
 import concord
 from concord.cli import main
-from concord.cli.cluster import Submit, _Files, check_command
 from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
+from concord.cli.submit import Submit, _Files, check_command
 from concord.errors import InputError, RunFailedError
 from concord.record import read_history
 from concord.storage import Folder
@@ -143,7 +143,7 @@ def test_what_goes_along_is_what_git_takes_without_keys_and_results(tmp_path: Pa
         modules = package.modules[0].parent
         assert (modules / "concord" / "VERSION").read_text() == concord.__version__
         own = {str(path.relative_to(modules)) for path in modules.rglob("*") if path.is_file()}
-        assert {"concord/__main__.py", "concord/cli/cluster.py", "concord/py.typed"} <= own
+        assert {"concord/__main__.py", "concord/cli/submit.py", "concord/py.typed"} <= own
         assert {"concord_jobs/__init__.py", "concord_jobs/synthetic/job.py", "concord_jobs/tumours.py"} <= own
         assert not any(name.endswith(".pyc") for name in own)
     assert not modules.exists()
@@ -216,8 +216,8 @@ def test_options_of_the_submission_may_stand_anywhere() -> None:
         (["train", "synthetic", "--tracking-uri", "http://me:word@host"], "--tracking-uri http://me:***@host: holds"),
         (["train", "synthetic", "--address", "127.0.0.1:1"], "--address http://127.0.0.1:1: no Ray cluster answers"),
         (["train", "synthetic", "--address", "http://me:word@h"], "--address http://me:***@h: must hold no password"),
-        (["train", "synthetic", "--output", "runs"], "--output runs: give the whole path"),
-        (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: letters, digits"),
+        (["train", "synthetic", "--output", "runs"], "--output runs: is relative; give the absolute path"),
+        (["train", "synthetic", "--submission-id", "../x"], "--submission-id ../x: must have letters, digits"),
         (["train", "synthetic", "--size-limit", "101"], "--size-limit 101: must lie above 0 and not above 100"),
         (["tune", "synthetic", "--resume"], "--resume: the same --name continues a study"),
         (["tune", "synthetic", "--method", "none"], "--method none: "),

@@ -14,20 +14,20 @@ from test_readme import snippet
 from concord.aggregation import AndMask, Mean, aggregate
 from concord.aggregation.rule_file import RuleFile
 from concord.cli import main
-from concord.cli.cluster import check_command
 from concord.cli.job_options import read_command, with_own_rule
 from concord.cli.parsing import job_and_words, parse
+from concord.cli.submit import check_command
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import EVENTS, read_history
-from concord.runs.folder import recorded_config
 from concord.runs.run import run
+from concord.runs.run_folder import recorded_config
 from concord.space import Choice, Uniform
 from concord.storage import Folder
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
 from concord.studies.proposals import GroupRuns
 from concord.studies.spaces import config_at, derived
+from concord.studies.study_options import options_for
 from concord.submission.package import inside
 from concord.tracking import Store
 from concord.training import load_job
@@ -106,7 +106,7 @@ def test_the_fields_of_a_rule_are_options_beside_the_job_s(rule_file: Path) -> N
         0.0,
     )
     assert dataclasses.asdict(config.rule()) == {"dead_zone": 0.1, "threshold": 0.7}
-    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert config.aggregation.aggregator == "my_rule.py:TrimmedSign"
     assert config.method == "TrimmedSign"
     assert config.with_options(objective="irm").method == "irm-TrimmedSign"
 
@@ -161,10 +161,10 @@ def test_without_a_rule_of_one_s_own_nothing_changes() -> None:
         ("class Rule:\n    pass", "is no dataclass; a rule is a frozen dataclass with statistics and finish"),
         ("Rule = 3", "is no dataclass"),
         (with_fields("statistics: int = 1").replace("statistics: ClassVar = (GRADIENT,)", ""), "rule Rule: needs "),
-        (with_fields("lr: float = 1.0"), "its field lr is something else in the job's options; rename it"),
-        (with_fields("pause: float = 1.0"), "its field pause is something else in the job's options; rename it"),
-        (with_fields("check: float = 1.0"), "its field check is something else in the job's options; rename it"),
-        (with_fields("threshold: str = 'a'"), "its field threshold has to be of type float, as --threshold is"),
+        (with_fields("lr: float = 1.0"), "its field lr is another option of the job; rename it"),
+        (with_fields("pause: float = 1.0"), "its field pause is another option of the job; rename it"),
+        (with_fields("check: float = 1.0"), "its field check is another option of the job; rename it"),
+        (with_fields("threshold: str = 'a'"), "its field threshold must be of type float, as --threshold is"),
         (with_fields("size: torch.Tensor = None"), "its field size is of type <class 'torch.Tensor'>; an option is"),
         (with_fields("size: 'Nothing' = 1"), "its fields have no types (NameError: name 'Nothing' is not defined"),
         (with_fields().replace('sums["gradient"],', 'sums["sign"],'), "cannot be used (KeyError: 'sign', line 13)"),
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_rule_is_said_in_one_line(refused: Callable[..., st
 
 def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..., str]) -> None:
     source = with_fields("dead_zone: float", "threshold: float = 1.0")
-    assert refused(source).startswith("--dead-zone: needed; ")
+    assert refused(source).startswith("--dead-zone: is required; ")
     assert refused(source, "--dead-zone", "wide") == "--dead-zone wide: must be a number"
     beyond = refused(source, "--dead-zone", "1", "--threshold", "2")
     assert beyond == "--threshold 2.0: the agreement threshold must lie in [0, 1]"
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(refused: Callable[..
     unnamed = "--aggregator my_rule.py: name the rule in the file: FILE.py:RULE"
     assert refused(source, reference="my_rule.py") == unnamed
     study = with_fields("trials: int = 1")
-    assert refused(study, command="tune") == "job option --trials: also an option of concord tune; rename it"
+    assert refused(study, command="tune") == "job option --trials: is also an option of concord tune; rename it"
 
 
 def test_a_rule_s_own_refusal_names_the_option(refused: Callable[..., str]) -> None:
@@ -221,7 +221,7 @@ def test_a_run_that_goes_on_has_the_text_it_began_with(rule_file: Path) -> None:
     }
     rule_file.write_text("raise RuntimeError")
     job, words = with_own_rule(load_job(JOB), ["--name", "a"], record)
-    assert configured(job).chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert configured(job).aggregation.aggregator == "my_rule.py:TrimmedSign"
     assert words == ["--name", "a"]
     job, _ = with_own_rule(load_job(JOB), ["--aggregator=mean"], record)
     assert job.rule is None
@@ -255,7 +255,7 @@ def test_a_study_varies_the_fields_of_the_rule_that_it_is_given(rule_file: Path,
     assert plan.space.entries["dead_zone"] == Choice(0.1, 0.2)
     assert "aggregator" not in plan.space.names()
     config = config_at(plan.base, plan.space, plan.first[0] if plan.first else {"dead_zone": 0.1})
-    assert config.chosen_aggregator == "my_rule.py:TrimmedSign"
+    assert config.aggregation.aggregator == "my_rule.py:TrimmedSign"
     with pytest.raises(InputError, match="space: dead_zone wide: must be a number"):
         planned(rule_file, tmp_path / "runs", vary=("dead_zone=0.1,wide",))
     with pytest.raises(InputError, match="the job has no such option"):

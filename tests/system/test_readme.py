@@ -184,9 +184,9 @@ def test_the_study_of_the_readme_runs_and_its_toml_is_the_same_space(
     ray_cluster: None, output: Path, tmp_path: Path, hospitals: Path
 ) -> None:
     from concord.space import Space
-    from concord.studies.options import options_for
     from concord.studies.plan import plan_study
     from concord.studies.study import run_study
+    from concord.studies.study_options import options_for
 
     text = snippet("job")
     (tmp_path / "my_job.py").write_text(text[: text.index("job = Job(")] + snippet("study"))
@@ -293,7 +293,7 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     Raises:
         InputError: there is no such option, or its value is wrong.
     """
-    from concord.cli import COMMANDS, cluster
+    from concord.cli import COMMANDS, submit
     from concord.cli.job_options import read_command, tables_and_options
     from concord.cli.parsing import job_and_words, parse, parse_known
     from concord.studies.comparison_plan import comparisons_of
@@ -306,12 +306,12 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     words = ["synthetic" if word == "JOB" else word for word in words if word not in left_out]
     command, rest = words[0], words[1:]
     if command == "submit":
-        _, rest = parse_known(cluster.Submit, rest, "concord submit")
+        _, rest = parse_known(submit.Submit, rest, "concord submit")
         command, rest = rest[0], rest[1:]
     if {"--config", "--print-config"} & set(rest):
         getattr(importlib.import_module(COMMANDS[command]), command)([*rest, "--print-config"], True)
-    elif command in cluster.SUBMITTED:
-        cluster.check_command(read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}"))
+    elif command in submit.SUBMITTED:
+        submit.check_command(read_command(command, *job_and_words(rest, command), f"concord {command} {rest[0]}"))
     else:
         if command == "report" and (named := tables_and_options(rest[1:])[0]):
             assert set(named) <= set(comparisons_of(job_and_words(rest, command)[0]))

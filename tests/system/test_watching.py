@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from concord.environments import Environments
 from concord.gradients import EnvironmentStep, StepClock
 from concord.runs.live_metrics import RUN_METRICS, Metric, Published, RunSamples, Sample
-from concord.studies.progress import STUDY_METRICS
+from concord.studies.group_progress import STUDY_METRICS
 from concord.training import Job, ProcessContext, TrainConfig, train
 from concord.training.context import Silent
 from concord.training.steps_so_far import StepsSoFar

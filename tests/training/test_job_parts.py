@@ -14,8 +14,8 @@ from concord.errors import InputError
 from concord.objectives import Objective
 from concord.runs.champion import criterion_of
 from concord.runs.preflight import preflight
-from concord.studies.options import options_for
 from concord.studies.plan import plan_study
+from concord.studies.study_options import options_for
 from concord.training import EnvironmentEvaluation, Job, ProcessContext, TrainConfig, build_model, load_job, train
 from concord.training.checkpoint import MODEL, OPTIMIZER
 from concord.training.context import Silent
@@ -107,9 +107,9 @@ class Uncoupled(Objective):
     ("objective", "changes", "said"),
     [
         (None, {"objective": "vrex"}, "--objective vrex: the job has an objective of its own"),
-        (None, {"aggregator": "and-mask"}, "--aggregator and-mask: .* its gradient is one, give mean"),
-        (None, {"nonfinite": "skip"}, "--nonfinite skip: .* no environment can be left out"),
-        (None, {"per_example": True}, "--per-example True: .* examples cannot be environments"),
+        (None, {"aggregator": "and-mask"}, "--aggregator and-mask: .* so there is one gradient; give mean"),
+        (None, {"nonfinite": "skip"}, "--nonfinite skip: .* so there is one gradient; give raise"),
+        (None, {"per_example": True}, "--per-example True: .* so there is one gradient; leave it out"),
         (lambda _: nn.functional.cross_entropy, {}, "objective gave function, expected an Objective"),
         (lambda _: Uncoupled(nn.functional.cross_entropy), {}, "only a coupled one can have; set coupled = True"),
         (lambda _: 1 / 0, {}, "its objective cannot be made .*ZeroDivisionError"),
@@ -127,7 +127,7 @@ def test_an_objective_that_cannot_be_trained_is_refused_before_the_run(
 
 def test_auto_is_the_mean_where_an_own_objective_couples_environments() -> None:
     assert JOB.config.aggregation.aggregator == JOB.config.method == "mean"
-    assert "threshold" in JOB.config.resolved().unused()
+    assert "threshold" in JOB.config.resolve().unused()
     automatic = JOB.config.with_options(aggregator="auto")
     for objective in (None, lambda _: Uncoupled(nn.functional.cross_entropy)):
         alone = dataclasses.replace(JOB, objective=objective, config=automatic).config
@@ -163,9 +163,9 @@ def test_an_evaluation_can_be_the_criterion_and_its_least_the_best() -> None:
     options = options_for(JOB.config).with_options(metric="worst_calibration_error", name="least", lr=0.1)
     plan = plan_study(FILE, options, {"metric", "name"})
     assert (plan.criterion.metric, plan.criterion.mode) == ("worst_held_out_calibration_error", "min")
-    with pytest.raises(InputError, match="criterion validation_drawn does not say whether large or small is good"):
+    with pytest.raises(InputError, match="criterion validation_drawn has no mode"):
         preflight(dataclasses.replace(FILE, job=dataclasses.replace(JOB, criterion="validation_drawn")), config())
-    with pytest.raises(InputError, match="--metric drawn: the job does not say whether large or small is good"):
+    with pytest.raises(InputError, match="--metric drawn: the job's measure has no mode"):
         plan_study(FILE, options_for(JOB.config).with_options(metric="drawn"), {"metric"})
 
 

@@ -90,8 +90,7 @@ def odd_layers(_: TrainConfig) -> nn.Module:
     [
         (
             {"environments": lambda _: Environments(data, ["90°", "90%"])},
-            "environment '90°' and environment '90%': both would be reported as the metric loss/train/90_; "
-            "name one otherwise",
+            "environment '90°' and environment '90%': both would be reported as the metric loss/train/90_; rename one",
         ),
         (
             {"environments": lambda _: Environments(data, ["a", "b"], observed=["train"])},
@@ -101,34 +100,34 @@ def odd_layers(_: TrainConfig) -> nn.Module:
         (
             {"environments": lambda _: Environments(data, ["a", "b"], observed=["worst_train"])},
             "the worst of the training environments and observed environment 'worst_train': both would be reported as "
-            "the metric worst_train_loss; name one otherwise",
+            "the metric worst_train_loss; rename one",
         ),
         (
             {"environments": lambda _: Environments(data, ["a", "b"], observed=["seen°", "seen%"])},
             "observed environment 'seen°' and observed environment 'seen%': both would be reported as the metric "
-            "seen__loss; name one otherwise",
+            "seen__loss; rename one",
         ),
         (
             {"environments": lambda _: Environments(data, ["e" * 250 + "1", "e" * 250 + "2"])},
-            "name one otherwise",
+            "rename one",
         ),
         (
             {"measures": {"f1°": none, "f1%": none}},
-            "measure 'f1°' and measure 'f1%': both would be reported as the metric train_f1_; name one otherwise",
+            "measure 'f1°' and measure 'f1%': both would be reported as the metric train_f1_; rename one",
         ),
         (
             {"measures": {"loss": none}},
-            "the loss and measure 'loss': both would be reported as the metric train_loss; name one otherwise",
+            "the loss and measure 'loss': both would be reported as the metric train_loss; rename one",
         ),
         (
             {"measures": {"spread": none}},
             "the metric held_out_spread and what is held out of the training environments, measure 'spread': both "
-            "would be reported as the metric held_out_spread; name one otherwise",
+            "would be reported as the metric held_out_spread; rename one",
         ),
         (
             {"model": odd_layers},
             "parameter 'one°.weight' and parameter 'one%.weight': both would be reported as the metric "
-            "kept_fraction/one_.weight; name one otherwise",
+            "kept_fraction/one_.weight; rename one",
         ),
     ],
     ids=["environments", "a split", "worst", "observed", "long", "measures", "loss", "spread", "layers"],

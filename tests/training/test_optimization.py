@@ -47,7 +47,7 @@ def run(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) ->
 
 def reference(options: TrainConfig, start: list[Tensor], steps: list[list[Tensor]]) -> list[Tensor]:
     """The update rules, on one vector of all weights."""
-    options = options.resolved()
+    options = options.resolve()
     w = torch.cat([weight.flatten() for weight in start])
     first, second, velocity = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for index, step in enumerate(steps):
@@ -199,7 +199,7 @@ def test_learning_rate_falls_at_the_milestones() -> None:
         ({"clip": -1.0}, "--clip -1.0"),
         ({"decay": 0.0}, r"--decay 0.0: must lie in \(0, 1\]"),
         ({"decay": 1.5}, "--decay 1.5"),
-        ({"milestones": (0.5, 1.0)}, "--milestones 0.5 1.0: fractions of the run, between 0 and 1"),
+        ({"milestones": (0.5, 1.0)}, "--milestones 0.5 1.0: must be fractions of the run, in (0, 1)"),
         ({"milestones": (0.0,)}, "--milestones 0.0"),
         ({"threshold": 1.2}, "--threshold 1.2"),
         ({"held_out": 1.0}, "--held-out 1.0"),
@@ -230,7 +230,7 @@ def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], messag
 def test_gradients_are_averaged_over_steps_once(options: dict[str, Any], beta1: float, optimizer: str) -> None:
     made = Optimization([nn.Parameter(torch.zeros(2))], config(optimizer=optimizer, **options), STEPS)
     assert made.optimizer.param_groups[0]["betas"][0] == beta1
-    assert config(optimizer=optimizer, **options).resolved().optimizer.beta1 == beta1
+    assert config(optimizer=optimizer, **options).resolve().optimizer.beta1 == beta1
 
 
 @pytest.mark.parametrize("beta1", [-0.1, 1.0])

@@ -29,11 +29,11 @@ from concord.environments import Environments
 from concord.errors import InputError
 from concord.options import option_values
 from concord.record import write_record
-from concord.runs.folder import recorded_config
+from concord.runs.run_folder import recorded_config
 from concord.space import Choice, LogUniform, OneOf, Space, Uniform
-from concord.studies.options import StudyOptions, options_for
 from concord.studies.plan import plan_study
 from concord.studies.spaces import config_at, least_significance, study_space
+from concord.studies.study_options import StudyOptions, options_for
 from concord.tracking import Store
 from concord.training import Comparison, Job, ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
@@ -98,15 +98,15 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
     assert chosen.with_options(threshold=0.7).aggregation == AggregatorOptions(threshold=0.7)
     assert chosen.with_options(lr=0.1).aggregation.significance == 1e-4
     assert BASE.with_options(**option_values(chosen)) == chosen
-    assert "threshold" in chosen.resolved().unused()
-    assert "significance" in BASE.resolved().unused()
+    assert "threshold" in chosen.resolve().unused()
+    assert "significance" in BASE.resolve().unused()
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("--significance 1e-4 --threshold 0.9",
-         "--significance 0.0001: takes the place of --threshold, which is given as 0.9; give one of them"),
+         "--significance 0.0001: replaces --threshold, which is given as 0.9; give one of them"),
         ("--significance 1e-4",
          "--significance 0.0001: by chance 8 environments agree fully with probability 7.8e-3; give 7.9e-3 or more, or "
          "at least 15 environments"),
@@ -118,7 +118,7 @@ def test_the_one_that_is_given_later_takes_the_other_s_place() -> None:
          "--significance 0.01: mean does not keep components by their signs alone; it is for and-mask, geometric-mean, "
          "xor-mask, t-mask"),
         ("--significance 0.01 --optimizer temporal-and-mask",
-         "--significance 0.01: steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"),
+         "--significance 0.01: steps of --optimizer temporal-and-mask are not environments; give --temporal-threshold"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., str], words: str, line: str) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_meant_is_refused_before_training(refused: Callable[..., 
     [
         ("--vary significance=1e-4,1e-2", "--significance 0.0001: by chance 8 environments agree fully"),
         ("--significance 0.01 --selection leave-one-out", "--significance 0.01: by chance 7 environments agree fully"),
-        ("--significance 0.01 --vary threshold=0.5,0.9", "--significance 0.01: takes the place of --threshold, which"),
+        ("--significance 0.01 --vary threshold=0.5,0.9", "--significance 0.01: replaces --threshold, which"),
         ("--vary significance=0.5,1.5", "space: --significance 1.5: a probability above 0"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_study_varies_either_and_given_options_replace_declared_ones() -> None
 
 def test_a_space_varies_both_only_in_branches_of_their_own() -> None:
     both = {"threshold": Uniform(0.0, 1.0), "significance": Choice(1e-4, 1e-2)}
-    with pytest.raises(InputError, match="space: significance and threshold: one takes the place of the other"):
+    with pytest.raises(InputError, match="space: significance and threshold: one replaces the other"):
         study_space(Space(both), StudyOptions(), set(), BASE)
     apart = Space({"mask": OneOf({name: {name: domain} for name, domain in both.items()})})
     assert study_space(apart, StudyOptions(), set(), BASE) == apart
@@ -175,7 +175,7 @@ def test_a_comparison_takes_it_for_the_rows_that_mask() -> None:
     assert rules("--significance", "0.01") == [Mean(), AndMask(1.0), AndMask(1.0)]
     assert rules("--threshold", "0.5") == [Mean(), AndMask(0.5), AndMask(0.5)]
     rows["both"] = {"threshold": 0.6, "significance": 0.1}
-    with pytest.raises(InputError, match=r"t, both: --significance 0\.1: takes the place of --threshold"):
+    with pytest.raises(InputError, match=r"t, both: --significance 0\.1: replaces --threshold"):
         rules()
     del rows["both"]
     rows["chance"]["significance"] = 1e-4
@@ -228,7 +228,7 @@ def test_a_run_follows_the_advice_of_the_one_that_learned_shortcuts(concord_: Co
 def said_after(job: Job[Any], environments: Environments, **options: Any) -> str | None:
     """What is said after a training in this process."""
     job = dataclasses.replace(job, environments=lambda _: environments)
-    config = job.config.with_options(**options).resolved()
+    config = job.config.with_options(**options).resolve()
     outcome = train(job, config, ProcessContext(), Silent())
     measures = modes({} if job.measures is not None else {"accuracy": ACCURACY})
     return shortcuts(outcome.history, job, config, environments, measures)
@@ -244,7 +244,7 @@ def only(**purposes: Any) -> Environments:
 
 def test_only_the_test_is_called_an_oracle() -> None:
     said = str(said_after(JOB, only(test="t"), **AVERAGED))
-    assert "in the test (oracle: only it shows this, and nothing should be chosen by it) 0." in said
+    assert "in the test (oracle: only it shows this; do not select by it) 0." in said
     assert "oracle" not in str(said_after(JOB, only(validation="v", test="t"), **AVERAGED))
     assert said_after(JOB, only(), **AVERAGED) is None
     assert said_after(JOB, only(validation="v", test="t"), **AVERAGED, held_out=0.0) is None

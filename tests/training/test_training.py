@@ -529,7 +529,7 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 def test_the_source_of_gradients_is_what_the_table_says(
     group: dist.ProcessGroup, changes: dict[str, Any], environments: int, grouped: bool, expected: type
 ) -> None:
-    config = CONFIG.with_options(**changes).resolved()
+    config = CONFIG.with_options(**changes).resolve()
     batch = torch.randn(environments, 8, 5), torch.randint(0, 3, (environments, 8))
     source = gradient_source(
         nn.Linear(5, 3),
@@ -617,7 +617,7 @@ def _read(folder: Path, model: nn.Module) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(checkpoint: Path) -> None:
     wider = nn.Sequential(nn.Linear(5, 17, bias=False), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(), nn.Linear(17, 3))
-    with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) there and \(17, 5\) here"):
+    with pytest.raises(InputError, match=r"of another model; 0\.weight is \(16, 5\) in it and \(17, 5\) in this model"):
         _read(checkpoint, wider)
     with pytest.raises(InputError, match="of another model"):
         _read(checkpoint, nn.Linear(5, 3))
@@ -666,7 +666,8 @@ def test_an_optimizer_that_would_run_code_is_refused_in_a_plain_line(checkpoint:
     with pytest.raises(CheckpointError) as caught:
         _read(folder, network(CONFIG))
     assert (
-        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds other things than an optimizer's state; not read"
+        str(caught.value) == f"checkpoint {folder}: {OPTIMIZER} holds objects that are not an optimizer's state; "
+        "it was not read"
     )
 
 
@@ -773,11 +774,11 @@ def test_a_wrong_option_is_named_with_its_value(option: str, value: Any, named: 
 def test_ways_to_more_votes_that_make_no_sense_are_refused(option: str, beside: dict[str, Any], said: str) -> None:
     value = {"environment_momentum": 0.5, "steps_per_update": 4}[option]
     with pytest.raises(InputError) as caught:
-        CONFIG.with_options(**{option: value}, **beside).resolved().check()
+        CONFIG.with_options(**{option: value}, **beside).resolve().check()
     assert str(caught.value).startswith(said)
     coupled = CONFIG.with_options(objective="vrex", environment_momentum=0.5)
     coupled.check()
-    assert "environment_momentum" in coupled.resolved().unused()
+    assert "environment_momentum" in coupled.resolve().unused()
 
 
 def test_more_workers_than_environments_are_refused() -> None:
@@ -820,7 +821,7 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, text: str, problem: st
 
 
 def test_an_unknown_job_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"job synthetik: there is none; give one of .*synthetic"):
+    with pytest.raises(InputError, match=r"job synthetik: there is no such job; give one of .*synthetic"):
         load_job("synthetik")
     with pytest.raises(InputError, match="there is no such file"):
         load_job("elsewhere/mine.py")

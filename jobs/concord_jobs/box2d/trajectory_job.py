@@ -62,9 +62,9 @@ class TrajectoryConfig(TrainConfig):
     def task(self, perturbed: bool) -> SeenTask:
         """Where the trajectories come from, with the standard physics or the other."""
 
-    def resolved(self) -> Self:
+    def resolve(self, num_environments: int | None = None) -> Self:
         """With the milestones that --lr-decay-steps means."""
-        found = super().resolved()
+        found = super().resolve(num_environments)
         if self.lr_decay_steps <= 0 or self.chosen.trajectories <= 0:  # check says what is wrong
             return found
         batches = math.ceil(self.chosen.trajectories / self.data.batch_size)

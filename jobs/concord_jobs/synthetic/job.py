@@ -44,24 +44,20 @@ class SyntheticConfig(TrainConfig):
     """How the first weights are drawn."""
     # fmt: on
 
-    @property
-    def chosen_aggregator(self) -> str:
-        """``auto`` is the t-mask of averages over steps where there are too few environments to go by signs.
+    def resolve(self, num_environments: int | None = None) -> Self:
+        """With the paper's number of epochs where it is 0, and the rule for few environments.
 
-        What is given of how a mask counts signs is meant for the AND-mask.
+        With too few environments for a sign mask, ``auto`` is the t-mask of averages over steps, unless an option of
+        the sign mask is given.
         """
-        chosen, asked = super().chosen_aggregator, self.aggregation
-        few = 1 < self.spirals.environments < least_environments(DEFAULT_SIGNIFICANCE)
+        asked, few = self.aggregation, 1 < self.spirals.environments < least_environments(DEFAULT_SIGNIFICANCE)
         counted = any(getattr(asked, name) != getattr(AggregatorOptions(), name) for name in COUNTING)
         counted = counted or self.data.environments_per_step > 0
-        return "t-mask" if few and asked.aggregator == "auto" and chosen == "and-mask" and not counted else chosen
-
-    def resolved(self) -> Self:
-        """With the paper's number of epochs where it is 0, and the averages over steps that the t-mask wants."""
-        by_test = self.aggregation.aggregator == "auto" and self.chosen_aggregator == "t-mask"
-        asked = self.with_options(aggregator="t-mask", environment_momentum=0.9) if by_test else self
+        by_test = few and not counted and asked.aggregator == "auto" and self.objective.objective == "erm"
+        config = self.with_options(aggregator="t-mask", environment_momentum=0.9) if by_test else self
         paper = max(1, round(3000 / max(self.spirals.environments, 1)))
-        return super(SyntheticConfig, asked).resolved().with_options(epochs=self.schedule.epochs or paper)
+        resolved = super(SyntheticConfig, config).resolve(num_environments)
+        return resolved.with_options(epochs=self.schedule.epochs or paper)
 
 
 def environments(config: SyntheticConfig) -> Environments:

@@ -20,44 +20,44 @@ import concord
 from concord import logs as structured_logs
 from concord.cli.last_words import last_words
 from concord.cli.output import info, output_closed
-from concord.errors import InputError, RunFailedError, UnfinishedError, as_option
+from concord.errors import InputError, RunFailedError, UnfinishedError, format_for_cli
 from concord.redaction import redact
 
 Command = Callable[[Sequence[str], bool], Mapping[str, Any]]
-# The module of each command: a function of its name, which takes the other words, and whether --json was given. Beside
-# it are its options, a dataclass of its name (``Demo``), unless they depend on a job, see concord.cli.job_options.
+# The module of each command, with a function of its name that takes the other words and whether --json was given, and a
+# dataclass of its options (``Demo``), unless they depend on a job, see concord.cli.job_options.
 COMMANDS = {
     **dict.fromkeys(("jobs", "train", "tune"), "concord.cli.running"),
     "compare": "concord.cli.comparing",
     "report": "concord.cli.running",
     "analyze": "concord.cli.analyze",
     **dict.fromkeys(("data", "demo"), "concord.cli.running"),
-    **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.cluster"),
+    **dict.fromkeys(("submit", "submissions", "logs", "stop"), "concord.cli.submit"),
     "runs": "concord.cli.runs",
-    **dict.fromkeys(("models", "ui"), "concord.cli.registry"),
+    **dict.fromkeys(("models", "ui"), "concord.cli.models"),
     "bench": "concord.cli.bench",
 }
 
 USAGE = """\
 usage: concord COMMAND [options]
 
-  concord jobs                          what there is to run, and what each reproduces
+  concord jobs                          the built-in jobs, and the paper's result that each reproduces
   concord train JOB [--option value]    one run; --name NAME --resume continues it
   concord tune JOB [--trials N]         one study; the same --name continues it
-  concord compare JOB [TABLE…]          configurations × seeds: a paper's table; run again it goes on
-  concord report JOB [TABLE…]           figures and tables from what was tracked; trains nothing
-  concord analyze JOB --name RUN…       how consistent what was learned is across environments
-  concord data JOB                      make the data of a job that needs some made
-  concord demo                          the AND-mask beside the average, on the synthetic task
+  concord compare JOB [TABLE…]          configurations × seeds: a paper's table; repeat it to continue
+  concord report JOB [TABLE…]           figures and tables from tracked runs, without training
+  concord analyze JOB --name RUN…       how consistent a trained model is across environments
+  concord data JOB                      make the data of a job
+  concord demo                          the AND-mask compared with the average, on the synthetic task
   concord submit train|tune|compare JOB the same on a cluster, through Ray Jobs; --follow shows the log
   concord submissions                   a cluster's jobs; concord logs ID, concord stop ID
-  concord runs                          what was tracked: list, find, and --compare NAME NAME
+  concord runs                          tracked runs: list, find, and --compare NAME NAME
   concord models                        the model registry: list, show, promote
   concord ui                            the MLflow UI on this machine's store
   concord bench                         the benchmark table, in minutes; --all measures everything
 
 JOB is a name from `concord jobs` or a Python file of your own.
-Every command takes --help, and --json: then the last line on standard output is one JSON object."""
+Every command takes --help and --json; with --json the last line on standard output is one JSON object."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any] | None]:
-    """The exit status of a command and what --json shows; what went wrong is said here."""
+    """The exit status of a command and its JSON result; errors are printed here."""
     partial: Mapping[str, Any] = {}
     try:
         structured_logs.check()
@@ -90,15 +90,15 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
                 print(concord.__version__)
             return 0, {"version": concord.__version__}
         if words[0] not in COMMANDS:
-            raise InputError(f"command {words[0]}: there is none; there are {', '.join(COMMANDS)}")
+            raise InputError(f"command {words[0]}: there is no such command; there are {', '.join(COMMANDS)}")
         command: Command = getattr(importlib.import_module(COMMANDS[words[0]]), words[0])
         return 0, command(words[1:], as_json)
     except (InputError, RunFailedError) as error:
-        status, problem = (2 if isinstance(error, InputError) else 1), as_option(error)
+        status, problem = (2 if isinstance(error, InputError) else 1), format_for_cli(error)
         partial = error.result if isinstance(error, UnfinishedError) else {}
     except KeyboardInterrupt:
         status, problem = 1, "stopped"
-    except Exception as error:  # a mistake of ours, to be seen whole, but for passwords
+    except Exception as error:  # a bug of Concord: show the traceback, without passwords
         if isinstance(error, BrokenPipeError) and output_closed():
             raise
         status, problem = 1, f"{type(error).__name__}: {error}"
@@ -109,7 +109,7 @@ def _outcome(words: Sequence[str], as_json: bool) -> tuple[int, Mapping[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """The value with null for each number that JSON does not have (a loss that is not finite)."""
+    """The value with null for each number that JSON lacks (a loss that is not finite)."""
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The command on what runs have learned: is it the same explanation in every environment?"""
+"""The command ``analyze``: measures whether trained models are consistent across environments."""
 
 import itertools
 import shlex
@@ -13,12 +13,12 @@ from concord.redaction import redact
 from concord.runs.analyzed_model import AnalyzeOptions
 from concord.storage import resolve
 
-# The options of a command that its record leaves out.
+# The options that the recorded command leaves out.
 _WHERE = {"output", "tracking_uri", "address", "results", "data_dir", "again", "use_gpu"}
 
 
 def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Analyze what runs have learned."""
+    """Analyze trained models."""
     job, rest = job_and_words(words, "analyze")
     job.require_platform_loop("analyze")
     options = parse(AnalyzeOptions, rest, f"concord analyze {words[0]}")
@@ -61,7 +61,7 @@ def analyze(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _command(job: str, words: Sequence[str], options: AnalyzeOptions) -> str:
-    """The command as it is recorded: without the options that say where it ran and where its results went."""
+    """The recorded command: without the options of folders and cluster."""
     given = given_options(AnalyzeOptions, words) - _WHERE
     values = {name: value for name, value in option_values(options).items() if name in given}
     return shlex.join(["concord", "analyze", *map(redact, [job, *as_words(values)])])
@@ -73,7 +73,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     pairs = f"{len(report['pairs'])} of {report['possible_pairs']} pairs"
     print(f"measured  {report['environments']} environments, {pairs}, ρ = {report['absolute_radius']:.4g}")
     if not all(pair["converged"] for pair in report["pairs"]):
-        print("note      some ratios of curvatures have not converged; they may be larger")
+        print("note      some ratios of curvatures have not converged; the true values may be larger")
     norms = sorted(report["gradient_norms"].values())
     print(f"gradients norms {norms[0]:.3g} to {norms[-1]:.3g}; where they are not 0, I^ε does not vanish with ε")
     _print_figures(report["figures"])
@@ -81,7 +81,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
 
 
 def _print_measurements(columns: Mapping[str, Sequence[Measurement]]) -> None:
-    """A table of the whole network's measurements, a column beside its null for each method, or for one run."""
+    """A table of the whole network's measurements, with a column and its null for each method, or for one run."""
     found = [{each.heading: each for each in column if each.whole} for column in columns.values()]
     rows = []
     for heading in dict.fromkeys(itertools.chain.from_iterable(found)):

@@ -1,4 +1,4 @@
-"""The command that measures: bench."""
+"""The command ``bench``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class Bench:
     """Ratios, measured interleaved on this machine.
 
-    Every row is printed to standard error as soon as it is measured, with --json as a JSON line; Ctrl-C ends with the
-    table of what there is.
+    Every row is printed to standard error as soon as it is measured, with --json as a JSON line; after Ctrl-C the table
+    has the rows so far.
     """
 
     only: str = ""
-    """Only benchmarks whose file name contains this, also those that take minutes."""
+    """Only benchmarks whose file name contains this, including slow ones."""
     all: bool = False
-    """Also the benchmarks that take minutes each."""
+    """Also the slow benchmarks, of minutes each."""
 
 
 def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -43,11 +43,11 @@ def bench(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
                 for row in rows_of(file):
                     rows.append(row)
                     info(json.dumps(_as_json(row)) if as_json else "  " + "  ".join(_cells(row)))
-            except InputError as error:  # what it measures is not installed
+            except InputError as error:  # the measured package is not installed
                 if len(files) == 1:
                     raise
                 info(f"left out: {error}")
-            except Exception as error:  # a package or a device that this one needs; the others go on
+            except Exception as error:  # for example a missing package or device; the others continue
                 problems.append(f"{file.stem} could not be measured ({type(error).__name__}: {error})".split("\n")[0])
                 info(problems[-1])
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command that compares: the tables of a job, or the methods that suit its data."""
+"""The command ``compare``: the tables of a job, or the methods for its data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from concord.errors import UnfinishedError
 
 
 def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Train what the tables need, or tune each method, and show them."""
+    """Train the missing runs of tables, or tune each method, and show the result."""
     job, rest = job_and_words(words, "compare")
     from concord.cli.config_file import print_options
     from concord.studies.comparison_plan import METHODS
@@ -35,7 +35,7 @@ def _tables(command: JobCommand) -> Any:
     from concord.studies.comparison_plan import plan_comparison
 
     plan = plan_comparison(command.job, command.tables, command.options, command.given)
-    from concord.studies.comparison import run_comparison  # imports Ray Tune, which takes seconds
+    from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
 
     return run_comparison(plan, info)
 

@@ -1,4 +1,4 @@
-"""``--config FILE`` and ``--print-config``: a command's options from a file, and as one."""
+"""``--config FILE`` and ``--print-config``: reads a command's options from a file, and prints them as one."""
 
 import json
 import tomllib
@@ -16,21 +16,21 @@ from concord.redaction import is_hidden
 
 Options = TypeVar("Options", bound=OptionGroup)
 
-# A run's own; another run has others.
+# Options of one run, which other runs do not share.
 _OF_ONE_RUN = frozenset({"name", "resume"})
 _READERS = {".json": json.loads, ".toml": tomllib.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile(OptionGroup):
-    """Options from a file, and as one."""
+    """Options read from a file, and printed as one."""
 
     # fmt: off
     config: Path | None = None
-    """YAML, TOML or JSON file with options by their names, or a run's record.json or config.json; what is given on the
-    command line counts before it."""
+    """YAML, TOML or JSON file with options by name, or a run's record.json or config.json; options on the command line
+    override it."""
     print_config: bool = False
-    """Print the options as YAML, in the form that --config takes, and do nothing else."""
+    """Print the options as YAML for --config, and exit."""
     # fmt: on
 
 
@@ -40,9 +40,9 @@ class FileOptions:
 
     Attributes:
         path: the file.
-        values: options by name.
-        rule: the rule of the user's own that it names, which is not among the values; None if it names none.
-        sources: of a run's record: texts of the user's files that its options name.
+        values: the options by name.
+        rule: the user's own rule that it names, which is not among the values; None if it names none.
+        sources: from a run's record, the texts of files that its options name.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class FileOptions:
         """Read a file of options, or a run's record.
 
         Raises:
-            InputError: it cannot be read, or is no mapping of options.
+            InputError: the file cannot be read, or is not a mapping of options.
         """
         from concord.aggregation.rule_file import RuleFile
 
@@ -69,10 +69,10 @@ class FileOptions:
         return FileOptions(path, values, rule, sources)
 
     def over(self, defaults: Options) -> Options:
-        """These options with those of the file.
+        """These options with the values of the file.
 
         Raises:
-            InputError: one of them does not exist, or has a value that it does not take.
+            InputError: an option does not exist, or its value is invalid.
         """
         known = options_of(type(defaults))
         for name in self.values:
@@ -87,7 +87,7 @@ class FileOptions:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in _READERS:
-        raise InputError(f"--config {path}: is read by its ending; expected .yaml, .toml or .json")
+        raise InputError(f"--config {path}: has an unknown ending; give a .yaml, .toml or .json file")
     try:
         values = _READERS[path.suffix](path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -95,13 +95,13 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"--config {path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict | None):
-        raise InputError(f"--config {path}: holds {type(values).__name__}; expected options by their names")
+        raise InputError(f"--config {path}: holds {type(values).__name__}; expected a mapping of options by name")
     return values or {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithFile(OptionGroup):
-    """Options of a command, and those for a file of them."""
+    """The options of a command, and those of its option file."""
 
     options: OptionGroup
     file: ConfigFile = field(default_factory=ConfigFile)
@@ -111,7 +111,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
     """These options, and ``--config`` and ``--print-config``."""
     kind = make_dataclass(
         "WithFile",
-        # Without a name, so that panels are called by the groups alone.
+        # Without a name, so that help panels have the names of groups.
         [("options", Annotated[type(options), tyro.conf.arg(name="")])],
         bases=(WithFile,),
         namespace={"__doc__": type(options).__doc__},
@@ -124,7 +124,7 @@ def with_file_options(options: OptionGroup) -> WithFile:
 
 def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
     """Print the options, see ``--print-config``."""
-    from concord.runs.folder import recorded_config
+    from concord.runs.run_folder import recorded_config
 
     recorded = recorded_config(options)
     if not as_json:
@@ -133,11 +133,11 @@ def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
 
 
 def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:
-    """Options in the form that ``--config`` takes, those of a group together.
+    """Options in the form of ``--config``, sorted by group.
 
     Args:
         options: the options.
-        recorded: their values as they are recorded; others are left out, and so are secrets.
+        recorded: their recorded values; options without one, and secrets, are left out.
     """
     lines: list[str] = []
     group: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""Help on one screen: the jobs, and a line for each of a job's options that is asked for first.
+"""Help on one screen: the jobs, and one line for each of a job's main options.
 
-tyro's own help, ``--help-all``, needs two lines for most options, so that these do not fit on a screen.
+tyro's own help, ``--help-all``, needs two lines for most options and more than a screen.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ class OptionHelp:
     """An option of a command.
 
     Attributes:
-        flags: as they are written: ``("--rescale", "--no-rescale")``.
+        flags: such as ``("--rescale", "--no-rescale")``.
         takes: the kind of its value, such as ``FLOAT``; empty for a flag.
         choices: its possible values, if they are few.
         text: its explanation.
-        default: its value if it is not given; empty if it has none.
+        default: the default; empty if there is none.
     """
 
     flags: tuple[str, ...]
@@ -69,7 +69,7 @@ def _option(action: Any) -> OptionHelp:
     """An option from argparse's form of it."""
     text, _, default = str(action.help or "").removesuffix(")").rpartition(" (default: ")
     choices = tuple(map(str, action.choices or ()))
-    if "None" in choices:  # of an option that may be left out; its choices come in any order
+    if "None" in choices:  # an optional option; tyro gives its choices in any order
         choices = tuple(sorted({*choices} - {"None"}))
     takes = "NAME" if choices else str(action.metavar or "").removeprefix("{None}|")
     if several := re.search(r"\[(\w+) \[", takes):
@@ -87,9 +87,9 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
     Args:
         command: train, tune or compare.
         job: the job with its file.
-        tables: that ``compare`` names.
-        program: the command as it was called.
-        options: its options with those of a file, at their defaults.
+        tables: the tables given to ``compare``.
+        program: the command as called.
+        options: its options and those of a file, at their defaults.
     """
     from concord.studies.comparison_plan import METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
@@ -117,7 +117,7 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
 
 
 def job_list(command: str) -> str:
-    """The jobs that can be given to a command."""
+    """The list of jobs for a command."""
     texts = [text for text in job_texts() if command != "data" or "data" in text.parts]
     column = max(len(text.name) for text in texts) + 4
     width = shutil.get_terminal_size().columns

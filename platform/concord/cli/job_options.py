@@ -1,4 +1,4 @@
-"""The options of a command on a job, from its defaults, a record, a file and the command line."""
+"""The options of a job's command, from defaults, a record, a file and the command line."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ class JobCommand:
     """A command on a job, with its options.
 
     Attributes:
-        name: of the command: train, tune or compare.
-        job: the job with its file; with a rule of the user's own its options have the rule's fields.
-        tables: that ``compare`` names.
+        name: train, tune or compare.
+        job: the job with its file; with the user's own rule its options have the rule's fields.
+        tables: the tables given to ``compare``.
         options: all options.
-        given: those that the command line, the file or the record of the study that goes on names.
-        print_config: whether the options are to be printed, and nothing else done.
+        given: the options from the command line, the file or the record of a continued study.
+        print_config: whether to print the options and exit.
     """
 
     name: str
@@ -42,7 +42,7 @@ class JobCommand:
         return {name: value for name, value in option_values(self.options).items() if name in self.given}
 
     def words(self) -> list[str]:
-        """The given options as the command line has them."""
+        """The given options as words of the command line."""
         return as_words(self.given_values())
 
 
@@ -53,14 +53,14 @@ def read_command(
     program: str,
     earlier: Callable[[Path, str, Sequence[str]], Record | None] | None = None,
 ) -> JobCommand:
-    """A command's options: the job's, under those of the run or study that goes on, the file's and the words'.
+    """A command's options: the words override the file, which overrides the record of a resumed run or study.
 
     Args:
-        name: of the command.
+        name: the command.
         job: the job with its file.
-        words: after the job: the tables of ``compare``, and options.
-        program: the command as it was called, for messages.
-        earlier: gives the record of the run or study that goes on, if one does, by output folder, name and words.
+        words: the words after the job: tables of ``compare``, and options.
+        program: the command as called, for messages.
+        earlier: returns the record of a resumed run or study, if there is one, by output folder, name and words.
 
     Raises:
         InputError: an option, the file or the rule is wrong.
@@ -82,27 +82,27 @@ def read_command(
     command = with_file_options(options)
     parsed = parse(type(command), words, program, command, partial(job_help, name, job, tables, program, command))
     given = given_options(type(options), words).union(record.get("given", ()) if record else ())
-    if file is not None:  # a value that is the default does not fix the option
+    if file is not None:  # a default value does not fix the option
         usual = option_values(defaults)
         given |= {each for each, value in option_values(file.over(defaults)).items() if value != usual[each]}
     return JobCommand(name, job, tables, parsed.options, frozenset(given), parsed.file.print_config)
 
 
 def default_options(command: str, job: Any, called: str, tables: Sequence[str] = ()) -> Any:
-    """The options of a command with this job, an instance with their defaults.
+    """The options of a command with this job, at their defaults.
 
     Args:
         command: train, tune or compare.
         job: the job with its file.
-        called: command and job as the user wrote them, for messages.
-        tables: that ``compare`` names.
+        called: command and job as called, for messages.
+        tables: the tables given to ``compare``.
 
     Raises:
-        InputError: the command can do nothing with this job.
+        InputError: the command does not apply to this job.
     """
     from concord.studies.comparison_plan import METHODS, comparisons_of
     from concord.studies.methods import methods_options_for
-    from concord.studies.options import compare_options_for, options_for
+    from concord.studies.study_options import compare_options_for, options_for
 
     if command == "train":
         return job.job.config
@@ -110,14 +110,14 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
         return options_for(job.job.config, list(job.job.studies))
     if METHODS in tables:
         if len(tables) > 1:
-            raise InputError(f"{called} {' '.join(tables)}: {METHODS} is no table; give it alone")
+            raise InputError(f"{called} {' '.join(tables)}: {METHODS} is not a table; give it alone")
         return methods_options_for(job)
-    comparisons_of(job)  # which refuses a job without any
+    comparisons_of(job)  # refuses a job without tables
     return compare_options_for(job.job.config)
 
 
 def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names before the first option, and the rest."""
+    """The words before the first option, and the rest."""
     at = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:at]), list(words[at:])
 
@@ -125,17 +125,16 @@ def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def with_own_rule(
     job: Any, words: Sequence[str], record: Record | None = None, file: Any = None
 ) -> tuple[Any, list[str]]:
-    """The job with the rule of the user's own that it is to be trained with, and the words that name it so.
+    """The job with the user's own rule, and the words with the rule's canonical name.
 
     Args:
         job: the job with its file.
         words: the options.
-        record: of the run or study that goes on; its rule counts if the words name none.
-        file: of ``--config``; its rule counts after that.
+        record: of a resumed run or study; its rule is used if the words name none.
+        file: of ``--config``; its rule is used after that.
 
     Returns:
-        The job, whose options have the rule's fields, and the words with the rule as its options call it. Without a
-        rule of the user's own, job and words as they are.
+        The job, with the rule's fields as options, and the words. Without an own rule both are unchanged.
 
     Raises:
         InputError: the rule cannot be used.
@@ -159,7 +158,7 @@ def with_own_rule(
 
 
 def _early_values(words: Sequence[str], *options: str) -> tuple[argparse.Namespace, list[str]]:
-    """What the words give for options that decide which options the job has, and the other words."""
+    """The values of options that decide the job's other options, and the remaining words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in options:
         parser.add_argument(f"--{option}", nargs="?", const="")
@@ -170,22 +169,22 @@ def _read_file(config: str | None) -> Any:
     if config is None:
         return None
     if not config:
-        raise InputError("--config: needs a value, a YAML, TOML or JSON file")
+        raise InputError("--config: needs a value; give a YAML, TOML or JSON file")
     from concord.cli.config_file import FileOptions
 
     return FileOptions.read(Path(config))
 
 
 def _output(given: str | None) -> Path:
-    """The output folder, before the options are read."""
+    """The output folder, before the options are parsed."""
     output = Path(given or DEFAULT_OUTPUT)
     check_address("output", output)
     return resolve(output) if ":/" in str(output) else output
 
 
 def _restored(options: Any, record: Record, words: Sequence[str]) -> Any:
-    """The options as the record has them; the aggregator of the words decides which aggregators the option takes."""
-    from concord.runs.folder import restored_config
+    """The options with the record's values, except the aggregator if the words give one."""
+    from concord.runs.run_folder import restored_config
 
-    said = _early_values(words, "aggregator")[0].aggregator is not None
-    return restored_config(options, {k: v for k, v in record["config"].items() if not (said and k == "aggregator")})
+    given = _early_values(words, "aggregator")[0].aggregator is not None
+    return restored_config(options, {k: v for k, v in record["config"].items() if not (given and k == "aggregator")})

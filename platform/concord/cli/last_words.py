@@ -1,7 +1,7 @@
-"""A line for a command that ends without one: killed, crashed in native code, or ended by the ``os._exit`` of a job.
+"""Prints a line for a command that ends without one: killed, crashed in native code, or ended by a job's ``os._exit``.
 
-The process itself cannot write it. A small fork of it, made before anything heavy is imported, waits on a pipe, which
-closes when the command's process ends, however it ends.
+The process itself cannot print it. A small fork, made before slow imports, waits on a pipe, which closes when the
+command's process ends for any reason.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ _DONE = b"."
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Should this process end in the body without leaving it, a line on standard error says so."""
+    """Print a line to standard error if this process ends inside the body."""
     if not hasattr(os, "fork"):
         yield
         return
-    reading, writing = os.pipe()  # neither is passed on to programs that are started
+    reading, writing = os.pipe()  # child programs inherit neither
     if os.fork() == 0:
         os.close(writing)
         _wait(reading)
@@ -39,7 +39,7 @@ def _wait(reading: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all processes of a terminal or job
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # whoever reads the command's output waits for the command alone
+    for stream in (0, 1):  # readers of the output must not wait for this fork
         os.dup2(nothing, stream)
     if os.read(reading, 1) != _DONE:
         os.write(2, _LINE)

@@ -1,4 +1,4 @@
-"""What commands print: lines of progress, and tables."""
+"""Output of commands: lines of progress, and tables."""
 
 import logging
 import select
@@ -10,7 +10,7 @@ from concord import logs
 
 
 def info(line: str, level: int = logging.INFO) -> None:
-    """A line of progress, or of an error."""
+    """Print a line of progress, or of an error."""
     if logs.as_json():
         logs.write(line, level)
     else:
@@ -18,7 +18,7 @@ def info(line: str, level: int = logging.INFO) -> None:
 
 
 def output_closed() -> bool:
-    """Whether what read standard output or error has ended, as ``head`` does after its lines."""
+    """Whether the reader of standard output or error has ended, as ``head`` does."""
     poll = select.poll()
     for stream in (1, 2):
         poll.register(stream, 0)
@@ -32,16 +32,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    first, *others = header  # the rows' names stay in one line
+    first, *others = header  # keep the rows' names in one line
     table = Table(Column(first, no_wrap=True), *others, box=SIMPLE_HEAD)
     for row in rows:
         table.add_row(*map(escape, row))
-    # Where output is no terminal, a narrow default width would break every row.
+    # If output is not a terminal, rich's default width would break every row.
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def show(parts: Sequence[str | tuple[Sequence[str], Sequence[Sequence[str]]] | Mapping[str, Any]]) -> None:
-    """Lines, tables, and mappings as tables by their titles, on standard output."""
+    """Print lines, tables, and mappings as tables by title."""
     for part in parts:
         if isinstance(part, str):
             print(part)
@@ -52,14 +52,14 @@ def show(parts: Sequence[str | tuple[Sequence[str], Sequence[Sequence[str]]] | M
             table(*part)
 
 
-_Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and what is there
+_Entries = list[tuple[tuple[str, ...], Any]]  # names, one a level, and the value
 
 
 def nested_table(title: str, value: Mapping[Any, Any]) -> None:
-    """A mapping, of mappings perhaps, as a table on standard output.
+    """Print a mapping, perhaps nested, as a table.
 
-    The names in the innermost mappings become the columns, and the names before those begin the rows, a level a column.
-    Where not every entry is as deep as the others, each value has a row of its own.
+    The keys of the innermost mappings become columns, and the outer keys begin the rows, one column a level. If depths
+    differ, each value has a row of its own.
     """
     outer: _Entries = [((), value)]
     inner = _within(outer)
@@ -80,7 +80,7 @@ def nested_table(title: str, value: Mapping[Any, Any]) -> None:
 
 
 def _within(entries: _Entries) -> _Entries:
-    """What is in those entries that are mappings, and the others as they are."""
+    """Expand the entries that are mappings by one level."""
     found: _Entries = []
     for names, each in entries:
         if isinstance(each, Mapping) and each:
@@ -91,8 +91,8 @@ def _within(entries: _Entries) -> _Entries:
 
 
 def format_value(value: Any) -> str:
-    """A value as a table shows it."""
-    if isinstance(value, float):  # small ones, such as learning rates, keep their digits
+    """A value as text for a table."""
+    if isinstance(value, float):  # small values, such as learning rates, keep their digits
         return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     if isinstance(value, Mapping):
         return "  ".join(f"{key}: {format_value(entry)}" for key, entry in value.items())

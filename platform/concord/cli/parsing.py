@@ -1,4 +1,4 @@
-"""A command's options from its words; what is wrong with them becomes one line."""
+"""Parses a command's options; an error becomes one line."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ def parse(
     default: Options | None = None,
     brief: Callable[[], str] | None = None,
 ) -> Options:
-    """The options in these words; what is wrong with them becomes one line.
+    """Parse options; an error becomes one line.
 
     Args:
         options: a dataclass.
         words: the words.
-        program: the command that they were given to.
-        default: values of what is not given, if they are not the dataclass's.
-        brief: makes the text of ``--help``; without it, ``--help`` shows everything as ``--help-all`` does.
+        program: the command.
+        default: default values, if not the dataclass's.
+        brief: returns the text of ``--help``; without it ``--help`` is the same as ``--help-all``.
     """
     if brief is not None and "--help-all" not in words and asks_for_help(words):
         print(brief())
@@ -38,18 +38,18 @@ def parse(
         return parsed
     values = {name: value for name, value in option_values(parsed).items() if name in given_options(options, words)}
     require_one_way(values)
-    return parsed.with_options(**values)  # which changes what they imply
+    return parsed.with_options(**values)  # which sets implied options
 
 
 def parse_known(options: type[Options], words: Sequence[str], program: str) -> tuple[Options, list[str]]:
-    """The options in these words, wherever they stand, and the words that are none of them."""
+    """Parse these options at any position; return them and the other words."""
     found: tuple[Options, list[str]] = _parse(options, words, program, {"return_unknown_args": True, "add_help": False})
     return found
 
 
 def _parse(options: type[Any], words: Sequence[str], program: str, settings: Mapping[str, Any]) -> Any:
     import tyro
-    from tyro import _errors as tyro_errors  # tyro has no public way to its errors
+    from tyro import _errors as tyro_errors  # tyro's errors are private
 
     def refuse(event: Any) -> None:
         raise InputError(_one_line(event, [option.flag for option in options_of(options).values()]))
@@ -59,7 +59,7 @@ def _parse(options: type[Any], words: Sequence[str], program: str, settings: Map
 
 
 def _with_missing(default: Any) -> Any:
-    """With what tyro calls a value that has to be given."""
+    """The defaults with tyro's marker for required options."""
     import tyro
 
     needed = [name for name, value in option_values(default).items() if value is NEEDED]
@@ -67,11 +67,11 @@ def _with_missing(default: Any) -> Any:
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether the words ask what there is to give."""
+    """Whether the words ask for help."""
     return not HELP.isdisjoint(words)
 
 
-# What tyro calls the values of an option, in words.
+# tyro's names of value types, in words.
 _KINDS = {
     "INT": "a whole number",
     "FLOAT": "a number",
@@ -81,7 +81,7 @@ _KINDS = {
 
 
 def _one_line(event: Any, known: Sequence[str]) -> str:
-    """What a parse error is about: the option, the value, and what would be right."""
+    """A parse error in one line: the option, the value, and what is expected."""
     lowered = getattr(getattr(event, "argument", None), "lowered", None)
     option = "/".join(getattr(lowered, "name_or_flags", ()) or ())
     if not option.startswith("-"):
@@ -92,7 +92,7 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
         case "UnrecognizedArgs":
             first = event.tokens[0]
             if not first.startswith("-"):
-                return f"{' '.join(event.tokens)}: not expected here; {event.prog} --help lists the options"
+                return f"{' '.join(event.tokens)}: is not an option; {event.prog} --help lists the options"
             near = did_you_mean(first.split("=")[0].lower(), known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
@@ -102,14 +102,14 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             return f"{option} {event.value}: must be one of {', '.join(choices)}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
-            return f"{', '.join(missing)}: needed; {event.prog} --help says what it is"
+            return f"{', '.join(missing)}: is required; {event.prog} --help explains it"
         case "BadValue" if event.reason == "too_few_values":
             return f"{option}: needs a value, {kind}"
         case "BadValue":
             return f"{option} {event.offending_value or ''}: {' '.join(str(event.reason).split())}".replace(" :", ":")
         case "InstantiationFailure":
             message = " ".join(event.message.split())
-            # Of an option that may be left out, why it is no None is said, too.
+            # For optional options the message also explains why the value is not None.
             given = re.search(r"could be instantiated from (\[.*?\])", message)
             value = " ".join(re.findall(r"'([^']*)'", given.group(1) if given else message))
             return f"{option} {value}: must be {kind}" if metavar in _KINDS else f"{option}: {message}"
@@ -118,21 +118,21 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
 
 
 def job_and_words(words: Sequence[str], command: str) -> tuple[Any, list[str]]:
-    """The job that the first word names, and the other words; without any, the jobs there are are listed."""
+    """The job named by the first word, and the other words; without a word the error lists the jobs."""
     if words and words[0] in HELP:
         print(job_list(command))
         raise SystemExit(0)
     if not words:
         info(job_list(command))
     if not words or words[0].startswith("-"):
-        raise InputError(f"{command}: which job? one of {', '.join(built_in_jobs())}, or a Python file")
+        raise InputError(f"{command}: no job is named; give one of {', '.join(built_in_jobs())}, or a Python file")
     from concord.training.job import load_job
 
     return load_job(words[0]), list(words[1:])
 
 
 def given_options(options: type[Any], words: Sequence[str]) -> set[str]:
-    """The options that these words name."""
+    """The names of the options in these words."""
     names = options_of(options).keys()
     named = {word.removeprefix("--").split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     return (named | {name.removeprefix("no_") for name in named}) & names

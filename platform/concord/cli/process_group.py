@@ -1,8 +1,7 @@
-"""A server in a process group of its own, all of which ends when whoever started it ends, however that may be.
+"""Runs a server in a process group of its own, which ends when its starter ends for any reason.
 
-A server starts processes, and these start others: ending the first leaves the rest. So a process stands between, this
-file as a program, which leads their group and reads from a pipe. When its starter closes the pipe, or is killed and the
-system closes it, it ends the group.
+A server starts processes, which start others: ending the first leaves the rest. So this file runs as a program between
+them: it leads the group and reads from a pipe. When the starter closes the pipe, or is killed, it ends the group.
 """
 
 import contextlib
@@ -13,14 +12,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-# How long processes that are asked to end may take, before they are killed.
+# How long terminated processes may take to end before they are killed.
 _ENDING_SECONDS = 5.0
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end and give its exit status; what it printed to standard output is thrown away.
+    """Run a command to its end and return its exit status; its standard output is dropped.
 
-    Nothing of what it started is left, also when this is interrupted (KeyboardInterrupt) or this process killed.
+    None of its processes is left, even after an interrupt (KeyboardInterrupt) or if this process is killed.
     """
     group = subprocess.Popen(
         [sys.executable, "-P", __file__, *command],
@@ -36,14 +35,14 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         group.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             group.wait(2 * _ENDING_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # what an end of the server by itself has left
+        with contextlib.suppress(ProcessLookupError):  # the server may have ended on its own
             os.killpg(group.pid, signal.SIGKILL)
         group.wait()
 
 
 def _lead(command: Sequence[str]) -> int:
-    """Be the leader of the group: run the command, and end all of it when standard input ends."""
-    # A handler, and no SIG_IGN, which the command would inherit.
+    """Lead the group: run the command, and end all processes when standard input ends."""
+    # A handler, not SIG_IGN, which the command would inherit.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server = subprocess.Popen(list(command), stdin=subprocess.DEVNULL)
 

@@ -1,4 +1,4 @@
-"""Commands that run jobs on this machine, or on the cluster it belongs to: jobs, train, tune, demo, data, report."""
+"""Commands that run jobs: jobs, train, tune, demo, data, report."""
 
 import contextlib
 import sys
@@ -20,11 +20,11 @@ from concord.storage import display_path, is_remote
 
 @dataclass(frozen=True)
 class Jobs:
-    """What there is to run, and what each reproduces."""
+    """The built-in jobs, and the paper's result that each reproduces."""
 
 
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """What there is to run."""
+    """List the built-in jobs."""
     parse(Jobs, words, "concord jobs")
     jobs = [{"name": each.name, "reproduces": _reproduces(each)} for each in job_texts()]
     if not as_json:
@@ -49,7 +49,7 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     command = read_command("train", job, rest, f"concord train {words[0]}", _resumed_run)
     job, config = command.job, command.options
     if command.print_config:
-        return print_options(job.name, config.resolved(), as_json)
+        return print_options(job.name, config.resolve(), as_json)
     report = run(job, config, info)
     if not as_json:
         _print_report(report)
@@ -57,9 +57,9 @@ def train(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _resumed_run(output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
-    """With --resume, the record of the run that goes on."""
+    """With --resume, the record of the resumed run."""
     from concord.record import require_record
-    from concord.runs.folder import run_folder
+    from concord.runs.run_folder import run_folder
 
     if "--resume" not in words or asks_for_help(words):
         return None
@@ -96,7 +96,7 @@ def tune(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _earlier_study(job: Any, output: Path, name: str, words: Sequence[str]) -> Mapping[str, Any] | None:
-    """The record of the study of this --name, with all options that it was started with as its configuration."""
+    """The record of the study of this --name, with its initial options as the configuration."""
     from concord.record import read_record
     from concord.studies.plan import group_folder
 
@@ -123,7 +123,7 @@ class Demo:
 
 
 def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """The AND-mask beside the average."""
+    """Compare the AND-mask with the average."""
     options = parse(Demo, words, "concord demo")
     from concord.runs.dashboard import described
     from concord.runs.execute import needs_ray_train
@@ -136,7 +136,7 @@ def demo(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job = load_job("synthetic")
     config = job.job.config.with_options(**vars(options))
     config.check()
-    preflight(job, config)  # before Ray takes its seconds to start
+    preflight(job, config)  # before Ray starts, which takes seconds
     Store.open(config.run.output)
     with contextlib.ExitStack() as session:
         if needs_ray_train(config):
@@ -186,10 +186,12 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "data")
     making = getattr(job.job, "data", None)
     if making is None:
-        raise InputError(f"data {words[0]}: this job reads data that are there, or makes its own when it runs")
+        raise InputError(
+            f"data {words[0]}: this job has no data to make: it reads existing data, or makes them in a run"
+        )
     options = parse(making.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
-        _require_disk(option, getattr(options, option, None), "data are made in a folder; copy them there afterwards")
+        _require_disk(option, getattr(options, option, None), "give a local folder; copy the data afterwards")
     result: Mapping[str, Any] = making.make(options, info)
     if not as_json and not making.tells:
         nested_table("data", result)
@@ -202,13 +204,13 @@ def _require_disk(option: str, path: Path | None, why: str) -> None:
 
 
 def report(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
-    """Figures and tables of a job, of its comparisons and of its studies: reads what is there, and trains nothing."""
+    """Figures and tables of a job, its comparisons and its studies, from existing runs."""
     job, rest = job_and_words(words, "report")
     from concord.studies.report import report_groups, report_options
 
     tables, rest = tables_and_options(rest)
     options = parse(report_options(job), rest, f"concord report {words[0]}")
-    _require_disk("output", options.output, "reports are made in a folder; a study's own figures are kept with it")
+    _require_disk("output", options.output, "give a local folder; a study's figures are kept with it")
     result, shown = report_groups(job, tables, options, info)
     if not as_json:
         show(shown)

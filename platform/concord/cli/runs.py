@@ -1,4 +1,4 @@
-"""The command on tracked runs: it lists them, finds some, and puts them side by side."""
+"""The command ``runs``: lists, finds and compares tracked runs."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from concord.cli.models import open_store
 from concord.cli.output import format_value, info, table
 from concord.cli.parsing import parse
-from concord.cli.registry import open_store
 from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 
 _SPLITS = ("train", "held_out", "validation", "ood")
-# Metrics that are good where they are small, by how their names end.
+# Endings of metrics of which smaller is better.
 _SMALL_IS_GOOD = ("loss", "spread", "error", "rmse")
 _MOST_METRICS = 4
-# Tags of a run that may explain its metrics as its options do, by the names they are shown under.
+# Tags that may explain a run's metrics, by the names to show.
 _TAGS = {
     "concord.environments": "training environments",
     "concord.data": "data version",
@@ -33,24 +33,24 @@ class Runs:
     job: str | None = None
     """Only runs of this job."""
     status: Literal["running", "finished", "failed", "killed"] | None = None
-    """Only runs that are so."""
+    """Only runs of this status."""
     name: str | None = None
-    """Only runs with this in their names."""
+    """Only runs whose name contains this."""
     where: tuple[str, ...] = ()
     """Only runs for which all of these hold, such as objective=irm 'ood_accuracy>0.9' (with quotes: to a shell > and <
     are redirections)."""
     study: str | None = None
-    """Trials of this study, instead of runs."""
+    """Show the trials of this study instead of runs."""
     metric: str | None = None
     """Metric to order by, such as ood_accuracy; the best come first, and runs without it are left out."""
     mode: Literal["max", "min"] | None = None
-    """Whether the metric is good when it is large or small; min for losses and errors, max for others, if not given."""
+    """Mode of the metric; by default min for losses and errors, max for others."""
     show: tuple[str, ...] = ()
     """Further options and metrics to show."""
     top: int = 20
     """Rows of the table."""
     compare: tuple[str, ...] = ()
-    """Names (or ids) of runs to put side by side: the options that differ, and the metrics."""
+    """Names (or ids) of runs to compare: the options that differ, and the metrics."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None
@@ -63,9 +63,9 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     if options.top < 1:
         raise InputError(f"--top {options.top}: must be at least 1")
     if len(options.compare) == 1:
-        raise InputError(f"--compare {options.compare[0]}: with which other? give two names, or more")
+        raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
     if options.mode and not options.metric:
-        raise InputError(f"--mode {options.mode}: of which metric? give --metric too")
+        raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
     from concord.tracking.run_search import Condition, RunSearch, named_run
 
     where = tuple(map(Condition.of, options.where))
@@ -91,7 +91,7 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _with_interruption(run: Any, output: Path) -> Any:
-    """The run, interrupted where it is running as far as MLflow knows and no process has its folder here."""
+    """The run, with status interrupted if MLflow shows it as running but no process holds its folder."""
     from concord.runs.lifecycle import is_interrupted
 
     if run.status == "RUNNING" and is_interrupted(output, run.name, run.run_id):
@@ -116,7 +116,7 @@ def _print_list(found: Sequence[Any], asked: Sequence[str]) -> None:
 
 
 def _main_metrics(found: Iterable[Any]) -> list[str]:
-    """The metrics to show of these runs: each split's accuracy, or loss where there is none."""
+    """The metrics to show of these runs: each split's accuracy, or the loss without one."""
     known = {name for run in found for name in _short(run.metrics)}
     splits = [[f"{split}_{measure}" for measure in ("accuracy", "loss")] for split in _SPLITS]
     chosen = [name for names in splits for name in [each for each in names if each in known][:1]]
@@ -124,7 +124,7 @@ def _main_metrics(found: Iterable[Any]) -> list[str]:
 
 
 def _job(run: Any) -> str:
-    """The job, and the study if the run is all of one or a part of one."""
+    """The job, and the study if the run belongs to one."""
     study = run.tags.get("concord.study")
     return " ".join(filter(None, (run.tags.get("concord.job"), f"(study {study})" if study else None)))
 
@@ -135,7 +135,7 @@ def _cell(run: Any, name: str) -> str:
 
 
 def _short(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics without those of single environments and layers, and of how long steps take."""
+    """The metrics without those of single environments, layers and step times."""
     return {name: value for name, value in sorted(metrics.items()) if "/" not in name and not name.startswith("step")}
 
 
@@ -158,7 +158,7 @@ def _compared(found: Sequence[Any], as_json: bool) -> Mapping[str, Any]:
 
 
 def _described(run: Any) -> dict[str, str]:
-    """What may explain a run's metrics: job, options, data, versions."""
+    """The possible explanations of a run's metrics: job, options, data, versions."""
     tags = {name: run.tags[tag] for tag, name in _TAGS.items() if tag in run.tags}
     options = {name: value for name, value in run.parameters.items() if name not in ("name", "resume")}
     return {"job": _job(run), "status": run.status.lower(), **tags, **options}

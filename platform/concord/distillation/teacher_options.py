@@ -56,7 +56,7 @@ class TeacherOptions(OptionGroup):
         return self.teacher == "meta" and not self.resample_split
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         for option in ("unrolled_steps", "student_steps"):
             self.require(option, getattr(self, option) >= 1, "must be at least 1")
         self.require("validation_fraction", 0 < self.validation_fraction < 1, "must lie between 0 and 1")

@@ -32,7 +32,7 @@ class SkipOptions(OptionGroup):
         return frozenset({"stride"} if self.skip == "adaptive" else {"horizon", "exploration_steps"})
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         values = option_values(self)
         for option in ("horizon", "stride"):
             self.require(option, values[option] >= 1, "must be at least 1")

@@ -7,7 +7,7 @@ generator; :class:`BatchStream` draws the batches. :func:`image_dataset` reads M
 
 from concord.environments.batches import BatchStream
 from concord.environments.collection import Environment, Environments, HeldOut, split_held_out
-from concord.environments.folder import from_folder
+from concord.environments.folder_environments import from_folder
 from concord.environments.images import ImageDataset, LabelledImages, image_dataset, shuffle_labels
 from concord.environments.source import ExampleSource, InMemory, Switching
 

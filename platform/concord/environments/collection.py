@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from concord.environments.source import EndToEnd, ExampleSource, InMemory, Part, Switching
+from concord.environments.source import ContiguousBuilder, ExampleSource, InMemory, Part, Switching
 from concord.environments.tree import Tree, described, difference, is_pair, named_leaves
 from concord.errors import ArgumentError, InputError
 
@@ -298,7 +298,7 @@ class Environments:
         if len(names) == 1 and fraction == 0:
             (alone,) = loaded
             return [HeldOut(Environment(alone.name, pytree.tree_map(lambda leaf: leaf.to(device), alone.data)), None)]
-        laid, held_out = EndToEnd(len(names)), []
+        laid, held_out = ContiguousBuilder(len(names)), []
         form: dict[str, str] = {}
         for name in names:
             whole = loaded.pop() if loaded else self[name]  # the first is kept no longer than the others

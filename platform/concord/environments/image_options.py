@@ -25,7 +25,7 @@ class ImageOptions(OptionGroup):
         object.__setattr__(self, "data", source(self.data))  # here, since a worker runs elsewhere
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         for option in ("train_images", "test_images"):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 

@@ -105,7 +105,7 @@ class Switching(ExampleSource):
         return self.after.take(examples)
 
 
-class OneAfterTheOther(ExampleSource):
+class ConcatSource(ExampleSource):
     """The examples of several sources, which are read when they are asked for.
 
     Args:
@@ -144,11 +144,11 @@ def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> 
     """
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     if len(in_memory) < len(sources):
-        return OneAfterTheOther(sources, device)
+        return ConcatSource(sources, device)
     return InMemory(merged([source.data for source in in_memory], lambda leaves: joined(leaves).to(device)))
 
 
-class EndToEnd:
+class ContiguousBuilder:
     """Lays examples one after the other in one tensor a leaf, as they come, so that they are in memory once.
 
     Args:

@@ -87,7 +87,7 @@ class DynamicsNetworkOptions(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("kernels", self.kernels >= 1, "must be at least 1")
 
     def network(self, channels: int) -> DynamicsNetwork:

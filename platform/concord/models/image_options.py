@@ -31,7 +31,7 @@ class ImageNetworkOptions(OptionGroup):
         return frozenset({"hidden_units", "hidden_layers", "batch_norm"} if self.model != "mlp" else ())
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         for option in ("hidden_units", "hidden_layers"):
             self.require(option, option_values(self)[option] >= 1, "must be at least 1")
 

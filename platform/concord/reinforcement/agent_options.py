@@ -116,7 +116,7 @@ class AgentConfig(RunConfig):
         return self.environments * self.rollout * max(1, self.runners)
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
         check_game(self.game, self.difficulty)
         positive = ("steps", "environments", "rollout", "epochs", "minibatches", "evaluations", "evaluation_episodes")

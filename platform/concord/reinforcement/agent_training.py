@@ -132,7 +132,10 @@ def _epochs(config: AgentConfig, steps: int) -> float:
 
 def _policy(algorithm: Any) -> Policy:
     """The policy as it is now, on the CPU, its weights rounded as a file of an expert has them."""
-    network = ActorCritic()
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # its first weights are not used; a checkpoint must not change what is drawn
+        network = ActorCritic()
     network.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in algorithm.weights().items()})
     return Policy(network.half().float()).eval()
 

@@ -171,13 +171,15 @@ class PolicyOptimization(PPO):
         """Sample, learn, and send the new weights to the runners."""
         overlap = self.config.learner_config_dict["overlap"]
         if self.config.num_env_runners == 0:
-            episodes = self.env_runner_group.local_env_runner.sample()
+            sampled = [self.env_runner_group.local_env_runner.sample()]
         else:
-            episodes = self._next_episodes()
+            sampled = self._next_episodes()
             if overlap:
                 self._begin_sampling()
+        episodes = [episode for each in sampled for episode in each]
         self.returns = [float(each.get_infos(-1)["episode"]["r"]) for each in episodes if each.is_done]
-        self.batch_steps = sum(map(len, episodes))
+        # As many as were asked for, so that a resumed run counts as before; RLlib samples more where episodes end.
+        self.batch_steps = len(sampled) * self.config.num_envs_per_env_runner * self.config.rollout_fragment_length
         results = self.learner_group.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._steps + self.batch_steps},
@@ -237,15 +239,15 @@ class PolicyOptimization(PPO):
     def _begin_sampling(self) -> None:
         self.env_runner_group.foreach_env_runner_async("sample", tag=_SAMPLES)
 
-    def _next_episodes(self) -> list[SingleAgentEpisode]:
+    def _next_episodes(self) -> list[list[SingleAgentEpisode]]:
+        """Those of each runner."""
         group = self.env_runner_group
         if group.num_in_flight_async_reqs(_SAMPLES) == 0:
             self._begin_sampling()
-        found: list[SingleAgentEpisode] = []
+        found: list[list[SingleAgentEpisode]] = []
         empty = 0
         while not found or group.num_in_flight_async_reqs(_SAMPLES) > 0:
-            for _, episodes in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0):
-                found += episodes
+            found += [episodes for _, episodes in group.fetch_ready_async_reqs(tags=_SAMPLES, timeout_seconds=1.0)]
             if not found and group.num_in_flight_async_reqs(_SAMPLES) == 0:  # all runners died, and come again
                 empty += 1
                 if empty > _MOST_EMPTY_ROUNDS:

@@ -1,1 +1,1 @@
-"""The life of a run: its workers, by Ray Train or of this machine, its folder and who has it, resuming, progress."""
+"""The life of a run: its workers (Ray Train's or this machine's), its folder and lock, resuming, progress."""

@@ -1,4 +1,4 @@
-"""What is measured of one trained model: the options that ask for it, its losses, and the report that is kept."""
+"""The analysis of one trained model: its options, the model's losses, and the report that is kept."""
 
 import json
 import time
@@ -21,8 +21,8 @@ from concord.errors import ArgumentError, InputError, RunFailedError
 from concord.machine import machine
 from concord.options import OptionGroup
 from concord.runs.execute import only_process
-from concord.runs.folder import run_folder
 from concord.runs.resources import check_local_gpus
+from concord.runs.run_folder import run_folder
 from concord.runs.tags import run_tags
 from concord.runs.trained_model import TrainedModel, model_of_run, model_of_version
 from concord.storage import Folder
@@ -35,52 +35,52 @@ FOLDER, REPORT = "consistency", "consistency.json"  # in a run's folder, and amo
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeOptions(OptionGroup):
-    """How consistent what was learned is across environments: how far a change that one environment does not see (its
-    loss stays within ε) may change another's loss. Beside it stands the same on pseudo-environments, dealt out at
+    """How consistent a trained model is across environments: how much another environment's loss may change under a
+    change of weights that keeps one environment's loss within ε. The null is the same on pseudo-environments, drawn at
     random from the same examples."""
 
     name: tuple[str, ...] = ()
-    """Finished runs; several that differ in the seed alone are one method, others stand side by side."""
+    """Finished runs; runs that differ in the seed alone are one method, other runs are compared side by side."""
     model: str | None = None
-    """A registered model in their place: NAME@champion, or NAME/VERSION."""
+    """A registered model instead: NAME@champion, or NAME/VERSION."""
     settings: Settings = field(default_factory=Settings)
     through: str | None = None
-    """Another run of the same network, through whose solution the slices go."""
+    """Another run of the same network; the slices pass through its solution."""
     use_gpu: bool = False
     """Compute on a GPU."""
     results: Path | None = None
-    """Folder that keeps the main numbers as well, a line a run: JOB-analyzed.jsonl."""
+    """Folder for the main numbers, one line a run: JOB-analyzed.jsonl."""
     again: bool = False
-    """Measure anew what was measured before with the same options."""
+    """Repeat an analysis that was made before with the same options."""
     data_dir: Path | None = None
-    """Folder of the data, if it is not where the run had it."""
+    """Folder of the data, if not the run's."""
     output: Path = DEFAULT_OUTPUT
     """Folder of the runs, and of MLflow's store without a tracking URI."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI)."""
     address: str | None = None
-    """Ray cluster for several runs, or local; without it (or RAY_ADDRESS) Ray is started on this machine."""
+    """Ray cluster for several runs, or local; by default RAY_ADDRESS, else a Ray that is started on this machine."""
 
     def check(self) -> None:
         """Validate options."""
         super().check()
         if bool(self.name) == bool(self.model):
             raise InputError(
-                "analyze: of what? give --name RUN, or several, or --model NAME@champion; concord runs lists"
+                "analyze: no model is named; give --name RUN, or several, or --model NAME@champion; concord runs lists"
             )
         if self.through is not None:
-            self.require("through", len(self.name) == 1, "leads from one run to another; give one --name")
-            self.require("through", "slices" in self.settings.parts, "is for slices, which --parts does not name")
+            self.require("through", len(self.name) == 1, "needs one run to start from; give one --name")
+            self.require("through", "slices" in self.settings.parts, "is for slices; add slices to --parts")
 
     @property
     def where(self) -> TrainConfig:
-        """Where runs and data are and where to compute, as a run's options."""
+        """The folders and the device, as a run's options."""
         shared = ("output", "tracking_uri", "address", "use_gpu", "data_dir")
         return TrainConfig().with_options(**{option: getattr(self, option) for option in shared})
 
     @property
     def asked(self) -> dict[str, Any]:
-        """All that the answer depends on, as JSON has it."""
+        """The options that decide the result, as JSON."""
         asked: dict[str, Any] = json.loads(json.dumps({**asdict(self.settings), "through": self.through}))
         return asked
 
@@ -91,14 +91,14 @@ class AnalyzeOptions(OptionGroup):
         return model_of_run(job, self.output, name, self.data_dir)
 
     def folder(self, trained: TrainedModel) -> Folder:
-        """Where the report is kept: with the run, or among the job's reports where only the registry has the model."""
+        """The report's folder: the run's, or the job's reports for a model that only the registry has."""
         if self.name:
             return run_folder(self.output, trained.name)
         return Folder(self.output / "reports" / trained.job.name / trained.name)
 
 
 def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any] | None:
-    """The report that was kept before, if the same was asked."""
+    """The earlier report with the same options, if there is one."""
     folder = options.folder(trained)
     folder.fetch(FOLDER)
     try:
@@ -111,7 +111,7 @@ def kept_report(trained: TrainedModel, options: AnalyzeOptions) -> dict[str, Any
 def analyze_model(
     trained: TrainedModel, options: AnalyzeOptions, advance: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, Any]:
-    """Measure a model, and keep the report with its figures in the run's folder and in MLflow."""
+    """Analyze a model, and keep the report with its figures in the run's folder and in MLflow."""
     started = time.perf_counter()
     check_local_gpus(options.where)
     device = only_process(options.where).device
@@ -171,12 +171,12 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     names = environments.train
     if config.aggregation.per_example and not groups:
         raise ArgumentError(
-            "environments", groups, f"in run {trained.name} every example is an environment; give a number"
+            "environments", groups, f"in run {trained.name} every example is an environment; give the number of groups"
         )
     if settings.split == "held-out" and config.data.held_out == 0:
-        raise ArgumentError("split", "held-out", f"run {trained.name} held nothing out; give train")
+        raise ArgumentError("split", "held-out", f"run {trained.name} has no held-out examples; give train")
     if len(names) < 2 and not groups:
-        raise InputError(f"job {job.name}: has one training environment; consistency compares two at least")
+        raise InputError(f"job {job.name}: has one training environment; consistency needs at least two")
     batches = {}
     for pair in environments.split(names, config.data.held_out, config.run.seed):
         held_out = settings.split == "held-out" and pair.held_out is not None
@@ -186,7 +186,7 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
     if groups:
         count = sum(len(pytree.tree_leaves(batch)[0]) for batch in batches.values())
         if groups > count:
-            raise ArgumentError("environments", groups, f"there are {count} examples; give that number at most")
+            raise ArgumentError("environments", groups, f"there are {count} examples; give at most this number")
         each, more = divmod(count, groups)
         sizes = {f"group {number}": each + (number < more) for number in range(groups)}
         batches = deal_out(batches.values(), sizes, generator_for(settings.seed, "groups"))
@@ -199,7 +199,9 @@ def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.
     other = torch.cat([value.reshape(-1) for value in parameters])
     if other.shape != losses.solution.shape:
         raise ArgumentError(
-            "through", through.name, f"has {len(other)} parameters, and the model {losses.size}; they have to be alike"
+            "through",
+            through.name,
+            f"has {len(other)} parameters, not {losses.size}; give a run of the same network",
         )
     if torch.equal(other, losses.solution):
         raise ArgumentError("through", through.name, "is the same model; a slice needs two different ones")

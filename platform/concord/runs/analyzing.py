@@ -1,11 +1,11 @@
-"""Trained models analyzed one after the other here, or side by side by Ray: a task each, kept as soon as it is done."""
+"""Analyzes trained models: one in this process, several by Ray tasks; each report is kept as soon as it is done."""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from concord.errors import ArgumentError, InputError, RunFailedError, to_be_sent
+from concord.errors import ArgumentError, InputError, RunFailedError, picklable
 from concord.logs import Context, context, inherit_context
 from concord.options import flag_of, option_values
 from concord.redaction import redact
@@ -23,13 +23,13 @@ Info = Callable[[str], None]
 
 
 def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str, Any]]:
-    """Analyze models, one here, several by Ray; gives the report of each, in their order.
+    """Analyze models, one here, several by Ray; return their reports in order.
 
-    A report is kept in its run's folder and in MLflow at once, and is not measured again.
+    A report is kept in its run's folder and in MLflow, and is reused.
 
     Raises:
-        InputError: a model is not there, or cannot be analyzed; or several are not comparable; or there is no GPU.
-        RunFailedError: one could not be analyzed.
+        InputError: a model does not exist or cannot be analyzed, several are not comparable, or there is no GPU.
+        RunFailedError: an analysis failed.
     """
     where = options.where.with_options(**resolved_paths(options.where))
     options = options.with_options(output=where.run.output, data_dir=where.data.data_dir)
@@ -42,7 +42,7 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
         if known is None:
             waiting.append(place)
         else:
-            info(f"{each.name}: was analyzed so before; its result is shown (--again measures anew)")
+            info(f"{each.name}: was analyzed before with these options; this is its result (--again repeats it)")
     if len(waiting) == 1:
         (place,) = waiting
         tune_process()
@@ -55,10 +55,10 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
 
 
 def require_comparable(trained: Sequence[TrainedModel]) -> None:
-    """Refuse runs whose numbers cannot stand side by side (InputError).
+    """Refuse runs whose numbers are not comparable (InputError).
 
-    All need the same data and networks: what is not the platform's but the job's own, and the data's options. Those of
-    one method have to be alike in everything but the seed, since their mean is one of an algorithm.
+    All need the same data and networks: the job's own options and the data's. The runs of one method must be equal in
+    everything but the seed, since their mean describes one algorithm.
     """
     names: set[str] = set()
     of_seed: dict[tuple[str, int], str] = {}
@@ -67,7 +67,7 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
     for each in trained:
         method, seed = each.config.method, each.config.run.seed
         if each.name in names:
-            raise ArgumentError("name", each.name, "given twice; a run counts once")
+            raise ArgumentError("name", each.name, "is given twice; give it once")
         names.add(each.name)
         if (before := of_seed.setdefault((method, seed), each.name)) != each.name:
             problem = f"has seed {seed}, as {before} has; give runs that differ in the seed"
@@ -84,7 +84,7 @@ def require_comparable(trained: Sequence[TrainedModel]) -> None:
 
 
 def _difference(first: TrainedModel, other: TrainedModel, groups: set[str]) -> tuple[str, Any, Any] | None:
-    """An option outside of these groups in which two runs differ, with the second one's value and the first one's."""
+    """An option outside of these groups in which two runs differ, with the values of the second and the first."""
     free = {"seed", *RUNTIME_OPTIONS}.union(*(option_values(getattr(first.config, group)) for group in groups))
     before = option_values(first.config)
     for name, value in option_values(other.config).items():
@@ -95,7 +95,7 @@ def _difference(first: TrainedModel, other: TrainedModel, groups: set[str]) -> t
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal while the body runs, and what moves it."""
+    """A progress bar on a terminal while the body runs; yields the function that updates it."""
     if not on_terminal():
         yield lambda *_: None
         return
@@ -106,7 +106,7 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 def _by_ray(
     job: JobFile, options: AnalyzeOptions, names: Sequence[str], where: TrainConfig, info: Info
 ) -> Mapping[str, dict[str, Any]]:
-    """The reports by the runs' names; where one fails the others are kept."""
+    """The reports by run name; if one fails the others are kept."""
     found: dict[str, dict[str, Any]] = {}
     failure = None
     with ray_session(where), _bar(f"{len(names)} models") as advance:
@@ -137,23 +137,23 @@ def _by_ray(
 
 
 def _task(path: str, source: str, options: AnalyzeOptions, name: str, log_context: Context) -> Any:
-    """The report of one model, made in a process of Ray's, or the InputError that refuses it."""
+    """A Ray task that returns the report of one model, or the InputError that refuses it."""
     inherit_context(log_context)
     tune_process(threads=1)
     try:
         return analyze_model(options.load(job_from_source(path, source), name), options)
     except InputError as error:
-        return to_be_sent(error)
+        return picklable(error)
 
 
 def _require_shared_store(config: RunConfig) -> None:
-    """Refuse a tracking store in a file (InputError) where tasks, which write to it, may be on other nodes."""
+    """Refuse a tracking store in a file (InputError) if tasks, which write to it, may run on other nodes."""
     import ray
 
     nodes = sum(node["Alive"] for node in ray.nodes())
     uri = config.run.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
     if nodes > 1 and uri.startswith("sqlite"):
         raise InputError(
-            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite is on one; "
+            f"--tracking-uri {redact(uri)}: the Ray cluster has {nodes} nodes, and SQLite works on one; "
             "give the address of an MLflow server"
         )

@@ -1,4 +1,4 @@
-"""By what versions of a job's model are compared, and what is required of the champion."""
+"""The criterion that compares versions of a job's model, and the requirements for the champion."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,28 +11,28 @@ from concord.training.options import RunConfig
 
 
 def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
-    """The metric by which versions of the job's model are compared, and whether it is to be large or small.
+    """The metric that compares versions of the job's model, and its mode.
 
     Args:
         job: the job.
-        metrics: that the run has.
-        reported: which of them are to be large or small, see :class:`~concord.runs.preflight.Checked`.
+        metrics: the run's metrics.
+        reported: their modes, see :class:`~concord.runs.preflight.Checked`.
 
     Raises:
-        RunFailedError: the job names a metric that it does not report, or that says neither.
+        RunFailedError: the job names a metric that it does not report, or that has no mode.
     """
     if job.criterion is not None:
         if job.criterion not in metrics:
-            raise RunFailedError(f"criterion {job.criterion}: not reported; there are {', '.join(sorted(metrics))}")
+            raise RunFailedError(f"criterion {job.criterion}: is not reported; there are {', '.join(sorted(metrics))}")
         mode = job.mode or reported.get(job.criterion)
         if mode is None:
-            raise RunFailedError(f"criterion {job.criterion}: does not say whether large or small is good")
+            raise RunFailedError(f"criterion {job.criterion}: has no mode; give Job(mode=…)")
         return job.criterion, mode
     usual = ("validation_accuracy", "validation_loss", "train_loss")
     for criterion in usual if job.loop is None else job.loop.metrics:
         if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode
-    raise RunFailedError("criterion: nothing to compare models by")
+    raise RunFailedError("criterion: the run reports no metric with a mode; give Job(criterion=…, mode=…)")
 
 
 def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
@@ -41,9 +41,9 @@ def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:
 
 
 def shortfall(job: Job[Any], config: RunConfig, metrics: Mapping[str, float]) -> str | None:
-    """What the job requires of a champion and these metrics do not reach, in words; None if they do."""
+    """The job's requirement for a champion that these metrics miss, in words; None if they meet all."""
     for name, least in required(job, config).items():
         value = metrics.get(name, math.nan)
-        if not value >= least:  # so that NaN falls short, too
+        if not value >= least:  # so that NaN falls short
             return f"{name} {value:g} is below {least:g}, which the job requires of a champion"
     return None

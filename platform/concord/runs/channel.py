@@ -1,7 +1,7 @@
-"""How the first worker on Ray Train tells the process of its run what happens: an actor passes events on, in order.
+"""An actor that passes events from the first worker on Ray Train to the process of the run, in order.
 
-The checkpoints of a run are those that its events name. So workers that take the place of others ask the channel where
-to begin, and whether they need to begin at all. This module imports nothing heavy: the actor has a process of its own.
+The events name the run's valid checkpoints, so replacement workers ask the channel where to begin, and whether to begin
+at all. This module has no slow imports, since the actor is a process of its own.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ class Message(NamedTuple):
     fields: dict[str, Any]
 
 
-FAILED = "failed"  # the name of a message about a failure that new workers would only repeat
+FAILED = "failed"  # the name of a message about a failure that new workers would repeat
 
 
 class Beginning(NamedTuple):
-    """Where workers begin.
+    """The point at which workers begin.
 
     Attributes:
-        checkpoint: the name of the run's last checkpoint; None begins from nothing.
-        over: nothing is left to do: the run was stopped, or has failed.
+        checkpoint: the name of the run's last checkpoint; None starts a new run.
+        over: the run was stopped, or has failed.
     """
 
     checkpoint: str | None
@@ -45,11 +45,11 @@ class Channel:
         self._over = False
 
     async def begin(self) -> Beginning:
-        """Where workers begin."""
+        """The point at which workers begin."""
         return Beginning(self._checkpoint, self._over)
 
     async def tell(self, messages: Sequence[Message]) -> bool:
-        """Take messages of the first worker; gives whether it should end."""
+        """Take messages of the first worker; return whether it should end."""
         if not self._over:
             for message in messages:
                 if message.name == "checkpoint":
@@ -60,7 +60,7 @@ class Channel:
         return self._over
 
     async def take(self, seconds: float) -> list[Message]:
-        """What was told and not taken yet; waits for it for so many seconds."""
+        """The messages since the last call; waits up to this number of seconds."""
         try:
             await asyncio.wait_for(self._news.wait(), seconds)
         except TimeoutError:
@@ -70,5 +70,5 @@ class Channel:
         return taken
 
     async def stop(self) -> None:
-        """Have the workers end at what they tell next."""
+        """End the workers at their next message."""
         self._over = True

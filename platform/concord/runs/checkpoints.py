@@ -1,4 +1,4 @@
-"""The checkpoints of a run: those that its record lists. What else is in the folder was cut short by a kill."""
+"""The checkpoints of a run: those that its record lists. Others in the folder are incomplete."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,20 +11,20 @@ KEPT = 2  # the last ones
 
 
 def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str], None]) -> str | None:
-    """The name of the last checkpoint that can be read; None where a run begins from nothing.
+    """The name of the last readable checkpoint; None if the run has none.
 
     Args:
         folder: of the run.
         listed: the names of its checkpoints, the oldest first.
-        info: takes a line about one that cannot be read.
+        info: takes a line about an unreadable one.
 
     Raises:
-        RunFailedError: none of those that are kept can be read.
+        RunFailedError: no kept checkpoint can be read.
     """
     problem: str | None = None
     for name in reversed(listed[-KEPT:]):
         if problem is not None:
-            info(f"{problem}; the one before is taken")
+            info(f"{problem}; the previous checkpoint is used")
         try:
             verify_checkpoint(folder.fetch_tree(f"{CHECKPOINTS}/{name}"))
             return name
@@ -42,7 +42,7 @@ def remove_older(folder: Folder, listed: Sequence[str]) -> None:
 
 
 def remove_unlisted(folder: Folder, listed: Sequence[str]) -> None:
-    """Remove what is not listed; for when no checkpoint is being written."""
+    """Remove unlisted checkpoints, while none is being written."""
     for name in folder.names(CHECKPOINTS):
         if name.startswith("checkpoint_") and name not in listed[-KEPT:]:
             folder.remove(f"{CHECKPOINTS}/{name}")

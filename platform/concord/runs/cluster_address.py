@@ -1,4 +1,4 @@
-"""Whether a Ray cluster answers at an address, found out within seconds: Ray itself tries for many minutes."""
+"""Checks within seconds whether a Ray cluster answers at an address; Ray itself tries for many minutes."""
 
 import os
 import socket
@@ -11,14 +11,14 @@ from concord.training.options import RunConfig
 LOCAL = "local"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
 _RIGHT = "give HOST:PORT of a Ray head (its port is 6379 by default), auto, or local"
-# How a client of HTTP/2, which gRPC and so Ray speaks, begins, with an empty frame of settings; a server answers with
-# a frame of settings of its own.
+# The first bytes of an HTTP/2 client (Ray speaks gRPC), with an empty frame of settings; a server answers with its own
+# frame of settings.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4  # the fourth byte of such a frame
 
 
 def cluster_address(config: RunConfig) -> tuple[str, str]:
-    """The cluster that a run is for, as Ray takes it, and the option that says so; ``local`` starts one here."""
+    """The address of a run's cluster and the option that gives it; ``local`` starts Ray here."""
     if config.run.address:
         return config.run.address, "--address"
     if address := os.environ.get("RAY_ADDRESS"):
@@ -27,7 +27,7 @@ def cluster_address(config: RunConfig) -> tuple[str, str]:
 
 
 def check_cluster(config: RunConfig) -> None:
-    """Refuse an address at which no Ray cluster answers, before anything is begun (InputError)."""
+    """Refuse an address at which no Ray cluster answers (InputError)."""
     address, option = cluster_address(config)
     if address == LOCAL:
         return
@@ -38,7 +38,7 @@ def check_cluster(config: RunConfig) -> None:
 
 
 def require_cluster(address: str, option: str) -> None:
-    """Refuse an address of which the option says that a Ray cluster is there, if none answers (InputError)."""
+    """Refuse the address of an option if no Ray cluster answers there (InputError)."""
 
     def refuse(why: str, error: Exception | None = None) -> NoReturn:
         raise InputError(f"{option} {address}: {why}; {_RIGHT}") from error
@@ -50,7 +50,7 @@ def require_cluster(address: str, option: str) -> None:
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return  # who greets first there, and with what certificate, is Ray's to settle
+                return  # with TLS Ray itself checks the connection
             connection.settimeout(_ANSWER_SECONDS)
             connection.sendall(_GREETING)
             answer = connection.recv(9)
@@ -59,18 +59,20 @@ def require_cluster(address: str, option: str) -> None:
     except OSError as error:
         refuse(f"no Ray cluster answers there ({error.strerror or first_line(error)})", error)
     if len(answer) < 4 or answer[3] != _SETTINGS:
-        refuse("what answers there is no Ray cluster")
+        refuse("another service answers there, not a Ray cluster")
 
 
 def _resolved(address: str) -> tuple[str, int]:
-    """Host and port of what Ray would connect to (ValueError, ConnectionError)."""
+    """Host and port to which Ray would connect (ValueError, ConnectionError)."""
     scheme, separator, rest = address.rpartition("://")
     if separator and scheme != "ray":
         raise ValueError(f"a Ray cluster has no {scheme} address")
     if not separator and address != "auto" and not _host_and_port(address)[1]:
-        raise ValueError("it has no port")
+        raise ValueError("the address has no port")
     if not separator:
-        from ray._private import services  # no public name finds `auto`, or the address that Ray has for 127.0.0.1
+        from ray._private import (
+            services,  # Ray has no public function that resolves `auto`, or its own address for 127.0.0.1
+        )
 
         rest = services.canonicalize_bootstrap_address(address) or address
     host, port = _host_and_port(rest)

@@ -1,4 +1,4 @@
-"""The dashboard of a Ray on this machine: where it is, without asking a stranger, and what it wants to know."""
+"""Finds the dashboard of this user's Ray on this machine, and where its token is."""
 
 import os
 import re
@@ -13,8 +13,8 @@ _TOKEN = Path("~/.ray/auth_token")
 def running_dashboard() -> str | None:
     """The address of the dashboard of a Ray that this user runs on this machine, if there is one.
 
-    It is looked for among this user's own processes, and not by asking who listens where Ray usually does: that may be
-    anybody, and whoever asks there with the user's token has given it away.
+    It is found among this user's own processes, not by a request to Ray's usual port: another user may listen there,
+    and a request would give away the token.
     """
     import psutil
 
@@ -31,7 +31,7 @@ def running_dashboard() -> str | None:
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN and begin <= connection.laddr.port <= last:
                     found.append((connection.laddr.ip, connection.laddr.port))
-        except (psutil.Error, OSError):  # it has ended meanwhile, or is another's
+        except (psutil.Error, OSError):  # the process ended meanwhile, or belongs to another user
             continue
     if not found:
         return None
@@ -40,20 +40,20 @@ def running_dashboard() -> str | None:
 
 
 def described(address: str) -> str:
-    """The address, with where the token is that is asked for there; never the token itself."""
+    """The address, with the place of the token if one is needed; never the token itself."""
     try:
         with urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_SECONDS):
             return address
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            return f"{address} (it asks for the token in {_token_place()})"
+            return f"{address} (enter the token in {_token_place()})"
     except OSError:
         pass
     return address
 
 
 def _token_place() -> str:
-    """Where Ray finds its token, in the order in which it looks."""
+    """The place of Ray's token, in Ray's order of precedence."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     return os.environ.get("RAY_AUTH_TOKEN_PATH") or str(_TOKEN)

@@ -1,7 +1,7 @@
-"""Executes a run: every evaluation as it comes, whether it trains in this process or on Ray Train.
+"""Executes a run in this process or on Ray Train, and yields each evaluation.
 
-One worker trains in the process that asks. Several workers, or an address, mean Ray Train. What happens beside the
-evaluations (metrics of steps, checkpoints, artifacts) goes to a *sink*, in order, as events of the run's record.
+One worker trains in the caller's process. Several workers, or an address, mean Ray Train. The other events of the run's
+record (metrics of steps, checkpoints, artifacts) go to a *sink*, in order.
 """
 
 import contextlib
@@ -35,30 +35,30 @@ from concord.training.steps_so_far import StepsSoFar
 
 
 class Sink(Protocol):
-    """Takes what happens in a run, beside its evaluations."""
+    """Takes the events of a run other than its evaluations."""
 
     def __call__(self, name: str, /, **fields: Any) -> None:
-        """An event, see :mod:`concord.record`; ``data`` has the :class:`DataSummary` of what is trained on."""
+        """An event, see :mod:`concord.record`; ``data`` has the :class:`DataSummary` of the training data."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What any process that trains a run has to know of it.
+    """The specification of a run, for any process that trains it.
 
     Attributes:
         path, source: the job's file.
-        rule: the user's own that is trained with, if it is.
-        options: the configuration's values; its class is the job's, which a worker makes from the source.
+        rule: the user's own aggregator, if there is one.
+        options: the configuration's values; a worker makes its class from the job's source.
         folder: for checkpoints and files; None keeps none.
-        on_ray_train: whether workers of Ray Train train it; otherwise the process that executes it does.
-        scratch: for Ray Train's own files, which every node reaches; one in ``folder`` if not given.
-        left_out: a training environment that is not to be trained on.
-        log_context: how it logs.
-        storage_credentials: of the output and the data.
+        on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
+        scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
+        left_out: a training environment to leave out.
+        log_context: the log settings.
+        storage_credentials: the credentials of the output and the data.
     """
 
     path: str
-    # Ray keeps how its configuration looks as text: what is long, or may hold a password, is not in it.
+    # Ray keeps its configuration as text, so this leaves out long values and possible passwords.
     source: str = field(repr=False)
     rule: RuleFile | None
     options: dict[str, Any] = field(repr=False)
@@ -75,13 +75,13 @@ class RunSpec:
 
 
 def ignore(name: str, /, **fields: Any) -> None:
-    """A sink for runs of which the evaluations are all that is wanted."""
+    """A sink that drops all events."""
 
 
 def needs_ray_train(config: RunConfig) -> bool:
-    """Whether a run of these options trains on Ray Train, and not in the process of its command."""
+    """Whether a run with these options trains on Ray Train, not in the command's process."""
     if not isinstance(config, TrainConfig):
-        return False  # a loop of the job's own starts what it needs
+        return False  # a loop of the job's own starts its own processes
     parallel = config.parallel
     return bool(
         parallel.workers > 1 or parallel.min_workers is not None or config.run.address or os.environ.get("RAY_ADDRESS")
@@ -89,7 +89,7 @@ def needs_ray_train(config: RunConfig) -> bool:
 
 
 def only_process(config: RunConfig) -> ProcessContext:
-    """This process, where it trains alone."""
+    """The context of a single training process."""
     return ProcessContext(device=torch.device("cuda" if parallel_of(config).use_gpu else "cpu"))
 
 
@@ -101,18 +101,18 @@ def execute(
     start: str | None,
     load: Callable[[], WorkerData] | None = None,
 ) -> Generator[Evaluation, None, None]:
-    """Train a run, and give every evaluation as it comes. Closing the iterator ends the training.
+    """Train a run, and yield each evaluation. Closing the iterator ends the training.
 
-    After an outage, training goes on from the last checkpoint; without checkpoints it begins again, and only new
-    evaluations are given.
+    After an outage, training continues from the last checkpoint; without checkpoints it starts again, and only new
+    evaluations are yielded.
 
     Args:
         spec: the run.
-        job: made of the spec.
+        job: the job of the spec.
         config: the options of the spec.
-        sink: takes what else happens.
-        start: the name of the checkpoint to go on from; None begins anew.
-        load: gives the data in this process, where they are there already; the job's own if None.
+        sink: takes the other events.
+        start: the name of the checkpoint to resume from; None starts a new run.
+        load: returns data that this process has already; None loads the job's.
 
     Raises:
         InputError: the data, or the checkpoint, do not fit.
@@ -153,7 +153,7 @@ def _evaluations_in_this_process(
             return
         except (Exception, SystemExit) as error:
             mended = isinstance(error, Exception) and is_outage(error)
-            if mended and failures < max_failures:  # go on from the last checkpoint, as new workers would
+            if mended and failures < max_failures:  # resume from the last checkpoint, as new workers would
                 continue
             if isinstance(error, InputError | RunFailedError) and not mended:
                 raise
@@ -161,7 +161,7 @@ def _evaluations_in_this_process(
 
 
 def failure(error: BaseException, path: str) -> TrainingFailedError:
-    """What ended a training, as one line; where the job in this file raised it, with its traceback beside the line."""
+    """The failure of a training in one line; if the job in this file raised it, with its traceback."""
     if isinstance(error, TrainingFailedError):
         return error
     if isinstance(error, NonFiniteGradientError | RunFailedError):
@@ -200,13 +200,13 @@ def evaluations_here(
 
 
 class Recorder:
-    """What a loop tells of itself: metrics, checkpoints and files, see :class:`concord.training.loop.RunContext`.
+    """Records a loop's metrics, checkpoints and files, see :class:`concord.training.context.RunContext`.
 
     Args:
         folder: of the run; None keeps nothing.
-        process: which of the run's processes this is.
+        process: the run's process that this is.
         sink: takes the events; called in the first process only.
-        start: the name of the checkpoint to go on from.
+        start: the name of the checkpoint to resume from.
     """
 
     def __init__(self, folder: Folder | None, process: ProcessContext, sink: Sink, start: str | None) -> None:
@@ -218,7 +218,7 @@ class Recorder:
 
     @property
     def process(self) -> ProcessContext:
-        """Which of the run's processes this is."""
+        """The run's process that this is."""
         return self._process
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -235,7 +235,7 @@ class Recorder:
             self._sink("artifact", path=path)
 
     def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
-        """Keep a checkpoint; called in every process, ``write`` is used in the first one.
+        """Keep a checkpoint; called in every process; the first one calls ``write``.
 
         Raises:
             FullDiskError: in every process, since the others would wait for the first one.
@@ -261,7 +261,7 @@ class Recorder:
             try:
                 new.mkdir(parents=True)
                 write(new)
-                if not (new / CHECKSUMS).exists():  # of a loop of the job's own
+                if not (new / CHECKSUMS).exists():  # a loop of the job's own writes none
                     write_checksums(new)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
@@ -272,7 +272,7 @@ class Recorder:
         self._sink("checkpoint", name=name, step=step)
 
     def tell_data(self) -> None:
-        """Tell once what is trained on; called in every process."""
+        """Report the training data once; called in every process."""
         if self.data is None:
             return
         data, self.data = all_parts(self.data, self._process), None
@@ -289,7 +289,7 @@ def broadcast_from_rank0(value: Any, process: ProcessContext) -> Any:
 
 
 def all_parts(data: list[DataSummary], process: ProcessContext) -> list[DataSummary]:
-    """What all processes have, by purpose, each part once."""
+    """The parts of all processes, by purpose, each once."""
     gathered: list[list[DataSummary]] = [data]
     if process.world_size > 1:
         gathered = [[] for _ in range(process.world_size)]

@@ -1,8 +1,8 @@
-"""Which failures of a worker new workers mend.
+"""Which failures a restart of the workers repairs.
 
 When a worker raises, its group ends, and a new group begins at the last checkpoint, ``--max-failures`` times. That
-mends an *outage*: another worker died, a node or the network is gone. It does not mend a mistake in a job or its data,
-which new workers would only make again. So an error that is no outage is written down, and the run ends with it.
+repairs an *outage*: another worker died, a node or the network is gone. It does not repair an error in a job or its
+data, which new workers would repeat. So any other error is recorded, and ends the run.
 """
 
 import sys
@@ -11,19 +11,19 @@ from collections.abc import Callable
 import torch
 
 Outage = Callable[[Exception], bool]
-"""Whether an error is of a kind that new workers mend."""
+"""Whether an error is an outage."""
 
 _OUTAGES: dict[str, Outage] = {}
 
 
 def outage(kind: Outage) -> Outage:
-    """Add a kind of failure that new workers mend, as a decorator; in this file, or in a job's own."""
+    """Register a kind of outage; a decorator, for this file or a job's."""
     _OUTAGES[kind.__qualname__] = kind
     return kind
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether new workers mend what raised this error."""
+    """Whether this error is an outage."""
     return any(kind(error) for kind in _OUTAGES.values())
 
 
@@ -35,8 +35,8 @@ def lost_connection(error: Exception) -> bool:
 
 @outage
 def lost_ray_worker(error: Exception) -> bool:
-    """Ray reports that a worker died for which this one waited."""
-    ray = sys.modules.get("ray")  # where it was never imported, it raised nothing
+    """Ray reports the death of a worker that this one waited for."""
+    ray = sys.modules.get("ray")  # if not imported, it raised nothing
     return ray is not None and isinstance(error, ray.exceptions.RayError)
 
 

@@ -12,17 +12,17 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
-from concord.runs.folder import new_name, recorded_config, run_folder
 from concord.runs.resume import require_resumable
+from concord.runs.run_folder import new_name, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
 from concord.tracking import Mirror, Store, redact
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
-# What the folder of a run may have before there is a record of it.
+# Files that a run's folder may have before its record.
 _BEFORE_RECORD = frozenset({LOCK, f"{RECORD}.new"})
-# How long the end goes on trying to send what a store did not take; the second where a disk, perhaps its own, is full.
+# How long the end retries to send events to the store; the second if a disk, perhaps the store's, is full.
 _SENDING_SECONDS, _FULL_DISK_SENDING_SECONDS = 30.0, 2.0
 
 
@@ -41,17 +41,17 @@ class Lineage:
 
 @dataclass
 class Reserved:
-    """A folder that this process alone has. Nothing of it is changed until :func:`opened`.
+    """A folder locked by this process. Nothing in it changes until :func:`open_run`.
 
     Attributes:
-        kind: of what it is the record.
+        kind: run, study or comparison.
         job: the job's name.
-        config: the options, of a run with its name.
-        folder: where its files are kept.
+        config: the options; a run's have its name.
+        folder: the folder of its files.
         store: MLflow's.
-        record: what is recorded of it; None for a new one.
-        termination: whether this process was told to end.
-        begun: whether it was begun, or went on.
+        record: the record; None for a new run or group.
+        termination: whether this process received SIGTERM.
+        begun: whether it began or resumed.
     """
 
     kind: Kind
@@ -71,12 +71,12 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Description:
-    """What a new record says, and how MLflow shows it.
+    """The content of a new record, and its form in MLflow.
 
     Attributes:
         experiment: in MLflow.
         parameters, tags: of the MLflow run.
-        record: what is recorded beside kind, job, name, store and configuration.
+        record: further fields beside kind, job, name, store and configuration.
         artifacts: JSON values kept with the MLflow run, by file name, beside the configuration.
     """
 
@@ -89,17 +89,17 @@ class Description:
 
 @dataclass
 class Opened:
-    """A run or a group at work.
+    """An open run or group.
 
     Attributes:
         name: its name.
-        kept: where its files are kept.
+        kept: the folder of its files.
         store: MLflow's.
-        record: what it is.
-        events: what happened; written here.
-        resumed: whether it was there before.
-        status: how it ended, as MLflow calls it; set before the end.
-        report: what is recorded with its end.
+        record: the record.
+        events: its events, open for writing.
+        resumed: whether it had begun before.
+        status: MLflow's status; set before the end.
+        report: the fields of its end event.
     """
 
     name: str
@@ -113,17 +113,17 @@ class Opened:
 
     @property
     def run_id(self) -> str:
-        """In MLflow."""
+        """The id of its MLflow run."""
         run_id: str = self.record["run_id"]
         return run_id
 
     @property
     def folder(self) -> Path:
-        """Where its files are on this machine."""
+        """The folder on this machine."""
         return self.kept.path
 
     def describe(self, **more: Any) -> None:
-        """Add to what is recorded of it."""
+        """Add fields to the record."""
         self.record = write_record(self.kept, self.record["kind"], {**self.record, **more})
 
     def keep_artifact(self, path: str) -> None:
@@ -141,17 +141,17 @@ def reserved_run(
     placement: Collection[str] = RUNTIME_OPTIONS,
     defaults: RunConfig | None = None,
 ) -> Iterator[Reserved]:
-    """Have a new run, or with ``--resume`` an earlier one, to this process alone while the body runs.
+    """Reserve a new run, or with ``--resume`` an earlier one, for this process while the body runs.
 
-    A name that a new run is given is taken from here on. If the body does not begin the run, nothing is left of that.
-    SIGTERM is as Ctrl-C in the body.
+    The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the
+    body SIGTERM acts as Ctrl-C.
 
     Args:
         job: the job's name.
-        config: the options, resolved; without a name one is made up.
-        kind: what kind of run it is, for a name that is made up.
+        config: the resolved options; a name is generated if there is none.
+        kind: the kind of run, for a generated name.
         placement: options that may differ when the run is resumed.
-        defaults: the job's, for options that are newer than the run; those of the class if not given.
+        defaults: the job's defaults, for options that are newer than the run; the class's by default.
 
     Raises:
         InputError: the name is taken, there is nothing to resume, it was begun with other options, or another process
@@ -166,7 +166,7 @@ def reserved_run(
         _require_new(folder, config)
         return None
 
-    if given is not None:  # before the store is opened, which makes one
+    if given is not None:  # before the store is opened, which creates it
         check(given)
     with _reserved("run", job, config, lambda: given or _made_up(job, config, kind), check) as reserved:
         logs.bind_context(run=reserved.name, job=job)
@@ -175,7 +175,7 @@ def reserved_run(
 
 
 def is_interrupted(output: Path, name: str, run_id: str) -> bool:
-    """Whether a run that MLflow takes for running has ended here without a word: no process has its folder."""
+    """Whether a run that MLflow shows as running was killed here: no process holds its folder."""
     folder = run_folder(output, name)
     if folder.remote or not (folder.path / RECORD).exists():
         return False
@@ -189,16 +189,16 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
 
 @contextlib.contextmanager
 def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
-    """Have a group of runs, new or earlier, to this process alone while the body runs; SIGTERM is as Ctrl-C there.
+    """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C.
 
     Args:
         kind: study or comparison.
         job: the job's name.
-        config: that every run of it starts from.
+        config: the options that all its runs share.
         folder: of the group.
 
     Raises:
-        InputError: another process is at work on it, or it cannot be read or written.
+        InputError: another process holds it, or it cannot be read or written.
     """
     with _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind)) as reserved:
         yield reserved
@@ -212,7 +212,7 @@ def _reserved(
     choose: Callable[[], Folder],
     check: Callable[[Folder], dict[str, Any] | None],
 ) -> Iterator[Reserved]:
-    """Lock the chosen folder and check it: another process may have changed it until now."""
+    """Lock the folder, then check it: another process may have changed it before."""
     new_output = not config.run.output.exists()
     store = Store.open(config.run.output, config.run.tracking_uri)
     with sigterm_as_interrupt() as termination:
@@ -221,7 +221,7 @@ def _reserved(
         with folder.locked(kind):
             record = check(folder)
             if record is None:
-                folder.empty()  # at an address: of one of this name that was removed from the storage
+                folder.empty()  # at an address: left from a run of this name that was removed from the storage
             elif record["store"] != redact(store.uri):
                 begun = f"the {kind} {folder.place.name} was started with {record['store']}"
                 raise InputError(f"--tracking-uri {redact(store.uri)}: {begun}")
@@ -231,25 +231,25 @@ def _reserved(
             finally:
                 if record is None and not reserved.begun:
                     shutil.rmtree(folder.path, ignore_errors=True)
-                with contextlib.suppress(OSError):  # where something is in them
+                with contextlib.suppress(OSError):  # a folder that is not empty
                     for above in list(folder.path.parents)[: 1 + new_output]:
                         above.rmdir()
 
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
-    """A folder of its own for a new run, made in the moment in which its name is chosen."""
+    """A folder with a new name, created at once so that no other run takes it."""
     name = new_name(job, config, kind)
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(folder for each in names if (folder := run_folder(config.run.output, each)).make())
 
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
-    """Refuse a name that a run has (InputError). A folder that has no record yet is of a process that was killed."""
+    """Refuse the name of an existing run (InputError). A folder without a record is left from a killed process."""
     name, output = folder.place.name, display_path(config.run.output)
     if read_record(folder) is not None:
         raise InputError(f"--name {name}: there is a run of this name in {output}; add --resume to continue it")
     if set(folder.names()) - _BEFORE_RECORD:
-        raise InputError(f"--name {name}: {folder.display_path} is there, and is no run; give another name")
+        raise InputError(f"--name {name}: {folder.display_path} exists and is not a run; give another name")
 
 
 def run_description(
@@ -259,7 +259,7 @@ def run_description(
     lineage: Lineage | None = None,
     derived: Mapping[str, object] | None = None,
 ) -> Description:
-    """How a run is shown: by the options that it looks at, and parameters that follow from them."""
+    """The description of a run: the options with an effect, and parameters derived from them."""
     left_out = config.unused()
     recorded = recorded_config(config)
     parameters = {key: value for key, value in recorded.items() if value is not None and key not in left_out}
@@ -268,10 +268,10 @@ def run_description(
 
 
 @contextlib.contextmanager
-def opened(reserved: Reserved, description: Description, info: Callable[[str], None]) -> Iterator[Opened]:
-    """Begin a run or group, or go on with it, and see that record and MLflow say how it ended.
+def open_run(reserved: Reserved, description: Description, info: Callable[[str], None]) -> Iterator[Opened]:
+    """Begin or resume a run or group; at the end, record in its folder and in MLflow how it ended.
 
-    Wrong input that is found before anything was done leaves nothing of a new one. Everything else is kept.
+    An InputError before the first evaluation removes a new run. Otherwise everything is kept.
 
     Raises:
         StoppedError: by Ctrl-C or SIGTERM.
@@ -314,7 +314,7 @@ def opened(reserved: Reserved, description: Description, info: Callable[[str], N
 
 
 def _create(reserved: Reserved, description: Description) -> dict[str, Any]:
-    """Begin a new record and its run in MLflow; nothing is left of either where one of them fails."""
+    """Create the record and its MLflow run; if one fails, both are removed."""
     config, store = reserved.config, reserved.store
     recorded, sources = recorded_config(config), config.sources()
     run_id = store.start_run(description.experiment, reserved.name, description.parameters, description.tags)
@@ -343,7 +343,7 @@ def _end(run: Opened) -> None:
 
 
 def _close(run: Opened, status: Status) -> None:
-    """Record how it ended; where the folder is gone, say it in MLflow alone."""
+    """Record the end; if the folder is gone, in MLflow alone."""
     run.status, run.report = status, {}
     try:
         _end(run)
@@ -353,8 +353,8 @@ def _close(run: Opened, status: Status) -> None:
 
 
 def _removed(folder: Folder) -> str | None:
-    """The line about a folder that was removed while its run was at work; None if its record is there."""
-    with contextlib.suppress(StorageError):  # which is reported where it stands in the way
+    """The error for a folder that was removed during its run; None if its record exists."""
+    with contextlib.suppress(StorageError):  # reported where it matters
         if RECORD not in folder.names():
             return f"{folder.display_path}: was removed while the run was at work"
     return None

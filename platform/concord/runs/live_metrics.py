@@ -1,9 +1,8 @@
-"""What a run is doing now, as gauges that Ray exports to Prometheus beside its own.
+"""The state of a run as gauges, which Ray exports to Prometheus beside its own.
 
-Gauges, and no counters: Ray's node exports a counter for as long as the node lives, for every process that ever
-counted, while it forgets a gauge that was not set for two of its report intervals (20 s). So what is shown here ends
-with the run, and where a killed process is concerned soon after. It is also why gauges are set again every second by a
-thread of their own, also while the loop evaluates or waits.
+Gauges, not counters: a Ray node exports a counter as long as the node lives, but drops a gauge that was not set for two
+report intervals (20 s). So the metrics end with the run, or soon after a kill. For the same reason a thread sets the
+gauges every second, even while the loop evaluates or waits.
 """
 
 import threading
@@ -17,7 +16,7 @@ from concord.gradients.step_clock import PARTS, Part
 from concord.training.steps_so_far import StepsSoFar
 
 _EVERY_SECONDS = 1.0
-# Rates are means over so long: as long as Ray waits between two reports, so that none of the time is left out.
+# Rates are means over Ray's interval between two reports, so that no time is left out.
 _WINDOW_SECONDS = 10.0
 
 
@@ -25,9 +24,9 @@ class Metric(NamedTuple):
     """A gauge.
 
     Attributes:
-        name: as Concord calls it; Ray exports it as ``ray_`` and the name.
+        name: Concord's name; Ray exports it with the prefix ``ray_``.
         description: one line.
-        tags: that tell its values apart, beside the labels that all gauges of a run have.
+        tags: the names of its own tags, beside the labels of all gauges of a run.
     """
 
     name: str
@@ -47,8 +46,8 @@ RUN_METRICS = (
     Metric("concord_steps_per_second", "Steps of this worker a second, evaluations included (mean of 10 s)"),
     Metric("concord_step_seconds", "Seconds of a step in one of its parts (mean of the steps of 10 s)", ("part",)),
     Metric("concord_step_loss", "Mean loss of this worker's environments at its latest step"),
-    Metric("concord_kept_fraction", "Part of all weights' components that the aggregator let through at the last step"),
-    Metric("concord_epoch", "Epochs done, with the part of the present one"),
+    Metric("concord_kept_fraction", "Fraction of all components that the aggregator kept at the last step"),
+    Metric("concord_epoch", "Epochs done, with the fraction of the current one"),
     Metric("concord_epochs", "Epochs of the whole run"),
     Metric("concord_loss", "Mean loss at the latest evaluation", ("split",)),
 )
@@ -61,11 +60,11 @@ class _Moment(NamedTuple):
 
 
 class RunSamples:
-    """The samples of a worker, each time they are asked for.
+    """Returns the samples of a worker at each call.
 
     Args:
-        so_far: what its loop has done.
-        first: whether it is the first worker, which alone gives what is the same in all.
+        so_far: the progress of its loop.
+        first: whether it is the first worker, which alone reports values that are equal in all.
     """
 
     def __init__(self, so_far: StepsSoFar, first: bool) -> None:
@@ -74,7 +73,7 @@ class RunSamples:
         self._window: deque[_Moment] = deque(maxlen=round(_WINDOW_SECONDS / _EVERY_SECONDS) + 1)
 
     def __call__(self) -> list[Sample]:
-        """What to show now."""
+        """The current samples."""
         now = self._so_far
         self._window.append(_Moment(time.perf_counter(), now.steps, dict(now.clock.seconds)))
         oldest, newest = self._window[0], self._window[-1]
@@ -97,12 +96,12 @@ class RunSamples:
 
 
 class Published:
-    """Sets gauges of this process's Ray every second while its body runs; a context manager.
+    """Sets gauges in this process's Ray every second while its body runs; a context manager.
 
     Args:
-        metrics: the gauges there are.
-        labels: what all of them are labelled with. Few values: each combination is kept by Prometheus.
-        samples: gives their values; called in a thread of its own.
+        metrics: the gauges.
+        labels: the labels of all gauges, with few values, since Prometheus keeps each combination.
+        samples: returns their values; called in another thread.
     """
 
     def __init__(
@@ -139,6 +138,6 @@ class Published:
                 for sample in self._samples():
                     gauge, tags = gauges[sample.name]
                     gauge.set(sample.value, dict(zip(tags, sample.tags, strict=True)))
-            except Exception as error:  # whoever looks on must not disturb what is looked at
-                warnings.warn(f"no more metrics for Prometheus: {type(error).__name__}: {error}", RuntimeWarning, 1)
+            except Exception as error:  # monitoring must not disturb the run
+                warnings.warn(f"metrics for Prometheus stopped: {type(error).__name__}: {error}", RuntimeWarning, 1)
                 return

@@ -1,4 +1,4 @@
-"""What is decided when a run begins, in its first lines: which data do what, what its mask means, what selects."""
+"""The first lines of a run: the purposes of the data, the meaning of the mask, the champion's criterion."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,8 +21,7 @@ from concord.redaction import redact
 from concord.runs.lifecycle import Opened
 from concord.training.options import TrainConfig
 
-# A threshold below this asks for less than three quarters of the signs. It is meant to keep much, as 0 is, which
-# averages.
+# A threshold below this needs fewer than three quarters of the signs: it is meant to keep most components (0 averages).
 _MEANT_TO_MASK = 0.5
 
 
@@ -37,11 +36,11 @@ def opening_lines(
 
     Args:
         run: the run.
-        what: is trained, and by how many workers.
+        what: the method and the number of workers.
         data: lines about the data and the mask.
-        criterion: the metric by which its model is compared with earlier ones, and ``max`` or ``min``; None if the
+        criterion: the metric that compares the model with earlier versions, and ``max`` or ``min``; None if the
             model is not registered.
-        required: the least values of metrics with which it can be the champion.
+        required: the least values of metrics for a champion.
     """
     champion = "champion: none is selected, since the model is not registered"
     if criterion is not None:
@@ -57,12 +56,12 @@ def opening_lines(
 
 
 def method_line(config: TrainConfig, on_ray: bool) -> str:
-    """What a run of the training loop trains by, how many workers it has, and whether they are Ray Train's."""
+    """The method of a run, its number of workers, and whether they are Ray Train's."""
     return f"{config.method}, {_count(config.parallel.workers, 'worker')}" + (" on Ray Train" if on_ray else "")
 
 
 def purposes(environments: Environments, held_out: float) -> str:
-    """How many environments train, of which a part is held out, validate and test."""
+    """The numbers of environments for training (a part held out), validation and test."""
     kept = f" ({held_out:.3g} of each held out)" if held_out else ""
     data = [f"{_count(len(environments.train), 'environment')} for training{kept}"]
     data += [f"{len(environments.validation)} for validation"] if environments.validation else []
@@ -71,16 +70,16 @@ def purposes(environments: Environments, held_out: float) -> str:
 
 
 def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
-    """What follows from a run's options and the number of its training environments, for its parameters in MLflow.
+    """The derived parameters of a run for MLflow, from its options and its number of training environments.
 
-    ``chance_fraction`` is the part of the components that the mask keeps where signs are independent and fair; without
-    ``--threshold`` there is ``threshold``, too.
+    ``chance_fraction`` is the fraction of components that the mask keeps if signs are independent and fair; without
+    ``--threshold`` the result has the derived ``threshold`` as well.
     """
     given, rule, derived = config.aggregation, config.rule(environments), dict[str, float]()
     if given.own_rule is None and isinstance(rule, SignMask | TMask):
-        derived["chance_fraction"] = rule.chance(config.voters(environments))
-    decided = given.threshold is None or given.significance is not None
-    if given.own_rule is None and decided and isinstance(rule, SignMask | SandMask):
+        derived["chance_fraction"] = rule.chance(config.num_gradients(environments))
+    derives = given.threshold is None or given.significance is not None
+    if given.own_rule is None and derives and isinstance(rule, SignMask | SandMask):
         derived["threshold"] = rule.threshold
     if given.own_rule is None and isinstance(rule, TMask):
         derived["significance"] = rule.significance
@@ -88,51 +87,58 @@ def mask_parameters(config: TrainConfig, environments: int) -> dict[str, float]:
 
 
 def mask_lines(config: TrainConfig, environments: int) -> list[str]:
-    """What a mask asks for and how much of it chance fulfils, a warning where that is much, and what to expect.
+    """The mask's condition and its probability by chance, a warning if that is high, and what to expect.
 
-    The votes of several batches of one environment count as one there: they share its shortcuts.
+    In the expectation several batches of one environment count as one, since they share its shortcuts.
     """
-    voters = config.voters(environments)
+    num_gradients = config.num_gradients(environments)
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
     what = "example" if config.aggregation.per_example else what
-    if isinstance(test := config.rule(environments), TMask) and config.aggregation.own_rule is None and voters > 1:
-        asked = f"a mean must be {test.quantile(voters):.3g} standard errors from 0"
-        lines = [f"mask: {_count(voters, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+    if (
+        isinstance(test := config.rule(environments), TMask)
+        and config.aggregation.own_rule is None
+        and num_gradients > 1
+    ):
+        asked = f"a mean must be {test.quantile(num_gradients):.3g} standard errors from 0"
+        lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(test.significance)}: {asked}"]
         return lines + _expectation(config, environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
-    chance, asked = rule.chance(voters), f"{agreeing_signs(rule.threshold, voters)} of {voters} signs"
+    chance, asked = (
+        rule.chance(num_gradients),
+        f"{agreeing_signs(rule.threshold, num_gradients)} of {num_gradients} signs",
+    )
     passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
     lines = [
-        f"mask: {_count(voters, what)}, τ {rule.threshold:.4g}: {passes}; "
+        f"mask: {_count(num_gradients, what)}, τ {rule.threshold:.4g}: {passes}; "
         f"by chance a component passes with probability {format_chance(chance)}"
     ]
     masks = config.aggregation.significance is None and rule.threshold >= _MEANT_TO_MASK
     if masks and chance > MUCH_BY_CHANCE and not isinstance(rule, XorMask):
         least = least_environments(MUCH_BY_CHANCE)
         stricter = f"at least {least} {what}s at a step bring it below {MUCH_BY_CHANCE:.0%}"
-        if voters >= least:
-            strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, voters), voters)
-            stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {voters} signs"
+        if num_gradients >= least:
+            strict = agreeing_signs(threshold_at_chance(MUCH_BY_CHANCE, num_gradients), num_gradients)
+            stricter = f"--significance {MUCH_BY_CHANCE:g} asks for {strict} of {num_gradients} signs"
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
     return lines + (_expectation(config, environments) if meant else [])
 
 
 def _expectation(config: TrainConfig, environments: int) -> list[str]:
-    """What to expect where so few environments agree fully by chance that a mask cannot tell."""
+    """What to expect with too few environments for a mask: they often agree by chance."""
     together, enough = config.data.environments_per_step or environments, least_environments(DEFAULT_SIGNIFICANCE)
     if together >= enough or config.aggregation.per_example:
         return []
     by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
     return [
         f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
-        f"{by_chance}, {enough} or more with at most {seldom}; which method to take: concord compare JOB methods"
+        f"{by_chance}, {enough} or more with at most {seldom}; concord compare JOB methods recommends a method"
     ]
 
 
 def _sign_mask(config: TrainConfig, environments: int) -> SignMask | None:
-    """The run's rule, if it goes by signs alone; what a rule of the user's own does is not known."""
+    """The run's rule if it is a built-in sign mask; None otherwise."""
     rule = config.rule(environments)
     return rule if isinstance(rule, SignMask) and config.aggregation.own_rule is None else None
 

@@ -1,4 +1,4 @@
-"""Progress of a run as its user sees it: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, a line every ten seconds elsewhere."""
 
 import sys
 import time
@@ -18,9 +18,9 @@ _NO_BREAK_SPACE = "\u00a0"
 
 
 class Display(Progress):
-    """A bar on a terminal: one line that fits 80 columns, with the numbers in lines of their own under it.
+    """A bar on a terminal: one line of at most 80 columns, with the numbers in lines under it.
 
-    Without a known total the bar pulses, so that something moves while nothing can be counted.
+    Without a known total the bar pulses.
     """
 
     def __init__(self, what: str) -> None:
@@ -36,18 +36,18 @@ class Display(Progress):
         self._task = self.add_task(what, total=None, count="", left="", details="")
 
     def waiting(self, what: str) -> None:
-        """Nothing can be counted now: show what is waited for."""
+        """Show a pulsing bar with this text."""
         self.reset(self._task, total=None, description=what, count="", left="", details="")
 
     def counting(self, what: str, done: float, total: int, count: str, seconds: float | None, details: str) -> None:
-        """Show how much is done.
+        """Show the progress.
 
         Args:
-            what: what is going on.
+            what: the current work.
             done: of ``total``, the bar's length.
-            total: how much there is.
-            count: the same in words, for the reader.
-            seconds: left, if that is known.
+            total: the total.
+            count: the progress in words.
+            seconds: the time left, if known.
             details: shown under the bar, broken between words.
         """
         left = "" if seconds is None else f"{duration(seconds)} left"
@@ -87,19 +87,19 @@ class RunProgress:
             self._display.stop()
 
     def waiting(self, what: str) -> None:
-        """Show on a terminal what the run does now that cannot be counted."""
+        """Show work without a known length, on a terminal."""
         if self._display is not None:
             self._display.waiting(what)
 
     def training(self, epochs: int, first: str) -> None:
-        """Training begins with what ``first`` says; it ends with this epoch."""
+        """Begin to show training up to this epoch, with ``first`` as the first work."""
         self._epochs, self._shown_at = epochs, time.monotonic()
         self.waiting(first)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Show these metrics with those that came before."""
         self._metrics |= metrics
-        if RESUMED_SECONDS in metrics:  # workers that took the place of others, or of an earlier process's
+        if RESUMED_SECONDS in metrics:  # replacement or resumed workers
             self._pace = _Pace()
             self._pace.at(metrics[RESUMED_EPOCH])
             self._shown_at, self._shown_epoch = time.monotonic(), metrics[RESUMED_EPOCH]
@@ -117,13 +117,13 @@ class RunProgress:
 
     def _described(self) -> list[str]:
         shown = [f"{name} {self._metrics[name]:.3f}" for name in _SHOWN if name in self._metrics]
-        if "workers" in self._metrics:  # where their number may change
+        if "workers" in self._metrics:  # their number may change
             shown.append(f"workers {self._metrics['workers']:.0f}")
         return shown
 
 
 class _Pace:
-    """How fast epochs come; what was done before the first of them counts for no speed."""
+    """The speed of epochs; earlier work, before the first call, does not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -131,21 +131,21 @@ class _Pace:
 
     @property
     def begun(self) -> bool:
-        """Whether an epoch is known."""
+        """Whether an epoch was reported."""
         return self._first is not None
 
     @property
     def done(self) -> float:
-        """How many epochs are done."""
+        """The number of epochs done."""
         return self._last[0]
 
     def at(self, done: float) -> None:
-        """So many epochs are done now."""
+        """Report the number of epochs done."""
         self._last = (done, time.monotonic())
         self._first = self._first or self._last
 
     def seconds_left(self, total: int) -> float | None:
-        """None where nothing was done since the first epoch."""
+        """The seconds left; None before any progress."""
         if self._first is None or self._last[0] <= self._first[0]:
             return None
         seconds = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
@@ -153,12 +153,12 @@ class _Pace:
 
 
 def on_terminal() -> bool:
-    """Whether there is a terminal to show a bar on."""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty() and not logs.as_json()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader wants them."""
+    """Seconds as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -166,7 +166,7 @@ def duration(seconds: float) -> str:
 
 
 def _resumed(metrics: Mapping[str, float]) -> str:
-    """From where workers that were started in place of others, or by ``--resume``, went on, and what that cost."""
+    """The line about resumed or replaced workers: the epoch, and the time lost."""
     epoch, count, seconds = (metrics[name] for name in (RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS))
     workers = "one worker" if count == 1 else f"{count:.0f} workers"
-    return f"training goes on from epoch {epoch:.0f} with {workers}, {seconds:.0f} s after it was there"
+    return f"training resumes from epoch {epoch:.0f} with {workers}, {seconds:.0f} s after that checkpoint"

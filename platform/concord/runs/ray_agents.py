@@ -1,9 +1,8 @@
-"""Ends two of Ray's processes that outlive a driver which was killed (-9): its agents, children of the raylet.
+"""Ends Ray's agents (children of the raylet), which outlive a driver that was killed with SIGKILL.
 
-Ray's other processes end with the driver. The agents notice it as fast, and then try for a minute to report it to a
-server that ended too, which no setting of Ray's changes. A small process beside the driver learns of its end by a pipe,
-and ends them. It knew them while the driver lived, by number and time of start (psutil), so it never takes others for
-them.
+Ray's other processes end with the driver. The agents try for a minute to report its end to a server that has ended as
+well; no setting of Ray changes this. So a small process notices the driver's end by a pipe and ends the agents. It
+identified them while the driver lived, by number and start time (psutil), so it never ends other processes.
 """
 
 import contextlib
@@ -21,11 +20,11 @@ _LOOK_EVERY_SECONDS, _LOOKS = 1.0, 120
 
 @contextlib.contextmanager
 def ended_with_driver() -> Iterator[None]:
-    """Should this process be killed in the body, the agents of the Ray that it started end with it (on Linux)."""
+    """End Ray's agents if this process is killed in the body (on Linux)."""
     if not psutil.LINUX:
         yield
         return
-    # In a session of its own, so that Ctrl-C in a terminal does not end it. Its other end of the pipe closes with it.
+    # A new session, so that Ctrl-C in a terminal does not end it. The pipe closes when this process ends.
     command = [sys.executable, "-I", __file__, str(os.getpid())]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -38,7 +37,7 @@ def ended_with_driver() -> Iterator[None]:
 
 
 def _watch(driver: int) -> None:
-    """Wait until standard input ends; agents that are still there then are killed."""
+    """Wait until standard input ends, then kill the remaining agents."""
     agents: list[psutil.Process] = []
     for look in range(_LOOKS + 1):
         complete = len(agents) == len(_AGENTS) or look == _LOOKS
@@ -46,7 +45,7 @@ def _watch(driver: int) -> None:
             break
         agents = _agents(driver)
     for agent in agents:
-        with contextlib.suppress(psutil.Error):  # which tells it from another process with its number
+        with contextlib.suppress(psutil.Error):  # psutil checks the start time
             agent.kill()
 
 
@@ -55,7 +54,7 @@ def _agents(driver: int) -> list[psutil.Process]:
     try:
         raylets = [each for each in psutil.Process(driver).children() if each.name() == _RAYLET]
         return [agent for raylet in raylets for agent in raylet.children() if agent.name().startswith(_AGENTS)]
-    except psutil.Error:  # one has ended meanwhile
+    except psutil.Error:  # one ended meanwhile
         return []
 
 

@@ -1,9 +1,9 @@
 """The training loop on Ray Train: workers that own their environments, replaced when they die.
 
-The first worker tells a :class:`~concord.runs.channel.Channel` what happens; this process takes it from there. Workers
-begin at the last checkpoint that was told. With ``--min-workers`` the group may shrink to that number and grow again.
-Each new group divides the environments anew, so none is missed or counted twice: as rules only sum over environments,
-the result is the undisturbed run's, but for the order in which numbers are added.
+The first worker sends events to a :class:`~concord.runs.channel.Channel`, from which this process takes them. Workers
+begin at the last checkpoint in it. With ``--min-workers`` the group may shrink to that number and grow again.
+Each new group divides the environments again, so none is missed or counted twice. Rules only sum over environments, so
+the result equals the undisturbed run's up to the order of additions.
 """
 
 import logging
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from concord import logs
-from concord.errors import InputError, TrainingFailedError, to_be_sent
+from concord.errors import InputError, TrainingFailedError, picklable
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
@@ -27,10 +27,9 @@ from concord.training.outcome import Evaluation
 from concord.training.process import own_cores, tune_process
 from concord.training.steps_so_far import StepsSoFar
 
-# Of a run with a range of workers: how often Ray Train checks whether there is room for more. Each time it costs what
-# was done since the last checkpoint.
+# How often Ray Train checks for room for more workers (--min-workers). Growth loses the work since the last checkpoint.
 _RESIZE_SECONDS = 30.0
-# How long workers that are stopped may take to end.
+# How long stopped workers may take to end.
 _STOPPING_SECONDS = 30.0
 _TAKE_SECONDS = 0.5
 _SCRATCH = "ray-train"
@@ -39,11 +38,11 @@ _SCRATCH = "ray-train"
 def evaluations_on_ray(
     spec: RunSpec, config: RunConfig, sink: Sink, start: str | None
 ) -> Generator[Evaluation, None, None]:
-    """Train in ``--workers`` Ray Train workers, in the Ray that this process is connected to.
+    """Train in ``--workers`` Ray Train workers, in this process's Ray session.
 
     Raises:
-        InputError: the data, or the checkpoint, do not fit; found by a worker.
-        TrainingFailedError: also after ``--max-failures`` replacements.
+        InputError: a worker found that the data or the checkpoint do not fit.
+        TrainingFailedError: training failed, despite ``--max-failures`` restarts.
     """
     import ray
 
@@ -54,7 +53,7 @@ def evaluations_on_ray(
     training.start()
     try:
         while True:
-            over = not training.is_alive()  # read before taking: then all that was told is there
+            over = not training.is_alive()  # read first: then the following take gets all messages
             for message in ray.get(channel.take.remote(_TAKE_SECONDS)):
                 if message.name == FAILED:
                     raise message.fields["error"]
@@ -75,7 +74,7 @@ def evaluations_on_ray(
 
 
 class _Training(threading.Thread):
-    """Ray Train at work, in a thread of its own, so that this process can go on taking what the workers tell."""
+    """Runs Ray Train in a thread, so that this process can take the workers' messages."""
 
     def __init__(self, spec: RunSpec, config: RunConfig, channel: Any, scratch: Folder) -> None:
         super().__init__(name="concord-ray-train", daemon=True)
@@ -87,15 +86,15 @@ class _Training(threading.Thread):
         try:
             with _this_cluster():
                 self._trainer.fit()
-        except BaseException as error:  # raised again in the thread that waits
+        except BaseException as error:  # raised again in the waiting thread
             self.error = error
 
 
 @contextmanager
 def _this_cluster() -> Iterator[None]:
-    """Tell Ray Train's actors which cluster is theirs: one looks for it, and fails where several Rays run on a machine.
+    """Give Ray Train's actors the cluster's address: one searches for it, and fails if several Rays run on a machine.
 
-    By the list of what Ray Train passes on, which is not public; without it the run is the same, but for a traceback.
+    This extends a private list of variables that Ray Train passes on; without it a run only shows a traceback.
     """
     import ray
 
@@ -112,7 +111,7 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
     from ray.train import FailureConfig, LoggingConfig
     from ray.train.torch import TorchTrainer
 
-    # Annotated by Ray as the classes of its first training library, which lack options of the present one.
+    # Ray annotates these with classes of its older training library, which lack some options.
     run_config: Any = ray.train.RunConfig
     scaling_config: Any = ray.train.ScalingConfig
     trainer: Any = TorchTrainer
@@ -125,8 +124,8 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
             num_workers=workers if least is None else (least, workers),
             elastic_resize_monitor_interval_s=_RESIZE_SECONDS,
             use_gpu=config.parallel.use_gpu,
-            # Workers share the cores there are: more workers than cores train, if slowly, instead of waiting. Not where
-            # their number may change: Ray finds out by whole CPUs how many there is room for.
+            # Workers share the cores: with more workers than cores, they train slowly instead of waiting. With
+            # --min-workers each takes a whole CPU, by which Ray counts the workers that fit.
             resources_per_worker={
                 "CPU": min(1.0, cpus / workers) if least is None else 1.0,
                 **({"GPU": 1} if config.parallel.use_gpu else {}),
@@ -136,18 +135,18 @@ def _trainer(spec: RunSpec, config: Any, channel: Any, scratch: Folder) -> Any:
             name="run",
             **scratch.place_for_ray(),
             failure_config=FailureConfig(max_failures=config.parallel.max_failures),
-            # What failed is told once, by what is raised here; Ray logs it with a traceback of its own for every try.
+            # The failure is reported once, by the exception here; Ray logs it with a traceback for every try.
             logging_config=LoggingConfig(log_level="CRITICAL"),
         ),
     )
 
 
 class _StoppedError(Exception):
-    """The run was stopped, or has failed."""
+    """The run was stopped or has failed."""
 
 
 class _Teller:
-    """Tells the channel what happens; a sink in the first worker, and nothing in the others."""
+    """Sends events to the channel; a sink for the first worker."""
 
     def __init__(self, channel: Any, process: ProcessContext) -> None:
         self._channel = channel
@@ -155,23 +154,23 @@ class _Teller:
         self._answer: Any = None
 
     def __call__(self, name: str, /, **fields: Any) -> None:
-        """Tell an event.
+        """Send an event.
 
         Raises:
-            _StoppedError: the run has to end; known from the answer to what was told before.
+            _StoppedError: the run must end, by the answer to the previous message.
         """
         import ray
 
         if not self._first:
             return
-        # An answer is waited for at the rarer events alone: those of steps must cost the loop nothing.
+        # Wait for an answer only at rare events: those of steps must not delay the loop.
         patience = None if name in ("checkpoint", "evaluated") else 0
         if self._answer is not None and ray.wait([self._answer], timeout=patience)[0] and ray.get(self._answer):
             raise _StoppedError
         self._answer = self._channel.tell.remote([Message(name, fields)])
 
     def finish(self) -> None:
-        """Wait until everything was taken."""
+        """Wait until all messages were taken."""
         import ray
 
         if self._answer is not None:
@@ -179,7 +178,7 @@ class _Teller:
 
 
 def work(loop_config: Mapping[str, Any]) -> None:
-    """One worker of Ray Train. What new workers would only repeat is told, and none begins again."""
+    """One worker of Ray Train. It reports failures that a restart would repeat, so that no worker begins again."""
     import ray
     import ray.train
     import ray.train.torch
@@ -210,17 +209,17 @@ def work(loop_config: Mapping[str, Any]) -> None:
         tell.finish()
     except (InputError, NonFiniteGradientError, FullDiskError) as error:  # raised in every worker
         if process.rank == 0:
-            told = to_be_sent(error) if isinstance(error, InputError) else error
+            told = picklable(error) if isinstance(error, InputError) else error
             _fail(channel, failure(error, spec.path) if isinstance(told, NonFiniteGradientError) else told)
     except (Exception, SystemExit) as error:
-        # Raised in this worker while others wait for it: they have to be ended.
+        # Raised in this worker while others wait for it: end them.
         if isinstance(error, SystemExit) or not (isinstance(error, _StoppedError) or is_outage(error)):
             _fail(channel, failure(error, spec.path))
         raise
 
 
 def _fail(channel: Any, error: Exception) -> None:
-    """Tell a failure that new workers would only repeat."""
+    """Report a failure that a restart would repeat."""
     import ray
 
     ray.get(channel.tell.remote([Message(FAILED, {"error": error})]))
@@ -228,7 +227,7 @@ def _fail(channel: Any, error: Exception) -> None:
 
 @contextmanager
 def _exported(spec: RunSpec, job: str, config: Any, process: ProcessContext) -> Iterator[StepsSoFar]:
-    """Show in Ray's metrics what the worker does; not for one of a study's many trials."""
+    """Export the worker's state as Ray metrics; not for the many trials of a study."""
     so_far = StepsSoFar()
     if spec.folder is None:
         yield so_far
@@ -239,13 +238,13 @@ def _exported(spec: RunSpec, job: str, config: Any, process: ProcessContext) -> 
 
 
 def _quiet_ray_train() -> None:
-    """Ray Train logs every report of every worker, past its own log level; what the user logs still comes through."""
+    """Silence Ray Train's log of every report, which ignores its log level; the user's logs remain."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: "/ray/train/" not in record.pathname or record.levelno >= logging.CRITICAL)
 
 
 def _reason(error: BaseException, spec: RunSpec) -> str:
-    """Why training failed, in one line."""
+    """The reason for a failed training, in one line."""
     if spec.folder is not None and (why := spec.folder.problem() or full_disk(error, spec.folder.path)):
         return why
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]

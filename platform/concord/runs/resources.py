@@ -1,4 +1,4 @@
-"""Whether the cluster has the CPUs and GPUs that a run or a study needs; Ray's autoscaler is asked for missing ones."""
+"""Checks that the cluster has the CPUs and GPUs of a run or a study; requests missing ones from Ray's autoscaler."""
 
 import math
 import time
@@ -11,24 +11,24 @@ from concord.errors import InputError
 from concord.runs.cluster_address import LOCAL, cluster_address
 from concord.training.options import RunConfig
 
-# How long nodes are waited for without --wait-for-resources. A cloud starts one with a GPU in some ten minutes.
+# The default of --wait-for-resources. A cloud starts a node with a GPU in about ten minutes.
 _WAIT_MINUTES = 30.0
 _CHECK_EVERY_SECONDS = 1.0
 Checked = TypeVar("Checked")
 
 
 def require_resources(config: RunConfig, info: Callable[[str], None]) -> None:
-    """Wait until the cluster has what a run needs: Ray would wait for ever, and say nothing.
+    """Wait until the cluster has a run's resources: Ray would wait for ever without a message.
 
     Raises:
-        InputError: it does not have it after ``--wait-for-resources``.
+        InputError: resources are missing after ``--wait-for-resources``.
     """
     bundles = [{kind: 1.0} for kind, (needed, _) in _requests(config).items() for _ in range(math.ceil(needed))]
     wait_for_resources(lambda: check_resources(config), bundles, config, info)
 
 
 def check_resources(config: RunConfig) -> None:
-    """Refuse a run that needs more than the connected cluster has now (InputError)."""
+    """Refuse a run that needs more than the connected cluster has (InputError)."""
     import ray
 
     there = ray.cluster_resources()
@@ -38,7 +38,7 @@ def check_resources(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig) -> None:
-    """Refuse GPUs (InputError) that the Ray session lacks, or this machine where Ray would start here."""
+    """Refuse GPUs (InputError) that the Ray session lacks, or this machine if Ray would start here."""
     if config.gpu_request()[0] == 0:
         return
     import ray
@@ -68,12 +68,12 @@ def wait_for_resources(
 
     Args:
         check: raises InputError while the cluster lacks something.
-        bundles: what the cluster has to hold at the same time, each on one node.
-        config: says where the cluster is, and how long to wait.
-        info: takes the line that says what is waited for.
+        bundles: the resources that the cluster must have at the same time, each bundle on one node.
+        config: gives the cluster and the time to wait.
+        info: takes a line about missing resources.
 
     Returns:
-        What the check gave.
+        The result of the check.
 
     Raises:
         InputError: the check still fails after ``--wait-for-resources``.
@@ -98,12 +98,12 @@ def wait_for_resources(
                     raise InputError(f"{lacking}, after {minutes:g} minutes") from None
             time.sleep(_CHECK_EVERY_SECONDS)
     finally:
-        # The cluster may shrink again. Processes of the run keep their nodes, or ask for them.
+        # End the request, so that the cluster may shrink again. The run's processes keep their nodes.
         request_resources(bundles=[])
 
 
 def waiting_minutes(config: RunConfig) -> float:
-    """How long a run waits for resources; a Ray that is started on this machine never gets more."""
+    """How long a run waits for resources; a Ray that is started on this machine never gets new ones."""
     if config.run.wait_for_resources is not None:
         return config.run.wait_for_resources
     return 0.0 if cluster_address(config)[0] == LOCAL else _WAIT_MINUTES

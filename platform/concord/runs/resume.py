@@ -1,4 +1,4 @@
-"""Whether a run or a study can go on: with the options, the files and the secrets that it was begun with."""
+"""Checks that a run or a study resumes with the options, files and secrets of its beginning."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from concord.errors import InputError
 from concord.options import NEEDED, flag_of, option_values
 from concord.record import require_record
 from concord.redaction import HIDDEN, is_hidden, is_secret
-from concord.runs.folder import recorded_config
+from concord.runs.run_folder import recorded_config
 from concord.storage import Folder, resolve
 from concord.training.options import RunConfig
 
@@ -17,26 +17,26 @@ from concord.training.options import RunConfig
 def require_resumable(
     job: str, config: RunConfig, kept: Folder, placement: Collection[str], defaults: RunConfig
 ) -> dict[str, Any]:
-    """The record of a run that can go on with this configuration.
+    """The record of a run that can resume with this configuration.
 
     Args:
         job: the job's name.
         config: the options now.
         kept: the run's folder.
         placement: options that may differ.
-        defaults: the job's, which an option had that the run's version did not know.
+        defaults: the job's defaults, for options that are newer than the run.
 
     Raises:
-        InputError: there is no such run, or it was begun with other options or files.
+        InputError: there is no such run, or its options or files differ.
     """
     record = require_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
-    ours = json.loads(json.dumps(recorded_config(config.resolved())))
-    theirs = json.loads(json.dumps(recorded_config(_at_defaults(config, defaults).resolved()))) | record["config"]
+    ours = json.loads(json.dumps(recorded_config(config.resolve())))
+    theirs = json.loads(json.dumps(recorded_config(_at_defaults(config, defaults).resolve()))) | record["config"]
     require_secrets(f"the run {config.run.name}", ours, record["config"])
     for option in ours:
-        if is_secret(option) or option in placement:  # of a secret only that it was given is recorded
+        if is_secret(option) or option in placement:  # the record has no values of secrets
             continue
         if ours[option] != theirs[option]:
             raise InputError(
@@ -49,17 +49,17 @@ def require_resumable(
 
 
 def _at_defaults(config: RunConfig, defaults: RunConfig) -> RunConfig:
-    """The configuration with every option at its default; one that has none stays."""
+    """The configuration with every option at its default; required options stay."""
     values = {name: value for name, value in option_values(defaults).items() if value is not NEEDED}
     paths = {name: resolve(value) for name, value in values.items() if isinstance(value, Path)}
     return config.with_options(**(values | paths))
 
 
 def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Refuse to go on without an option that was a secret at the start, since no record has it (InputError).
+    """Refuse to resume without a secret option that was given at the start, since no record has it (InputError).
 
     Args:
-        what: that goes on.
+        what: the run or study, in words.
         ours, theirs: the configuration now and then, each as :func:`recorded_config` gives it.
     """
     for option, value in theirs.items():
@@ -69,14 +69,14 @@ def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
 
 
 def require_same_sources(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Refuse to go on with another text of a file that an option names (InputError).
+    """Refuse to resume if a file that an option names has changed (InputError).
 
     Args:
-        what: that goes on.
+        what: the run or study, in words.
         ours, theirs: the files' texts by their names, now and at the start, see :meth:`RunConfig.sources`.
     """
     for name, source in ours.items():
         if source != theirs.get(name):
             raise InputError(
-                f"{name}: {what} was started with another text of this file; leave it out to go on with that text"
+                f"{name}: {what} was started with another text of this file; leave it out to resume with that text"
             )

@@ -1,4 +1,4 @@
-"""A whole run: checked, trained, recorded, drawn, its model registered. What ``concord train`` does."""
+"""A whole run (``concord train``): check, train, record, draw figures, register the model."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older,
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
 from concord.runs.execute import RunSpec, execute, needs_ray_train
-from concord.runs.lifecycle import Lineage, Opened, Reserved, opened, reserved_run, run_description
+from concord.runs.lifecycle import Lineage, Opened, Reserved, open_run, reserved_run, run_description
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
 from concord.runs.progress import RunProgress
@@ -41,9 +41,9 @@ from concord.training.process import tune_process
 from concord.training.shortcuts import shortcuts
 from concord.training.underfitting import underfitting
 
-# How long a finished run that is resumed tries to send what MLflow had not taken.
+# How long a resumed finished run retries to send events to MLflow.
 _UNSENT_SECONDS = 30.0
-# Where MLflow keeps the weights of a model that is not exported, and the line about it.
+# MLflow's folder for the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
 _NOT_A_MODEL = (
     "the model is not registered: MLflow's PyTorch models take one tensor, and this job's batches have another form; "
@@ -54,7 +54,7 @@ Info = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class RunResult:
     """A finished run.
 
     Attributes:
@@ -62,13 +62,13 @@ class FinishedRun:
         name: the run's name.
         run_id: in MLflow.
         seconds: from the first check to the registered model.
-        model: the registered version as ``models:/name/version``, or ``models:/m-…`` of a model that was not to be
-            registered; None if it could not be kept, or takes other batches than MLflow's models do.
-        registered: what became of the champion; None if nothing was registered.
-        kept: with the figures, the configuration and the checkpoints.
+        model: the registered version as ``models:/name/version``, or ``models:/m-…`` without --register;
+            None if it could not be kept, or its batches have another form than MLflow's models take.
+        registered: the registered version and whether it is the champion; None if nothing was registered.
+        kept: the folder with figures, configuration and checkpoints.
         figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
-        tracking_uri: where MLflow keeps it.
+        tracking_uri: MLflow's store.
     """
 
     job: str
@@ -84,7 +84,7 @@ class FinishedRun:
 
     @property
     def folder(self) -> Path:
-        """The same on this machine."""
+        """The folder on this machine."""
         return self.kept.path
 
     def as_json(self) -> dict[str, Any]:
@@ -102,23 +102,23 @@ class FinishedRun:
         }
 
 
-def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> FinishedRun:
-    """Train a job from nothing, or resume it, and keep everything.
+def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> RunResult:
+    """Train a job, or resume it, and keep everything.
 
     Args:
         job: the job with its file.
         config: the options, an instance of the job's own configuration class.
         info: takes a line of progress.
-        lineage: where the configuration came from, if a study chose it.
+        lineage: the origin of the configuration, if a study chose it.
 
     Raises:
-        InputError: something given cannot be used; nothing of the run is left.
-        RunFailedError: training failed; what was finished is kept, and ``--resume`` goes on from it.
+        InputError: the input is invalid; nothing of the run is left.
+        RunFailedError: training failed; ``--resume`` continues from the last checkpoint.
     """
     started = time.perf_counter()
     config.check()
-    # Ray Train's workers run in a folder of their own: what is relative here would be something else there.
-    config = config.resolved().with_options(**resolved_paths(config))
+    # Ray Train's workers have another working directory, so paths must be absolute.
+    config = config.resolve().with_options(**resolved_paths(config))
     check_cluster(config)
     checked = preflight(job, config)
     with (
@@ -139,7 +139,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
         tags = run_tags(job.name, job.path, len(environments.train) or None, environments.version)
         derived = mask_parameters(config, len(environments.train)) if isinstance(config, TrainConfig) else None
         description = run_description(config, job.name, tags, lineage, derived)
-        with full_disk_in_one_line(reserved.folder.path), opened(reserved, description, info) as begun:
+        with full_disk_in_one_line(reserved.folder.path), open_run(reserved, description, info) as begun:
             for line in _opening(job, config, begun, checked):
                 info(line)
             if dashboard:
@@ -154,7 +154,7 @@ def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = N
             for advice in _advice(job, config, outcome, checked):
                 info(advice)
             report = dataclasses.replace(report, seconds=time.perf_counter() - started)
-            if report.model is not None or checked.example is None:  # otherwise --resume has still to keep it
+            if report.model is not None or checked.example is None:  # otherwise --resume must keep it
                 begun.report = {"report": report.as_json()}
     return report
 
@@ -176,7 +176,7 @@ def _opening(job: JobFile, config: RunConfig, begun: Opened, checked: Checked) -
 def _trained(
     job: JobFile, config: RunConfig, begun: Opened, progress: RunProgress, info: Info
 ) -> tuple[Outcome, list[DataSummary]]:
-    """Train from the last checkpoint on, and record everything; gives the data, too."""
+    """Train from the last checkpoint on, and record everything; return outcome and data."""
     started = time.perf_counter()
     kept, events = begun.kept, begun.events
     start = last_checkpoint(kept, events.own.checkpoints, info)
@@ -214,7 +214,7 @@ def _trained(
 
 
 def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked) -> Iterator[str]:
-    """What the evaluations of a run suggest."""
+    """Advice from the evaluations of a run."""
     if not isinstance(config, TrainConfig):
         return
     end = outcome.metrics
@@ -233,7 +233,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:
-    """The options that are paths, as they are the same for all processes; storages that do not answer are refused.
+    """The options that are paths, made absolute.
 
     Raises:
         InputError: the storage of --output or --data-dir cannot be reached.
@@ -245,37 +245,37 @@ def resolved_paths(config: RunConfig) -> dict[str, Any]:
     return paths
 
 
-def _already_finished(reserved: Reserved, info: Info) -> FinishedRun | None:
-    """The report of a run that is done, after sending what MLflow had not taken then; None if it is not done."""
+def _already_finished(reserved: Reserved, info: Info) -> RunResult | None:
+    """The result of a finished run, after sending remaining events to MLflow; None if the run is not finished."""
     kept, store = reserved.folder, reserved.store
     events = Events(kept)
-    said: Mapping[str, Any] | None = (events.own.ended or {}).get("report")
+    report: Mapping[str, Any] | None = (events.own.ended or {}).get("report")
     events.close()
-    if said is None:
+    if report is None:
         return None
-    unsent = Mirror(store, said["run_id"], kept).close(_UNSENT_SECONDS)
+    unsent = Mirror(store, report["run_id"], kept).close(_UNSENT_SECONDS)
     info(f"run {reserved.name} is finished" + (f"; {unsent} events are still not sent" if unsent else ""))
-    return FinishedRun(
+    return RunResult(
         job=reserved.job,
         name=reserved.name,
-        run_id=said["run_id"],
-        seconds=said["seconds"],
-        model=said["model"],
-        registered=_registered(said),
+        run_id=report["run_id"],
+        seconds=report["seconds"],
+        model=report["model"],
+        registered=_registered(report),
         kept=kept,
         figures=_figures(kept.path),
-        metrics=said["metrics"],
+        metrics=report["metrics"],
         tracking_uri=store.uri,
     )
 
 
-def _registered(said: Mapping[str, Any]) -> Registered | None:
-    """What became of a finished run's model, as the run reported it then."""
-    name, _, version = (said["model"] or "").removeprefix("models:/").rpartition("/")
-    if not name:  # no model was kept, or it was not to be registered
+def _registered(report: Mapping[str, Any]) -> Registered | None:
+    """The registration of a finished run's model, from its report."""
+    name, _, version = (report["model"] or "").removeprefix("models:/").rpartition("/")
+    if not name:  # no model was kept or registered
         return None
-    reason = said.get("registration") or "registered when the run finished"
-    return Registered(name, int(version), said.get("champion", False), reason)
+    reason = report.get("registration") or "registered when the run finished"
+    return Registered(name, int(version), report.get("champion", False), reason)
 
 
 def _finished(
@@ -287,7 +287,7 @@ def _finished(
     checked: Checked,
     info: Info,
     lineage: Lineage | None,
-) -> FinishedRun:
+) -> RunResult:
     """Draw the figures, and keep data and model in MLflow."""
     store, run_id, kept = begun.store, begun.run_id, begun.kept
     metrics = {key: value for key, value in outcome.metrics.items() if "/" not in key}
@@ -314,7 +314,7 @@ def _finished(
             tags = lineage.tags if lineage else {}
             registered = register(store, uri, run_id, name, metrics, criterion, mode, tags, unfit)
             uri = f"models:/{registered.name}/{registered.version}"
-    return FinishedRun(
+    return RunResult(
         job=job.name,
         name=begun.name,
         run_id=run_id,
@@ -340,11 +340,11 @@ def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Modu
 
 @contextlib.contextmanager
 def _reported_if_failing(info: Info, what: str) -> Iterator[None]:
-    """A store that fails, or a model that cannot be exported, does not undo a finished training."""
+    """Report a failing store or export as a line: the training is finished."""
     try:
         yield
     except (RunFailedError, InputError) as error:
-        info(f"the {what} could not be kept in MLflow, --resume tries again: {error}")
+        info(f"the {what} could not be kept in MLflow: {error}; --resume tries again")
 
 
 def _draw(
@@ -362,7 +362,7 @@ def _draw(
     if job.job.figures is not None and model is not None:
         try:
             drawn |= job.job.figures(job.job, config, outcome, model)
-        except Exception as error:  # the user's; the training it came after is not lost by it
+        except Exception as error:  # the user's code; the training is kept
             info(f"the job's figures could not be drawn ({reason(error, job.path)})")
     return [
         moving_picture(figure, folder / FIGURES / f"{name}.gif")

@@ -1,4 +1,4 @@
-"""Ray: the cluster that is connected to, or started on this machine."""
+"""The Ray session: connects to a cluster, or starts Ray on this machine."""
 
 import contextlib
 import logging
@@ -16,10 +16,10 @@ from concord.runs.ray_agents import ended_with_driver
 from concord.runs.termination import signal_handler
 from concord.training.options import RunConfig
 
-# Ray looks at the workers this often. Its own 2 s is also how long each checkpoint can hold training up.
+# How often Ray polls the workers. With Ray's default, 2 s, each checkpoint can delay training as long.
 _HEALTH_CHECK_SECONDS = "0.5"
-# Of such a run too: how long a group of workers is waited for. Ray may ask for as many as before the loss while it
-# still counts the node that died, and then goes by the new count; its own 60 s were most of what a killed node cost.
+# How long Ray Train waits for a group of workers. After a loss Ray may first request as many as before, while it still
+# counts the dead node; its default, 60 s, was most of the cost of a killed node.
 _GROUP_SECONDS = "10"
 # How long Ray tries to reach a cluster, in seconds; a variable of its environment.
 _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
@@ -27,20 +27,20 @@ _CONNECTING_SECONDS = "RAY_gcs_server_port_wait_time_s"
 
 @contextlib.contextmanager
 def ray_session(config: RunConfig) -> Iterator[str | None]:
-    """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine; undone at the end.
+    """Connect to the cluster of ``--address`` or RAY_ADDRESS, or start Ray on this machine, while the body runs.
 
-    A session that is already there is used and left as it is. Gives the dashboard's address, if it was started here.
-    What SIGTERM does in this process stays as it was: Ray would end the process without a word.
+    An existing session is used and kept. Yields the dashboard's address if Ray was started here.
+    This process keeps its handler of SIGTERM: Ray's would end it without a message.
 
     Args:
-        config: says where.
+        config: the options.
 
     Raises:
-        InputError: no cluster at the address.
+        InputError: there is no cluster at the address.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows what a job prints twice
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would show a job's output twice
     if option_values(config).get("min_workers") is not None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _GROUP_SECONDS)
     import ray
@@ -51,9 +51,9 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     check_cluster(config)
     address, option = cluster_address(config)
     connecting: dict[str, str] = {}
-    if address == LOCAL:  # nothing preempts this machine, and the watcher warns of itself
+    if address == LOCAL:  # this machine is not preempted, and the watcher itself logs a warning
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    else:  # something answers there: what is no Ray cluster after one try, which takes up to a minute, is none
+    else:  # something answers at the address; one try, of up to a minute, decides whether it is Ray
         connecting = {_CONNECTING_SECONDS: os.environ.get(_CONNECTING_SECONDS, "1")}
     logging.getLogger("ray").setLevel(logging.ERROR)
     structured: dict[str, Any] = (
@@ -65,7 +65,7 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"{option} {address}: no Ray cluster answers there ({first_line(error)})") from error
     if structured:
-        logs.use_json()  # what Ray has set up for this process would write each line once more
+        logs.use_json()  # Ray's handlers would write each line twice
         logs.bind_context(job_id=ray.get_runtime_context().get_job_id())
         logging.getLogger("ray").setLevel(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""What is to be known of any run in MLflow: versions, the job's file, its commit, the submission."""
+"""The tags of a run in MLflow: versions, the job's file, its commit, the submission."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import concord
 
 
 def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:
-    """What is to be known of any run of a job: versions, of its data too, training environments, the file's commit."""
+    """The tags of a job's run: versions (the data's included), training environments, the file's commit."""
     tags = {
         "concord.version": concord.__version__,
         "concord.job": job,
@@ -19,7 +19,7 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
         **({"concord.data": data} if data is not None else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        # MLflow's own, for its interface.
+        # MLflow's own tags, for its UI.
         "mlflow.source.name": _source_name(Path(path)),
         "mlflow.source.type": "LOCAL",
     }
@@ -29,19 +29,19 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
     commit = _git(Path(path).parent, "rev-parse", "HEAD")
     if commit is None:
         return tags
-    # MLflow's own tag for its interface, and one that also says whether anything was changed since the commit.
+    # MLflow's own tag for its UI, and one that marks changes since the commit.
     described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
 
 
 def _source_name(path: Path) -> str:
-    """The job's file, from the top of its checkout if it is in one: the rest of the path is of one machine."""
+    """The job's file, relative to its git checkout if there is one: the rest of the path is of one machine."""
     top = _git(path.parent, "rev-parse", "--show-toplevel")
     return str(path.relative_to(top)) if top is not None and path.is_relative_to(top) else path.name
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says of the checkout the job lives in, if it lives in one."""
+    """The output of git for the job's checkout; None without one."""
     try:
         found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):

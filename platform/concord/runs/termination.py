@@ -1,4 +1,4 @@
-"""What signals do for a while; above all SIGTERM, which Slurm, Ray Jobs and container engines send, is as Ctrl-C."""
+"""Temporary signal handlers: SIGTERM, which Slurm, Ray Jobs and container engines send, acts as Ctrl-C."""
 
 import contextlib
 import signal
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def signal_handler(number: signal.Signals, handler: Any = None) -> Iterator[None]:
-    """In the body the signal does what this handler says (None: what it did before); afterwards, what it did before.
+    """Set a signal handler in the body (None keeps the current one), and restore the previous one.
 
-    Whatever else the body sets is undone. In threads other than the main one, which get no signals, nothing changes.
+    Handlers set in the body are removed. Other threads than the main one get no signals; there this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -29,7 +29,7 @@ def signal_handler(number: signal.Signals, handler: Any = None) -> Iterator[None
 
 @dataclass
 class Termination:
-    """Whether this process was told to end.
+    """Whether this process received SIGTERM.
 
     Attributes:
         requested: set by the first SIGTERM.
@@ -40,9 +40,9 @@ class Termination:
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[Termination]:
-    """In the body the first SIGTERM does what Ctrl-C would do then, and later ones nothing.
+    """In the body the first SIGTERM acts as Ctrl-C; later ones are ignored.
 
-    Whoever sends SIGTERM sends SIGKILL next, so another one need not be told from the first.
+    A sender of SIGTERM sends SIGKILL next, so later ones have no meaning.
     """
     termination = Termination()
 
@@ -50,8 +50,8 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
         if termination.requested:
             return
         termination.requested = True
-        # Ray Train and studies have handlers of their own for Ctrl-C, which end their workers. Where Ctrl-C is ignored,
-        # as by what a shell starts in the background, there is none to call.
+        # Ray Train and studies have their own handlers of Ctrl-C, which end their workers. If Ctrl-C is ignored, as
+        # in a shell's background jobs, there is no handler to call.
         interrupt = signal.getsignal(signal.SIGINT)
         if not callable(interrupt):
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The environments of a run as MLflow shows data: one dataset each, or one for each purpose where there are many."""
+"""The environments of a run as MLflow datasets: one each, or one for each purpose if there are many."""
 
 import hashlib
 import json
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from concord.environments.summary import PURPOSES, DataSummary
 from concord.tracking import TrackedData
 
-# A page that lists more says less.
+# MLflow's page is unreadable with more.
 _LISTED = 100
 
 
 def tracked_data(parts: Sequence[DataSummary]) -> list[TrackedData]:
-    """What MLflow is told of these parts of the data."""
+    """The MLflow datasets of these parts of the data."""
     if len(parts) <= _LISTED:
         return [_of_one(part) for part in parts]
     by_purpose = {purpose: [part for part in parts if part.purpose == purpose] for purpose in PURPOSES}
@@ -20,7 +20,7 @@ def tracked_data(parts: Sequence[DataSummary]) -> list[TrackedData]:
 
 
 def _of_one(part: DataSummary) -> TrackedData:
-    # Both parts of an environment would be one dataset in MLflow's lists.
+    # Otherwise MLflow's lists would merge both parts of an environment.
     name = f"{part.name}, held out" if part.purpose == "held-out" else part.name
     specs = {
         leaf.name: {"type": "tensor", "tensor-spec": {"dtype": leaf.dtype, "shape": [-1, *leaf.shape]}}

@@ -1,4 +1,4 @@
-"""A model that a finished run has trained, with the options and the data that it was trained with."""
+"""The model of a finished run, with its options and data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from concord.aggregation.rule_file import RuleFile
 from concord.errors import InputError
 from concord.record import EVENTS, read_history, require_record
 from concord.runs.checkpoints import CHECKPOINTS
-from concord.runs.folder import restored_config, run_folder
+from concord.runs.run_folder import restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
 from concord.training.job import JobFile, with_rule
@@ -21,13 +21,13 @@ from concord.training.options import TrainConfig
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a run has trained.
+    """The trained model of a run.
 
     Attributes:
         name: of the run.
         run_id: in MLflow.
         job: with its file.
-        config: the options that it was trained with.
+        config: the options of the training.
         model: on the CPU.
         metrics: of the run, by their short names.
     """
@@ -44,13 +44,13 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     """The model of a run's last checkpoint.
 
     Args:
-        job: that the run is of.
+        job: the run's job.
         output: the output folder.
         name: of the run.
-        data_dir: where the data are, if not where the run had them.
+        data_dir: the folder of the data, if not the run's.
 
     Raises:
-        InputError: there is no such run, it is not finished or of another job, or its checkpoint does not fit.
+        InputError: there is no such run, it is not finished, it is of another job, or its checkpoint does not fit.
     """
     folder = run_folder(output, name)
     record = require_record(folder)
@@ -60,7 +60,9 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     own = read_history(folder).get("")
     report = (own.ended or {}).get("report") if own is not None else None
     if own is None or report is None:
-        raise InputError(f"--name {name}: is not finished; concord train {job.name} --name {name} --resume goes on")
+        raise InputError(
+            f"--name {name}: is not finished; continue it by concord train {job.name} --name {name} --resume"
+        )
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
     if not own.checkpoints:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")
@@ -70,17 +72,17 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
 
 
 def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:
-    """The program of a registered version; its run's own files are not needed.
+    """The model of a registered version; the run's files are not needed.
 
     Args:
-        job: that the version is of.
+        job: the version's job.
         store: MLflow's.
         reference: ``NAME@ALIAS`` or ``NAME/VERSION``.
-        data_dir: where the data are, if not where the run had them.
+        data_dir: the folder of the data, if not the run's.
 
     Raises:
         InputError: there is no such version, or it is of another job.
-        RunFailedError: its program cannot be loaded.
+        RunFailedError: the model cannot be loaded.
     """
     name, _, which = reference.replace("/", "@", 1).partition("@")
     if not name or not which:
@@ -101,14 +103,14 @@ def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path 
 def _configured(
     job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
 ) -> tuple[JobFile, TrainConfig]:
-    """The options of a run, and the job with the rule of the user's own that it was trained with, if it was."""
+    """The options of a run, and the job with the user's own rule if the run had one."""
     rule = str(recorded.get("aggregator"))
     values = dict(recorded)
     if RuleFile.is_reference(rule):
         file, name = RuleFile.parts(rule)
         if file in sources:
             job = with_rule(job, RuleFile(file, sources[file], name))
-        else:  # losses do not depend on it
+        else:  # losses do not depend on the aggregator
             values.pop("aggregator")
-    config = restored_config(job.job.config, values).resolved()
+    config = restored_config(job.job.config, values).resolve()
     return job, config if data_dir is None else config.with_options(data_dir=data_dir)

@@ -1,1 +1,1 @@
-"""Studies: a search over a job's options on Ray Tune, restorable, and honest about what selected the best."""
+"""Studies: a restorable search over a job's options on Ray Tune, which states how the best was selected."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord.options import (
     as_words,
     did_you_mean,
@@ -20,23 +20,23 @@ from concord.options import (
     require_one_way,
     with_alternatives,
 )
-from concord.runs.folder import recorded_config, restored_config
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import preflight
 from concord.runs.run import resolved_paths
+from concord.runs.run_folder import recorded_config, restored_config
 from concord.runs.tags import run_tags
 from concord.source_file import read_source, run_source
 from concord.space import frozen
-from concord.studies.options import CompareCommand, CompareOptions, compare_options_for
 from concord.studies.plan import GroupPlan, check_group, place_words
 from concord.studies.proposals import EndedRun, GroupRuns, RunProposal
+from concord.studies.study_options import CompareCommand, CompareOptions, compare_options_for
 from concord.training import Comparison, JobFile, RunConfig, TrainConfig
 from concord.training.job import with_recorded_rule
 from concord.training.options import RUNTIME_OPTIONS
 
-# The options that say where a comparison is and runs; a later report of it is not told them again.
+# The options of a comparison's place and workers; a later report does not need them.
 _WHERE = ("output", "name", "tracking_uri", "address", "concurrent", "gpus_per_trial")
-METHODS = "methods"  # in place of a table's name: a study of each method
+METHODS = "methods"  # instead of a table's name: a study of each method
 DATA = "data version"  # among a run's options in the record; no option has a space in its name
 
 
@@ -47,9 +47,9 @@ class PlannedRun:
     Attributes:
         table, configuration: the table and the name of its row.
         seed: of its training.
-        config: what is trained.
-        point: all options that decide what comes out, resolved, with the version of the data if that is known.
-        at_default: those of them that stand at the job's default.
+        config: the options.
+        point: the resolved options that decide the result, with the version of the data if known.
+        at_default: the options in ``point`` at the job's default.
     """
 
     table: str
@@ -61,12 +61,12 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """As a reader knows it."""
+        """The run's name for a reader."""
         return f"{self.table}, {self.configuration}, seed {self.seed}"
 
     @property
     def identity(self) -> str:
-        """Two runs with the same one are the same run, as long as the data are."""
+        """The identity of the run: equal for equal options and data."""
         return _identity(self.point, self.point.keys())
 
 
@@ -75,7 +75,7 @@ def _identity(point: Mapping[str, Any], names: Collection[str]) -> str:
 
 
 class KeptRuns:
-    """The runs of a comparison, found by their options; an option that is newer than a run stood at its default."""
+    """The kept runs of a comparison, found by their options; an option that is newer than a run has its default."""
 
     def __init__(self, runs: GroupRuns) -> None:
         self._runs = runs
@@ -85,7 +85,7 @@ class KeptRuns:
             same_names.setdefault(_identity(each.point, each.point.keys()), []).append(each)
 
     def begun(self, run: PlannedRun) -> RunProposal | None:
-        """The run as it began; where the version of the data is not known, the one of the latest data."""
+        """The proposal of the run; if the version of the data is unknown, that with the latest data."""
         ours = run.point.keys() - {DATA}
         for names in sorted(self._by_names, key=len, reverse=True):
             if names <= ours and ours - names <= run.at_default:
@@ -95,7 +95,7 @@ class KeptRuns:
         return None
 
     def ended(self, run: PlannedRun) -> EndedRun | None:
-        """The run with how it ended, if it did."""
+        """The ended run, if it ended."""
         begun = self.begun(run)
         return None if begun is None else self._runs.find(begun.key)
 
@@ -105,9 +105,9 @@ class ComparisonPlan(GroupPlan):
     """Tables of a job.
 
     Attributes:
-        tables: what is compared, by the tables' names.
-        runs: what each table needs, by its name.
-        given: the options that the command line named, as JSON, without those that say where it is and runs.
+        tables: the comparisons by table name.
+        runs: the runs of each table.
+        given: the options of the command line, as JSON, without those of place and workers.
     """
 
     kind = "comparison"
@@ -117,31 +117,37 @@ class ComparisonPlan(GroupPlan):
 
     @property
     def place(self) -> list[str]:
-        """The options that say where it is kept, unless it is at its usual place."""
+        """The options of its folder, if that is not the default."""
         return [*(["--name", self.name] if self.name != self.job.name else []), *place_words(self.base.run.output)]
 
     def command(self, place: Sequence[str] = ()) -> str:
-        """The command that makes the tables, or goes on with them."""
+        """The command that makes or continues the tables."""
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
 
     @property
+    def recorded_command(self) -> str:
+        """The same as kept results have it, without folders of this machine."""
+        given = {name: value for name, value in self.given.items() if not isinstance(value, Path)}
+        return shlex.join(["concord", "compare", Path(self.job.reference).name, *self.tables, *as_words(given)])
+
+    @property
     def detail(self) -> tuple[str, ...]:
-        """What any table of the job wants to be kept of single environments: a run may be in several."""
+        """The prefixes of detailed metrics that any table of the job needs, since a run may be in several."""
         return tuple(dict.fromkeys(each for table in comparisons_of(self.job).values() for each in table.detail))
 
     def description(self) -> Description:
-        """How a new one is recorded and shown."""
+        """The description of a new comparison."""
         tags = {**run_tags(self.job.name, self.job.path), "concord.comparison": self.name}
         return Description(self.experiment, {}, tags)
 
     def proposal(self, run: PlannedRun, number: int, origin: Mapping[str, str]) -> RunProposal:
-        """A run as the pool takes it. Its parameters are the options that the table or the command line has chosen."""
+        """The proposal of a run for the pool. Its parameters are the options from the table or the command line."""
         usual = recorded_config(self.job.job.config)
         proposed = RunProposal("run", number, {name: frozen(value) for name, value in run.point.items()})
         return dataclasses.replace(
             proposed,
             name=run.name,
-            origin=origin,
+            origin={**origin, **({"data": str(run.point[DATA])} if DATA in run.point else {})},
             options=self.overrides(run.config),
             parameters={name: value for name, value in run.point.items() if usual.get(name) != value or name == "seed"},
             tags={"concord.comparison": self.name, "concord.kind": "run"},
@@ -149,7 +155,7 @@ class ComparisonPlan(GroupPlan):
 
 
 def comparison_name(job: str, name: str | None) -> str:
-    """The name that is given, or the job's."""
+    """The given name, or the job's."""
     return name or re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "comparison"
 
 
@@ -157,7 +163,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     """The tables of a job, from its file or from the one beside it that it names.
 
     Raises:
-        InputError: it has none, or they cannot be read.
+        InputError: the job has no tables, or they cannot be read.
     """
     named = job.job.comparisons
     found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
@@ -172,7 +178,7 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
 
 
 def _beside(job: JobFile, name: str) -> Mapping[str, Comparison]:
-    """What the file of this name, relative to the job's own, calls ``comparisons``."""
+    """The variable ``comparisons`` of this file, whose path is relative to the job's."""
     path = Path(job.path).parent / name
 
     def refusal(problem: str) -> InputError:
@@ -190,14 +196,14 @@ def plan_comparison(
     """Check everything that can be checked without a cluster or a store.
 
     Args:
-        job: what is trained.
+        job: the job.
         tables: names of the tables; none takes all.
         command: the options of the comparison with those of the job.
-        given: the options that the command line named: they hold for every configuration.
-        check: whether the runs are to be trained; otherwise they are only looked for, and no data are touched.
+        given: the options of the command line, which hold for every configuration.
+        check: whether the runs will be trained; otherwise kept runs are only searched, without loading data.
 
     Raises:
-        InputError: something cannot be used.
+        InputError: the input is invalid.
     """
     there = comparisons_of(job)
     for table in tables:
@@ -218,7 +224,7 @@ def plan_comparison(
         for row, options in comparison.configurations.items()
     }
     if check:
-        preflight(job, next(iter(configs.values())))  # one is enough: the others differ in a few options
+        preflight(job, next(iter(configs.values())))  # one suffices: the others differ in few options
     runs: dict[str, list[PlannedRun]] = {table: [] for table in chosen}
     versions: dict[str, str | None] | None = {} if check else None
     for (table, row), config in configs.items():
@@ -231,17 +237,17 @@ def plan_comparison(
 def plan_as_recorded(
     job: JobFile, table: str, record: Mapping[str, Any], output: Path, name: str | None
 ) -> ComparisonPlan:
-    """The plan of a table as the command asked for it that trained it last, to find its runs.
+    """The plan of a table with the options of the last command that trained it, to find its runs.
 
     Args:
-        job: what was trained.
+        job: the job.
         table: its name.
-        record: of the comparison; empty if there is none.
+        record: the comparison's record; empty if there is none.
         output: the output folder.
         name: of the comparison; the job's if None.
 
     Raises:
-        InputError: the job has no such table, or the recorded options do not fit it any more.
+        InputError: the job has no such table, or the recorded options no longer fit it.
     """
     given = record.get("asked", {}).get(table, {})
     job = with_recorded_rule(job, given.get("aggregator"), record.get("sources", {}))
@@ -262,34 +268,38 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
         if name not in known:
             raise InputError(f"{where}: there is no option {name}{did_you_mean(name, known)}")
         if name == "seed" or name in RUNTIME_OPTIONS:
-            raise InputError(f"{where}: {name} is not a configuration's to say; give it on the command line")
+            raise InputError(f"{where}: {name} cannot differ between configurations; give it on the command line")
         if not fits(value, known[name].hint):
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    if "significance" in given and isinstance(config, TrainConfig) and config.chosen_aggregator == "mean":
+    if (
+        "significance" in given
+        and isinstance(config, TrainConfig)
+        and config.resolve().aggregation.aggregator == "mean"
+    ):
         config = config.with_options(significance=None)  # the average looks at none, as at no threshold
     try:
         require_one_way(chosen)
         config.check()
     except InputError as error:
-        raise InputError(f"{where}: {as_option(error)}") from error
+        raise InputError(f"{where}: {format_for_cli(error)}") from error
     return config
 
 
 def _planned(
     job: JobFile, table: str, row: str, config: RunConfig, versions: dict[str, str | None] | None
 ) -> PlannedRun:
-    resolved = config.resolved()
+    resolved = config.resolve()
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
     if versions is not None and job.job.loop is None:
-        # Data are of a version that their seed does not change, and may be slow to look up.
+        # The version of the data does not depend on the seed, and may be slow to compute.
         key = json.dumps({**point, "seed": None}, sort_keys=True)
         if key not in versions:
             environments = job.job.environments(resolved)
             if isinstance(resolved, TrainConfig):
-                resolved.rule(len(environments.train))  # refuses a significance that so few cannot have
+                resolved.rule(len(environments.train))  # refuses a significance that too few environments cannot reach
             versions[key] = environments.version
         if (version := versions[key]) is not None:
             point[DATA] = version

@@ -1,7 +1,7 @@
-"""Which method suits a job's data: the space of each, and what ``concord compare JOB methods`` is going to do.
+"""Compares methods on a job's data: the space of each, and the plan of ``concord compare JOB methods``.
 
-A method is a rule or an objective. Each is tuned by a small study of its own around the job's settings, with as many
-trials as the others, and judged by what is no test: validation environments, or training environments left out in turn.
+A method is a rule or an objective. Each is tuned by a small study of its own around the job's settings, with the
+same number of trials, and scored without the test: on validation environments, or training environments left out.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from concord.aggregation import AGGREGATORS
-from concord.errors import InputError, RunFailedError, StoppedError, as_option
+from concord.errors import InputError, RunFailedError, StoppedError, format_for_cli
 from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
 from concord.redaction import is_secret, redact
@@ -23,50 +23,50 @@ from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
 from concord.studies.comparison_plan import METHODS, comparison_name
-from concord.studies.options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.studies.plan import StudyPlan, place_words, plan_study
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.studies.spaces import SIGNIFICANCES, config_at
+from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
 
 _OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
 KNOWN: tuple[str, ...] = (*AGGREGATORS, *_OBJECTIVES)
-# The average is what any other method has to be better than.
+# Any other method must be better than the average.
 USUAL: tuple[str, ...] = ("mean", "and-mask", "t-mask", "vrex", "irm")
-# By the objective: the weights of its penalty that are tried, around the published ones.
+# For each objective, the weights of its penalty to try, around the published ones.
 _WEIGHTS: Mapping[str, Entry] = {
     "irm": LogUniform(1.0, 1e5),
     "vrex": LogUniform(1.0, 1e5),
     "mm-rex": LogUniform(0.1, 10.0),
     "dann": LogUniform(0.01, 10.0),
 }
-# Fewer environments than these leave nothing to compare where one of them is left out.
+# With fewer environments, nothing is left to compare if one is left out.
 _LEAST_TO_LEAVE_OUT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsOptions(OptionGroup):
-    """Which method suits these data: a small study of each, judged without the test, and one table: concord compare JOB
+    """Compare methods on these data: a small study of each, scored without the test, and one table: concord compare JOB
     methods. The same --name continues it. Options of the job given here hold for every method."""
 
     # fmt: off
     methods: tuple[str, ...] = ()
     """Rules (mean, and-mask, geometric-mean, xor-mask, sand-mask, t-mask) and objectives (irm, vrex, mm-rex, dann,
-    meta-irm); if not given mean, and-mask, t-mask, vrex and irm, as far as the job can have them. The others are
+    meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. The others are
     compared with the first."""
     trials: int = 12
     """Trials of each method."""
     seeds: int = 5
-    """Runs of each method's best settings, with seeds that no trial had."""
+    """Runs of each method's best settings, with new seeds."""
     selection: Literal["auto", "validation", "leave-one-out", "held-out"] = "auto"
-    """What settings and methods are judged by; auto is validation where the job has validation environments,
-    leave-one-out where it has three training environments, else held-out examples, which have the same shortcuts."""
+    """Examples that score settings and methods; auto is validation if the job has validation environments, else
+    leave-one-out with three training environments, else held-out examples, which have the same shortcuts."""
     metric: str | None = None
-    """Measure to judge by, such as accuracy, loss or worst_accuracy; accuracy, or loss where there is none."""
+    """Measure of the score, such as accuracy, loss or worst_accuracy; by default accuracy, or loss without one."""
     mode: Mode | None = None
-    """Whether the measure is to be large or small, where the job does not say."""
+    """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
     sharing: SharingOptions = field(default_factory=SharingOptions)
@@ -81,7 +81,7 @@ class MethodsOptions(OptionGroup):
                 raise InputError(f"--methods {method}: there is no such method{near}")
         twice = next((each for each in self.methods if self.methods.count(each) > 1), None)
         self.require("methods", twice is None, f"{twice} is given twice")
-        self.require("methods", len(self.methods) != 1, "give two at least, or none for the usual ones")
+        self.require("methods", len(self.methods) != 1, "give at least two, or none for the default ones")
         self.require("trials", self.trials >= 1, "must be at least 1")
         self.require("seeds", self.seeds >= 2, "must be at least 2, to have a spread")
 
@@ -98,7 +98,7 @@ def methods_options_for(job: JobFile) -> MethodsCommand:
     """The comparison's options and a job's, at their defaults.
 
     Raises:
-        InputError: the job has a loop of its own, or has an option that means something else here.
+        InputError: the job has a loop of its own, or an option of the same name.
     """
     job.require_platform_loop(f"compare {METHODS}")
     return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
@@ -106,14 +106,14 @@ def methods_options_for(job: JobFile) -> MethodsCommand:
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """Studies that are to be compared.
+    """The plan of a comparison of methods.
 
     Attributes:
         job: what is trained.
         base: the configuration that every method starts from.
         studies: by method.
-        left_out: the usual methods that the job cannot have, and why.
-        environments: that each trial trains on, at least.
+        left_out: the default methods that the job cannot use, with the reasons.
+        environments: the least number that a trial trains on.
     """
 
     job: JobFile
@@ -129,7 +129,7 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     Args:
         job: what is trained.
         command: the options.
-        given: those that the command line named.
+        given: the options of the command line.
 
     Raises:
         InputError: something cannot be used.
@@ -157,24 +157,24 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
         except InputError as error:
             if method in options.methods or method == USUAL[0]:
-                raise InputError(f"{method}: {as_option(error)}") from error
-            left_out[method] = as_option(error)
+                raise InputError(f"{method}: {format_for_cli(error)}") from error
+            left_out[method] = format_for_cli(error)
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
-        raise InputError(f"job {job.name}: nothing is there to compare with the average: {reasons}")
+        raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
     return MethodsPlan(job, base, studies, left_out, fewer)
 
 
 def check_methods(command: MethodsCommand, given: Collection[str]) -> None:
-    """Refuse what is wrong whatever the data are (InputError)."""
+    """Refuse options that are wrong for any data (InputError)."""
     command.check()
     values = option_values(command.config)
     for option in ("aggregator", "objective"):
         if option in given:
             raise InputError(f"--{option} {values[option]}: the methods are compared; leave it out")
     if "register" in given and values["register"]:
-        raise InputError("--register: models are compared, and none is kept; leave it out")
+        raise InputError("--register: methods are compared and no model is kept; leave it out")
 
 
 def methods_name(job: JobFile, command: MethodsCommand) -> str:
@@ -187,7 +187,7 @@ _OF_STUDIES = {"trials", "metric", "mode", "folds", *options_of(SharingOptions)}
 
 
 def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
-    """The job's settings with this method, and without what only another can have."""
+    """The job's settings with this method, and without options of other methods."""
     if method in _OBJECTIVES and job.job.objective is not None:
         raise InputError(f"--objective {method}: the job minimizes an objective of its own")
     changes: dict[str, Any] = {"register": False, "aggregator": method}
@@ -203,7 +203,7 @@ def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
 
 
 def _space(config: TrainConfig, method: str) -> Space:
-    """Learning rate and weight decay around the job's, and what decides how much the method changes."""
+    """Learning rate and weight decay around the job's, and the method's own options."""
     rate, decay = config.optimizer.lr, config.optimizer.l2
     entries: dict[str, Entry] = {
         "lr": LogUniform(rate / 10, rate * 10),
@@ -215,7 +215,7 @@ def _space(config: TrainConfig, method: str) -> Space:
     elif method == "t-mask":
         entries["significance"] = SIGNIFICANCES
     elif method != "mean":
-        highest = 0.95 if method == "sand-mask" else 1.0  # where nothing ever passes at 1
+        highest = 0.95 if method == "sand-mask" else 1.0  # at 1 no component ever passes
         entries["threshold"] = Uniform(0.0, highest)
     if method in AGGREGATORS and method != "mean" and (votes := _votes(config)):
         entries["votes"] = OneOf(votes)
@@ -223,7 +223,7 @@ def _space(config: TrainConfig, method: str) -> Space:
 
 
 def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
-    """What gives few environments more votes, as far as the job can have it beside what votes anyway."""
+    """Options that give few environments more votes, if the job can use them."""
     ways: dict[str, dict[str, Value]] = {
         "of each step": {"environment_momentum": 0.0, "steps_per_update": 1},
         "over time": {"environment_momentum": 0.9, "steps_per_update": 1},
@@ -238,16 +238,16 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
 
 
 def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
-    """Run the studies one after another, or go on with them.
+    """Run or continue the studies, one after another.
 
     Args:
-        plan: what is wanted.
-        words: the command's options, to say how to continue.
+        plan: the plan.
+        words: the command's options, for the message on how to continue.
         info: takes a line of progress.
 
     Raises:
         InputError: something cannot be used.
-        RunFailedError: it was stopped, or fewer than two methods have a result; what was finished is kept.
+        RunFailedError: it was stopped, or fewer than two methods have a result; finished runs are kept.
     """
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 
@@ -268,10 +268,10 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
                     info(f"{method}: {error}")
     except (StoppedError, KeyboardInterrupt):
         again = shlex.join(["concord", "compare", plan.job.reference, METHODS, *map(redact, words)])
-        raise StoppedError(f"stopped; what was finished is kept; continue with {again}") from None
+        raise StoppedError(f"stopped; finished runs are kept; continue with {again}") from None
     if len(found) < 2:
-        said = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
-        raise RunFailedError(f"fewer than two methods have a result: {said}")
+        reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
+        raise RunFailedError(f"fewer than two methods have a result: {reasons}")
     result = MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
     return dataclasses.replace(result, train=_train_command(plan, result))
 
@@ -280,7 +280,7 @@ def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:
     method = result.recommended
     of_method, study = plan.studies[method], result.studies[method]
     config, usual = config_at(of_method.base, of_method.space, study.best.run.point), option_values(plan.job.job.config)
-    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolved().unused()}
+    left_out = {"name", "register", "tracking_uri", "address", "output", *config.resolve().unused()}
     changed = {
         name: value
         for name, value in option_values(config).items()

@@ -1,4 +1,4 @@
-"""What a study is going to do, checked before anything is started or written."""
+"""The plan of a study, checked before anything is started or written."""
 
 import dataclasses
 import itertools
@@ -18,18 +18,17 @@ from concord.options import option_values, options_of
 from concord.record import Kind as GroupKind
 from concord.record import read_record
 from concord.redaction import is_secret, without_secrets
-from concord.runs.folder import new_name, recorded_config
 from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
+from concord.runs.run_folder import new_name, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
-from concord.studies.options import SharingOptions, StudyOptions
+from concord.studies.criterion import Criterion, check_metric, chosen_mode, metric_on
 from concord.studies.proposals import Kind, RunProposal
 from concord.studies.search import Search
-from concord.studies.selection import Criterion, check_metric, chosen_mode, metric_on
 from concord.studies.spaces import (
     OwnPoint,
     chosen_study,
@@ -41,19 +40,20 @@ from concord.studies.spaces import (
     study_space,
 )
 from concord.studies.stopping import StopRule
+from concord.studies.study_options import SharingOptions, StudyOptions
 from concord.training import JobFile, RunConfig, TrainConfig
 from concord.training.evaluation import Mode
 from concord.training.options import RUNTIME_OPTIONS, parallel_of
 
-# How many environments are left out to judge the short list, if --folds does not say.
+# The number of environments left out for the short list, without --folds.
 _FOLDS_OF_SHORTLIST = 4
-# The options of a study that make its trials what they are: they stay when it continues.
+# The options that decide a study's trials; they must not change when it continues.
 _SCIENCE = ("search", "startup", "selection", "metric", "folds", "scheduler")
 _FOLDERS: Mapping[GroupKind, str] = {"study": "studies", "comparison": "comparisons"}
 
 
 def group_folder(kind: GroupKind, output: Path, name: str) -> Folder:
-    """Where a study or a comparison of this name is kept."""
+    """The folder of a study or a comparison."""
     return Folder(output / _FOLDERS[kind] / name)
 
 
@@ -63,10 +63,10 @@ class GroupPlan:
 
     Attributes:
         kind: study or comparison.
-        name: of the group; the same one continues it.
+        name: the group's name; the same name continues it.
         job: what is trained.
         base: the configuration that every run starts from.
-        sharing: how the cluster is divided among the runs.
+        sharing: the division of the cluster among the runs.
     """
 
     kind: ClassVar[GroupKind]
@@ -82,36 +82,36 @@ class GroupPlan:
 
     @property
     def kept(self) -> Folder:
-        """Where it is kept."""
+        """The folder, or its address."""
         return group_folder(self.kind, self.base.run.output, self.name)
 
     @property
     def folder(self) -> Path:
-        """Where it is on this machine."""
+        """The folder on this machine."""
         return self.kept.path
 
     @property
     def experiment(self) -> str:
-        """In MLflow: beside the job's own runs, which these would bury."""
+        """The MLflow experiment, separate from the job's own runs."""
         return f"{self.job.name}-{_FOLDERS[self.kind]}"
 
     def overrides(self, config: RunConfig) -> dict[str, Any]:
-        """The options in which a run's configuration differs from the one that all start from."""
+        """The options in which a run's configuration differs from the base."""
         there = option_values(self.base)
         return {name: value for name, value in option_values(config).items() if value != there[name]}
 
 
 def place_words(output: Path) -> list[str]:
-    """The option of a command that works on this output folder; none for the usual one."""
+    """The option of this output folder, for a command; empty for the default."""
     return [] if output in (DEFAULT_OUTPUT, resolve(DEFAULT_OUTPUT)) else ["--output", display_path(output)]
 
 
 def check_group(base: RunConfig, what: str) -> None:
-    """Refuse options that no group can have (InputError)."""
+    """Refuse options that do not fit a group (InputError)."""
     if base.run.resume:
         raise InputError(f"--resume: the same --name continues a {what}; leave --resume out")
     if (least := parallel_of(base).min_workers) is not None:
-        raise InputError(f"--min-workers {least}: a run that lost its workers runs again; leave it out")
+        raise InputError(f"--min-workers {least}: a trial that loses its workers starts again; leave it out")
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,19 @@ class StudyPlan(GroupPlan):
 
     Attributes:
         options: of the study.
-        given: the options that the command line named.
+        given: the options of the command line.
         method: the name of the job's study, or of one for every job.
         space: that is searched.
-        measure: that trials are judged by, such as ``accuracy``.
-        modes: whether large or small is good, by measure; None where neither the job nor ``--mode`` says it.
-        criterion: the same, with the examples it is taken on.
+        measure: the measure of the score, such as ``accuracy``.
+        modes: the mode of each measure; None if neither the job nor ``--mode`` gives it.
+        criterion: the measure on the examples of the selection.
         stop_rule: when a trial ends early.
-        suggested: points that are tried first, since somebody suggests them.
-        own: the point of the job's own settings, which is tried first where nothing is suggested.
+        suggested: points to try first, from the job or the command line.
+        own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
         shortlist_folds: environments that the short list leaves out in turn.
-        trials: how many trials there are to be.
-        checked: what is known of the job.
+        trials: the number of trials.
+        checked: the findings of preflight.
     """
 
     kind = "study"
@@ -153,34 +153,34 @@ class StudyPlan(GroupPlan):
 
     @property
     def varied(self) -> Collection[str]:
-        """The names of what the space varies, switches too."""
+        """The names of the varied options and switches."""
         return {located.name for located in self.space.varied()}
 
     @property
     def looks_at_test(self) -> str | None:
-        """What of it looks at the o.o.d. test, in words; None if nothing does."""
+        """The parts of the study that use the o.o.d. test, in words; None if none does."""
         looks = ["selection"] * self.criterion.oracle + ["early stopping"] * self.stop_rule.oracle
         return " and ".join(looks) or None
 
     @property
     def first(self) -> tuple[Point, ...]:
-        """The points that are tried before any other."""
+        """The points to try first."""
         return (self.own.point,) if self.own is not None else self.suggested
 
     def search(self) -> Search:
-        """A search that has observed nothing yet."""
+        """A new search."""
         return Search(self.space, self.options.search, self.base.run.seed, self.first, self.options.startup)
 
     def epochs(self, run: RunProposal) -> int:
         """The epoch of a trial's last evaluation."""
-        return self.job.epochs(config_at(self.base, self.space, run.point).resolved())
+        return self.job.epochs(config_at(self.base, self.space, run.point).resolve())
 
     def proposal(
         self, kind: Kind, trial: int, point: Point, seed: int | None = None, left_out: tuple[str, ...] = ()
     ) -> RunProposal:
-        """A trial, or what is trained again of one: with another seed, or only with environments left out."""
+        """The proposal of a trial, or of a repetition with another seed or with environments left out."""
         config, resolved = config_at(self.base, self.space, point), resolved_at(self.base, self.space, point)
-        unused = config.resolved().unused()
+        unused = config.resolve().unused()
         chosen = {**self.space.fixed(point), **point, **resolved}
         parameters = {name: value for name, value in chosen.items() if name not in unused}
         if seed is not None:
@@ -198,7 +198,7 @@ class StudyPlan(GroupPlan):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What must not change when the study continues, as JSON."""
+        """The parts that must not change when the study continues, as JSON."""
         science = {k: v for k, v in recorded_config(self.base).items() if k not in RUNTIME_OPTIONS - {"workers"}}
         identity = {
             "method": self.method,
@@ -213,7 +213,7 @@ class StudyPlan(GroupPlan):
         return written
 
     def record(self) -> dict[str, Any]:
-        """What is recorded of it, beside what every record has."""
+        """The study's fields in its record."""
         return {
             "identity": self.identity(),
             "own": None if self.own is None else dataclasses.asdict(self.own),
@@ -230,7 +230,7 @@ class StudyPlan(GroupPlan):
         return {k: str(v) if isinstance(v, Path) else v for k, v in option_values(self.options).items()}
 
     def description(self) -> Description:
-        """How a new one is recorded and shown."""
+        """The description of a new study."""
         environments = self.checked.environments
         tags = run_tags(self.job.name, self.job.path, len(environments.train), environments.version) | {
             "concord.study": self.name,
@@ -254,12 +254,12 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     """Check everything that can be checked without a cluster or a store.
 
     Args:
-        job: what is tuned.
-        options: an instance of what :func:`concord.studies.options.options_for` made of the job's configuration.
-        given: the options that the command line named.
+        job: the job.
+        options: made by :func:`concord.studies.study_options.options_for` for the job.
+        given: the options of the command line.
 
     Raises:
-        InputError: something cannot be used, or does not fit the study of this name.
+        InputError: the input is invalid, or does not fit the existing study of this name.
     """
     asked, base, own_loop = options.study, options.config, job.job.loop
     asked.check()
@@ -276,7 +276,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         wrong = (
             "is for jobs with a loop of their own"
             if own_loop is None
-            else "the job says what it evaluates; leave it out"
+            else "the job's own loop decides what it evaluates; leave it out"
         )
         raise InputError(f"--selection {asked.selection}: {wrong}")
     name = base.run.name or _new_name(job, method, base)
@@ -294,13 +294,12 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
-    if isinstance(base, TrainConfig) and smallest is not None and base.chosen_aggregator != "t-mask":
-        threshold_at_chance(smallest, base.voters(environments))  # refuses what too few environments can have
+    if isinstance(base, TrainConfig) and smallest is not None and base.resolve().aggregation.aggregator != "t-mask":
+        threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have
     if asked.folds > len(train):
         raise InputError(f"--folds {asked.folds}: there are {len(train)} training environments")
     suggested = tuple(first_points(space, asked.suggest, study.suggestions))
-    alone = suggested or asked.search == "grid"  # a grid is gone through from its beginning
-    decided = base.decided(environments) if isinstance(base, TrainConfig) else base
+    alone = suggested or asked.search == "grid"  # a grid is searched from its first point
     of_shortlist = asked.folds or _FOLDS_OF_SHORTLIST
     plan = StudyPlan(
         name=name,
@@ -316,7 +315,7 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         criterion=criterion,
         stop_rule=stop_rule,
         suggested=suggested,
-        own=None if alone else own_point(space, decided),
+        own=None if alone else own_point(space, base, environments),
         folds=_drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
         shortlist_folds=_drawn(train, of_shortlist, base.run.seed) if len(train) > 1 else (),
         trials=asked.trials,
@@ -337,10 +336,10 @@ def _reported(
     """The metrics of a trial."""
     reported = set(checked.reported)
     if criterion.selection != "own" and criterion.metric.removeprefix("worst_") in reported:
-        reported.add(criterion.metric)  # trials find the worst environment, if the job does not
+        reported.add(criterion.metric)  # the trial computes the worst environment if the job does not
     if leave_out:
         if len(checked.environments.train) < 2:
-            raise InputError("--selection leave-one-out: there is one training environment; nothing is left without it")
+            raise InputError("--selection leave-one-out: needs at least two training environments, and the job has one")
         reported |= {metric_on("left_out", each) for each in modes}
         reported |= {metric_on("left_out", f"worst_{each}") for each, mode in modes.items() if mode is not None}
     return reported
@@ -354,10 +353,10 @@ def _check_same(plan: StudyPlan, record: dict[str, Any]) -> None:
     before = Criterion(**record["criterion"])
     if before.metric == plan.criterion.metric and before.mode != plan.criterion.mode:
         raise InputError(
-            f"--name {plan.name}: a study that was judged by {before.metric}, {before.direction}; here "
+            f"--name {plan.name}: a study scored by {before.metric}, {before.direction}; here "
             f"{plan.criterion.direction}; give another name"
         )
-    # An option that is newer than the study stood at its default there.
+    # An option that is newer than the study had its default there.
     defaults = json.loads(json.dumps(recorded_config(plan.job.job.config), default=str))
     ours, theirs = plan.identity(), record["identity"]
     theirs = {**theirs, "config": {name: defaults.get(name) for name in ours["config"]} | theirs["config"]}
@@ -381,7 +380,7 @@ def _check_same(plan: StudyPlan, record: dict[str, Any]) -> None:
 
 
 def _comparable(part: Any) -> Any:
-    """Without secrets: all that is recorded of one is that it was given."""
+    """The part without secrets, whose values are not recorded."""
     if not isinstance(part, Mapping):
         return part
     return {name: value for name, value in without_secrets(part).items() if not is_secret(name)}

@@ -1,8 +1,7 @@
-"""Runs what a proposer proposes, as many at a time as there is room for, and records how each began and ended.
+"""Runs the proposals of a proposer in parallel, and records how each began and ended.
 
-The runs of a group are trials of Ray Tune, in processes that go from one to the next. The record's events are the
-truth: Ray Tune's own state, a search's and MLflow's follow from them, so a process that is killed at any moment loses
-nothing that was finished, and nothing counts twice.
+The runs of a group are trials of Ray Tune, in processes that are reused. The record's events are the truth: the state
+of Ray Tune, of the search and of MLflow follows from them. So a kill loses no finished run, and none counts twice.
 """
 
 import contextlib
@@ -26,26 +25,26 @@ from concord.options import option_values
 from concord.record import Events
 from concord.runs.dashboard import described
 from concord.runs.execute import RunSpec
-from concord.runs.lifecycle import Description, Opened, opened, reserved_group
+from concord.runs.lifecycle import Description, Opened, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info
 from concord.runs.session import ray_session
 from concord.runs.termination import signal_handler
+from concord.studies.criterion import Judge
+from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan
-from concord.studies.progress import STUDY_METRICS, GroupProgress
 from concord.studies.proposals import GroupRuns, Proposer, RunProposal
-from concord.studies.resources import TrialResources, check_trial_resources, trial_resources
-from concord.studies.selection import Judge
 from concord.studies.shared_data import SharedData, share_data
 from concord.studies.stopping import SCHEDULER, scheduler
-from concord.studies.trial import PoolSpec, Report, TrialProcess
+from concord.studies.trial import PoolSpec, TrialProcess, TrialReport
+from concord.studies.trial_resources import TrialResources, check_trial_resources, trial_resources
 from concord.training import TrainConfig
 from concord.training.options import parallel_of
 
-_DIED = "its process died (killed, or out of memory) and so did those that took its place"
-_SCRATCH = "distributed"  # what runs with several workers keep while they train
+_DIED = "its process died (killed, or out of memory), and so did its replacements"
+_SCRATCH = "distributed"  # the files of runs with several workers
 
-# Ray Tune's files are not what a group is restored from, so they are written as seldom as may be.
+# A group is not restored from Ray Tune's files, so they are written as rarely as possible.
 _RAY_TUNE = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -61,18 +60,18 @@ _RAY_TUNE = {
 
 @contextmanager
 def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterator["Pool"]:
-    """Begin a group, or go on with it, in a Ray session; at the end of the body record and MLflow say how it ended.
+    """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
     Raises:
-        InputError: something cannot be used; nothing of a new group is left.
-        StoppedError: the user stopped it; who knows how to continue completes its text.
+        InputError: the input is invalid; nothing of a new group is left.
+        StoppedError: the user stopped it; the caller adds how to continue.
     """
     base = plan.base
     check_trial_resources(plan.sharing, base)  # before anything is written
     with reserved_group(plan.kind, plan.job.name, base, plan.kept) as reserved, ray_session(base) as dashboard:
         resources = trial_resources(plan.sharing, base, info)
-        with opened(reserved, description, info) as group:
-            if group.resumed:  # a process that was killed may have left them
+        with open_run(reserved, description, info) as group:
+            if group.resumed:  # a killed process may have left them
                 for name in (*(each for each in group.kept.names() if each.startswith("tune-")), _SCRATCH):
                     group.kept.remove(name)
             if dashboard:
@@ -81,7 +80,7 @@ def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterato
 
 
 class Interruption:
-    """Why running trials are to be given up: Ctrl-C, the time is over, or what was found out cannot be kept."""
+    """The reason to give up running trials: Ctrl-C, the end of the time, or a failure to record."""
 
     def __init__(self, minutes: float = 0.0) -> None:
         self._deadline = time.monotonic() + 60 * minutes if minutes > 0 else None
@@ -90,7 +89,7 @@ class Interruption:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time has run out."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def __bool__(self) -> bool:
@@ -98,7 +97,7 @@ class Interruption:
 
     @contextmanager
     def handle_sigint(self) -> Iterator[None]:
-        """The first Ctrl-C in the body is noted, the second is raised."""
+        """Note the first Ctrl-C in the body, and raise the second."""
         before = signal.getsignal(signal.SIGINT)
 
         def note(*_: Any) -> None:
@@ -110,12 +109,12 @@ class Interruption:
 
 
 class Pool:
-    """A group at work; made by :func:`open_group`.
+    """An open group; made by :func:`open_group`.
 
     Attributes:
         plan: of the group.
         group: its record, open.
-        resources: what a run trains on.
+        resources: the resources of a run.
     """
 
     def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
@@ -135,13 +134,13 @@ class Pool:
         interruption: Interruption | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Run everything that is proposed; returns when there is no more, or when the time is over.
+        """Run all proposals; return at the last one, or when the time has run out.
 
         Args:
-            proposer: gives runs and hears how they end; what it raises is raised here.
-            progress: is shown meanwhile, and published with ``labels`` where there are some.
-            judge: what the runs are judged by.
-            stopping: scheduler of Ray Tune.
+            proposer: proposes runs and is told how they end; its exceptions are raised here.
+            progress: shown meanwhile, and exported with ``labels`` if given.
+            judge: the evaluation of the runs.
+            stopping: Ray Tune's scheduler.
             interruption: why runs may be given up; a run that is given up has not ended.
 
         Raises:
@@ -155,7 +154,7 @@ class Pool:
         searcher = _Runs(proposer, self.group.events, progress, interruption, max_failures)
         place = kept / f"tune-{os.getpid()}-{time.time_ns()}"
         bundle: dict[str, float] = {"CPU": resources.cpus} | ({"GPU": resources.gpus} if resources.gpus else {})
-        # Ray Tune asks for something; a process that only looks on must take no CPU, or its workers find too few.
+        # Ray Tune needs a resource; a process that only waits must take no CPU from its workers.
         bundles = tune.PlacementGroupFactory([bundle if resources.cpus else {"memory": 1}])
         job = self.plan.job
         run = RunSpec(job.path, job.source, job.rule, option_values(self.plan.base), scratch=kept / _SCRATCH)
@@ -175,7 +174,7 @@ class Pool:
                 name="tune",
                 **place.place_for_ray(),
                 stop=_Interrupted(interruption),
-                failure_config=FailureConfig(max_failures=0),  # a run begins again as a new trial of Ray Tune's
+                failure_config=FailureConfig(max_failures=0),  # a run is repeated as a new trial of Ray Tune
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
@@ -197,7 +196,7 @@ class Pool:
         base, job = self.plan.base, self.plan.job.job
         if job.loop is not None or not isinstance(base, TrainConfig) or base.parallel.workers > 1:
             return None
-        return share_data(job, base.resolved(), self.plan.varied)
+        return share_data(job, base.resolve(), self.plan.varied)
 
 
 @dataclass
@@ -205,11 +204,11 @@ class _Running:
     run: RunProposal
     deaths: int = 0
     began: float = field(default_factory=time.time)
-    last: Report | None = None
+    last: TrialReport | None = None
 
 
 class _Runs(Searcher):
-    """What is proposed, as Ray Tune asks for it. A run begins again if its process died, ``max_failures`` times."""
+    """Gives proposals to Ray Tune. A run whose process died starts again, ``max_failures`` times."""
 
     def __init__(
         self, proposer: Proposer, group: Events, progress: GroupProgress, interruption: Interruption, max_failures: int
@@ -226,7 +225,7 @@ class _Runs(Searcher):
             with self._noticing():
                 running = self._next()
         if running is None:
-            # Whatever runs may have to begin again.
+            # A running run may have to start again.
             return None if self._running and not self._interruption else Searcher.FINISHED
         self._running[trial_id] = running
         run = running.run
@@ -250,7 +249,7 @@ class _Runs(Searcher):
         running = self._running.get(trial_id)
         if running is None or "report" not in result:
             return
-        running.last = report = Report(**json.loads(result["report"]))
+        running.last = report = TrialReport(**json.loads(result["report"]))
         if report.failure is None:
             self._progress.evaluated(running.run, report.percent)
             at = {"epoch": report.epoch, "step": report.step, "metrics": report.metrics}
@@ -289,27 +288,27 @@ class _Runs(Searcher):
         self._group.append("ended", run=running.run.key, status=status, seconds=time.time() - running.began, **why)
 
     def give_up(self) -> None:
-        """Record of what still runs that it was given up."""
+        """Record running runs as given up."""
         for running in (*self._running.values(), *self._again):
-            with contextlib.suppress(RunFailedError):  # which the group ends with anyway
+            with contextlib.suppress(RunFailedError):  # the group ends with this error anyway
                 self._end(running, "KILLED")
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Ray Tune would take what is raised here for a failure of the trial."""
+        """Keep an exception of the body: Ray Tune would treat it as a failure of the trial."""
         try:
             yield
         except Exception as error:
             self._interruption.problem = self._interruption.problem or error
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: a group is restored from its record."""
+        """Do nothing: a group is restored from its record."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: a group is restored from its record."""
+        """Do nothing: a group is restored from its record."""
 
     def __reduce__(self) -> Any:
-        return _nothing, ()  # Ray Tune keeps a copy of what it was given on disk, from which nothing is restored
+        return _nothing, ()  # Ray Tune would pickle this object, which is never restored
 
 
 class _Interrupted(Stopper):

@@ -1,4 +1,4 @@
-"""The runs of a group: what is proposed, and how it ended, as the events of the group's record have it."""
+"""The runs of a group: proposals and their ends, as events of the group's record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +13,20 @@ Kind = Literal["trial", "left-out", "seed", "run"]
 
 @dataclass(frozen=True)
 class RunProposal:
-    """A run that is to be trained and judged.
+    """A run to train.
 
     Attributes:
-        kind: a trial of a search; a trial trained again with environments left out, or with another seed; a run of a
-            table.
-        trial: its number, from 0.
-        point: of the space; of a table's run all its options.
+        kind: a trial of a search; its repetition with environments left out or another seed; a run of a table.
+        trial: the number, from 0.
+        point: the point of the space; for a table's run all options.
         seed: of the training; None takes the study's.
         left_out: training environments to leave out in turn.
         whole: whether to train on all environments as well.
-        resolved: what options that leave it to others, such as ``auto``, stand for.
-        name: what a reader calls it; the key if not given.
-        origin: of a table's run: the command, the commit and the machine that it came from.
-        options: in what its configuration differs from the one that all runs start from; not recorded.
-        parameters, tags: of its MLflow run; the record has them for the mirror.
+        resolved: the values of options whose defaults follow from others, such as ``auto``.
+        name: a name for readers; the key by default.
+        origin: for a table's run, its command, commit and machine.
+        options: the differences to the base configuration; not recorded.
+        parameters, tags: of its MLflow run; recorded for the mirror.
     """
 
     kind: Kind
@@ -49,7 +48,7 @@ class RunProposal:
         return f"{self.kind} {self.trial}" + ("" if self.seed is None else f" seed {self.seed}")
 
     def as_event(self) -> dict[str, Any]:
-        """The fields of its beginning, without those at their defaults."""
+        """The fields of its begin event, without defaults."""
         fields = {name: value for name, value in vars(self).items() if name != "options"}
         return {name: value for name, value in fields.items() if value != _DEFAULTS.get(name, ())}
 
@@ -68,15 +67,15 @@ _DEFAULTS: Mapping[str, Any] = {"seed": None, "name": None, "whole": True, "reso
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run of a group that came to an end.
+    """An ended run of a group.
 
     Attributes:
-        run: what was proposed.
+        run: the proposal.
         history: every evaluation.
         seconds: from its start to its end.
-        ended: when, in seconds since 1970.
-        stopped: what ended it early, None if it came to its own end.
-        failure: why it failed, None if it did not.
+        ended: the time, in seconds since 1970.
+        stopped: the reason for an early end, None if there was none.
+        failure: the reason, None if it did not fail.
     """
 
     run: RunProposal
@@ -88,12 +87,12 @@ class EndedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last ones; none if it failed."""
+        """The metrics at the end; empty if it failed."""
         return self.history[-1].metrics if self.history and self.failure is None else {}
 
     @staticmethod
     def read(history: RunHistory) -> "EndedRun | None":
-        """The run of this history; None if it did not begin, or has not ended, or was given up."""
+        """The ended run of this history; None if it has not begun or ended, or was given up."""
         began, ended = history.began, history.ended
         if began is None or ended is None or ended["status"] == "KILLED":
             return None
@@ -108,7 +107,7 @@ class EndedRun:
 
 
 class Proposer(Protocol):
-    """Decides what a pool runs, and hears how it ended. Called from one thread."""
+    """Decides the runs of a pool, and is told how they ended. Called from one thread."""
 
     def next(self) -> RunProposal | None:
         """The next run; None when there are no more."""
@@ -118,44 +117,44 @@ class Proposer(Protocol):
 
 
 class Listed:
-    """Proposes these runs in turn, and tells how each ended."""
+    """Proposes these runs in turn, and reports each end to a function."""
 
     def __init__(self, runs: Sequence[RunProposal], tell: Callable[[EndedRun], None] = lambda _: None) -> None:
         self._left, self.ended = list(runs), tell
 
     def next(self) -> RunProposal | None:
-        """The next of them."""
+        """The next run."""
         return self._left.pop(0) if self._left else None
 
 
 class GroupRuns:
-    """The runs of a group, as its events have them now.
+    """The runs of a group, from its events.
 
     Args:
-        history: of :class:`~concord.record.Events`, or as :func:`~concord.record.read_history` gives it.
+        history: of :class:`~concord.record.Events`, or from :func:`~concord.record.read_history`.
     """
 
     def __init__(self, history: Mapping[str, RunHistory]) -> None:
         self._history = history
 
     def begun(self, kind: Kind) -> list[RunProposal]:
-        """The runs of this kind, in the order in which they began first."""
+        """The runs of this kind, in the order of their first beginnings."""
         began = [each.began for key, each in self._history.items() if key and each.began is not None]
         return [RunProposal.read(fields) for fields in began if fields["kind"] == kind]
 
     def ended(self, kind: Kind) -> list[EndedRun]:
-        """Those that ended, in the order of their ends."""
+        """The ended runs, in the order of their ends."""
         found = [EndedRun.read(each) for key, each in self._history.items() if key]
         return sorted((each for each in found if each and each.run.kind == kind), key=lambda each: each.ended)
 
     def finished(self, kind: Kind) -> list[EndedRun]:
-        """Those that did not fail."""
+        """The ended runs that did not fail."""
         return [each for each in self.ended(kind) if each.failure is None]
 
     def unfinished(self, kind: Kind) -> list[RunProposal]:
-        """Those that began and did not end, or were given up."""
+        """The runs that began and have not ended, or were given up."""
         return [each for each in self.begun(kind) if self.find(each.key) is None]
 
     def find(self, key: str) -> EndedRun | None:
-        """The run of this key with how it ended, if it did."""
+        """The ended run of this key, if it ended."""
         return EndedRun.read(self._history[key]) if key in self._history else None

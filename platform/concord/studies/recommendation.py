@@ -1,7 +1,7 @@
-"""What came out of a study of each method: one table with spread over seeds, and which method to take.
+"""The result of a comparison of methods: one table with spread over seeds, and the recommended method.
 
-The methods are ranked by what their studies were judged by, never by the test. Seeds are paired: every method has runs
-with the same ones, so a method counts as better than the average only if it is on the same seeds and data.
+The methods are ranked by their studies' criterion, never by the test. Seeds are paired: a method counts as better than
+the average only by differences on the same seeds and data.
 """
 
 import math
@@ -15,12 +15,12 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
+from concord.studies.criterion import metric_on
 from concord.studies.results import StudyResult
-from concord.studies.selection import metric_on
 from concord.studies.tables import Cells, Column, Shown, table
 
 _DIGITS = 3
-# A difference of less than so many standard errors is one that other seeds may turn around.
+# A difference below this number of standard errors may change its sign with other seeds.
 _CLEAR = 2.0
 
 
@@ -30,10 +30,10 @@ class MethodsResult:
 
     Attributes:
         job: what was trained.
-        studies: by method, in their order; the first is what the others are compared with.
-        failed: methods of which nothing is known, and why.
-        environments: that each trial trained on.
-        seconds: that it took.
+        studies: by method; the others are compared with the first.
+        failed: methods without a result, with the reasons.
+        environments: the number that each trial trained on.
+        seconds: the time it took.
         train: the command that trains a model with the recommended method and its settings.
     """
 
@@ -46,17 +46,17 @@ class MethodsResult:
 
     @property
     def metric(self) -> str:
-        """What is judged by."""
+        """The metric of the criterion."""
         return self._first.criterion.metric
 
     @property
     def recommended(self) -> str:
-        """The best method by it; the first one where none is clearly better than that."""
+        """The best method; the first one if no other is clearly better."""
         best = max(self.studies, key=self._score)
         return best if best == self._simplest or self._clear(best) else self._simplest
 
     def cells(self) -> Cells:
-        """Header and rows as a reader sees them, the best first; nothing was chosen by the test, which stands last."""
+        """Header and rows, best method first; the test, which selected nothing, is last."""
         columns: dict[str, Column] = {
             "method": method_name,
             "trials": lambda method: len(self.studies[method].finished),
@@ -68,28 +68,28 @@ class MethodsResult:
         return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
 
     def lines(self) -> list[str]:
-        """The recommendation and what it rests on, a line each."""
+        """The recommendation and its reasons, one line each."""
         chosen, simplest, best = self.recommended, self._simplest, max(self.studies, key=self._score)
         metric = self.metric.replace("_", " ")
         if best == simplest:
             why = f"no other method has a better {metric}"
         elif chosen == simplest:
-            why = f"{self._difference(best)}; other seeds may turn that around"
+            why = f"{self._difference(best)}; other seeds may reverse that"
         else:
             why = self._difference(best)
         lines = [f"recommended: {method_name(chosen)}; {why}"]
         if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
                 f"{self.environments} training environments are few votes for a mask: "
-                f"signs that have nothing in common all agree with probability {format_chance(chance)}"
+                f"random signs all agree with probability {format_chance(chance)}"
             )
         if self._first.criterion.selection == "held-out":
-            lines.append("held-out examples have the shortcuts of their environments: nothing here tells them apart")
+            lines.append("held-out examples have the shortcuts of their environments and cannot reveal them")
         lines += [f"{method}: {failure.splitlines()[0]}" for method, failure in self.failed.items()]
         return lines
 
     def shown(self) -> list[Shown]:
-        """The table, the recommendation, and how to follow it."""
+        """The table, the recommendation, and its command."""
         return [
             self.cells(),
             *self.lines(),
@@ -135,14 +135,14 @@ class MethodsResult:
         return self.studies[self._simplest]
 
     def _shown(self) -> dict[str, str]:
-        """Metrics by heading: what is judged by, then other examples of the training environments, then the test."""
+        """Metrics by heading: the criterion's, then other examples of the training environments, then the test."""
         measure = self._first.measure
         others = {f"{name} {measure}": metric_on(split, measure) for name, split in _OTHERS.items()}
-        judged = {f"{self.metric.replace('_', ' ')} (judged by)": self.metric}
+        judged = {f"{self.metric.replace('_', ' ')} (criterion)": self.metric}
         return judged | {name: metric for name, metric in others.items() if metric != self.metric}
 
     def _values(self, study: StudyResult, metric: str) -> list[float]:
-        """Over seeds; of what only trials have, environments left out, that of the best one."""
+        """The values over seeds; with environments left out, the best trial's value."""
         values = [metrics[metric] for metrics in study.reruns.values() if metric in metrics]
         own = study.best.metrics.get(metric, math.nan)
         found = values or ([own] if metric.startswith(("left_out", "worst_left_out")) else [])
@@ -151,7 +151,7 @@ class MethodsResult:
     def _score(self, method: str) -> float:
         study = self.studies[method]
         values = self._values(study, self.metric)
-        if not values or len(values) < len(study.reruns):  # a seed without a finite one is no good sign
+        if not values or len(values) < len(study.reruns):  # a seed has no finite value
             return -math.inf
         return self._sign * statistics.fmean(values)
 
@@ -160,20 +160,20 @@ class MethodsResult:
         return 1 if self._first.criterion.mode == "max" else -1
 
     def _paired(self, method: str) -> list[float]:
-        """How much better than the first method it is, seed by seed."""
+        """The advantage over the first method, seed by seed."""
         ours, others = self.studies[method].reruns, self._first.reruns
         pairs = [(ours[seed].get(self.metric), others[seed].get(self.metric)) for seed in ours.keys() & others.keys()]
         return [self._sign * (a - b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
 
     def _clear(self, method: str) -> bool:
         paired = self._paired(method)
-        if not paired:  # one search of each, without a spread
+        if not paired:  # one search each, without a spread
             return self._score(method) > self._score(self._simplest)
         error = statistics.stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.inf
         return statistics.fmean(paired) > _CLEAR * error
 
     def _difference(self, method: str) -> str:
-        """How it compares with the first method, in words."""
+        """The advantage over the first method, in words."""
         paired, simplest = self._paired(method), method_name(self._simplest)
         metric = self.metric.replace("_", " ")
         if not paired:

@@ -15,13 +15,13 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, read_record
 from concord.storage import Folder
-from concord.studies.comparison import ComparisonResult, read_comparison
 from concord.studies.comparison_plan import comparison_name, comparisons_of, plan_as_recorded
-from concord.studies.options import combined
+from concord.studies.comparison_run import ComparisonResult, read_comparison
+from concord.studies.criterion import metric_on
 from concord.studies.plan import group_folder
 from concord.studies.proposals import EndedRun
 from concord.studies.results import StudyResult, read_study, write_results
-from concord.studies.selection import metric_on
+from concord.studies.study_options import combined
 from concord.studies.tables import Shown, write_lines
 from concord.training import JobFile
 

@@ -1,4 +1,4 @@
-"""What a group of runs found, and how it is kept; of a study the best trials and what each selection would choose."""
+"""The result of a group of runs and its files; for a study the best trials and the choice of each selection."""
 
 import abc
 import dataclasses
@@ -19,22 +19,22 @@ from concord.record import read_history, require_record
 from concord.runs.lifecycle import Opened
 from concord.space import Space
 from concord.storage import Folder
-from concord.studies.options import SELECTIONS
+from concord.studies.criterion import Criterion, metric_on
 from concord.studies.proposals import EndedRun, GroupRuns
-from concord.studies.selection import Criterion, metric_on
-from concord.studies.tables import Cells, Column, Row, Shown, table
+from concord.studies.study_options import SELECTIONS
+from concord.studies.tables import Cells, Column, NamedMetrics, Shown, table
 
 FIGURES, TABLE, SUMMARY = "figures", "best.csv", "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult(abc.ABC):
-    """A group of runs as its record has it.
+    """A group of runs, from its record.
 
     Attributes:
-        kept: where the group is kept.
-        drawn: the figures' files, by name, once they are drawn.
-        seconds: that this call took; 0 if it was only read.
+        kept: the group's folder.
+        drawn: the figures' files by name, once drawn.
+        seconds: the time of this call; 0 if it only read.
     """
 
     kept: Folder
@@ -43,12 +43,12 @@ class GroupResult(abc.ABC):
 
     @property
     def folder(self) -> Path:
-        """Where it is on this machine."""
+        """The folder on this machine."""
         return self.kept.path
 
     @abc.abstractmethod
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
-        """Its figures, by name; ``info`` takes why one cannot be drawn."""
+        """Its figures by name; ``info`` takes the reason for a missing one."""
 
     @abc.abstractmethod
     def files(self) -> Mapping[str, bytes]:
@@ -63,12 +63,12 @@ Result = TypeVar("Result", bound=GroupResult)
 
 
 def write_results(result: Result, info: Callable[[str], None], group: Opened | None = None) -> Result:
-    """Draw a group's figures and write its tables into its folder; gives the result with the figures' files.
+    """Draw a group's figures and write its tables into its folder; return the result with the figures' files.
 
     Args:
-        result: of the group.
-        info: takes why a figure cannot be drawn.
-        group: at work, which keeps them with its run; None if the group is only read.
+        result: the group's result.
+        info: takes the reason for a missing figure.
+        group: the open group, which keeps the files with its run; None if it is only read.
     """
     figures, files = result.figures(info), result.files()
     drawn = {name: str(save(figure, result.folder / FIGURES / f"{name}.png")) for name, figure in figures.items()}
@@ -84,13 +84,13 @@ def write_results(result: Result, info: Callable[[str], None], group: Opened | N
 
 @dataclass(frozen=True)
 class Selected:
-    """What one selection would have chosen.
+    """The choice of one selection.
 
     Attributes:
-        selection: the selection; ``o.o.d. test (oracle)`` where it looks at the test.
-        among: how many trials it could judge.
-        trial: its choice.
-        metrics: of that trial; with ``left_out_…`` where environments were left out for it.
+        selection: the selection; ``o.o.d. test (oracle)`` if it uses the test.
+        among: the number of trials with its metric.
+        trial: the chosen trial.
+        metrics: of that trial; with ``left_out_…`` if environments were left out for it.
     """
 
     selection: str
@@ -101,12 +101,12 @@ class Selected:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(GroupResult):
-    """A study as its record has it.
+    """A study, from its record.
 
     Attributes:
-        record: what the study is, see :meth:`concord.studies.plan.StudyPlan.record`.
-        finished: the trials that did, best first.
-        failed: those that failed.
+        record: the study's fields, see :meth:`concord.studies.plan.StudyPlan.record`.
+        finished: the finished trials, best first.
+        failed: the failed trials.
         ended: the finished trials in the order of their ends.
         left_out: metrics of environments left out afterwards, by trial.
         reruns: the best trial with other seeds: seed to metrics.
@@ -132,12 +132,12 @@ class StudyResult(GroupResult):
 
     @property
     def measure(self) -> str:
-        """What is compared, without the examples it is taken on: ``accuracy``."""
+        """The measure without its examples, such as ``accuracy``."""
         return str(self.record["measure"])
 
     @property
     def method(self) -> str:
-        """Which of the job's studies it is."""
+        """The method: the name of the job's study."""
         return str(self.record["identity"]["method"])
 
     def metrics(self, run: EndedRun) -> dict[str, float]:
@@ -145,7 +145,7 @@ class StudyResult(GroupResult):
         return {**run.metrics, **self.left_out.get(run.run.trial, {})}
 
     def by_selection(self) -> list[Selected]:
-        """What every selection would have chosen, among the trials that it can judge."""
+        """The choice of every selection, among the trials with its metric."""
         found = []
         judged = [
             dataclasses.replace(each, history=[each.history[-1]._replace(metrics=self.metrics(each))])
@@ -155,36 +155,36 @@ class StudyResult(GroupResult):
             if (selection == "own") != (self.criterion.selection == "own"):
                 continue
             if selection == "validation" and not self.record["validation"]:
-                continue  # the held-out examples under another name
+                continue  # the same as held-out examples
             criterion = Criterion.of(selection, self.measure, self.criterion.mode)
             if ranked := criterion.ranked(judged):
                 found.append(Selected(criterion.label, len(ranked), ranked[0].run.trial, ranked[0].metrics))
         return found
 
     def varied(self) -> list[str]:
-        """The names of what was varied, switches too."""
+        """The names of varied options and switches."""
         return list(dict.fromkeys(located.name for located in self.space.varied()))
 
     def best_table(self) -> Cells:
-        """The best trials in the form of Table 3 of the AND-mask paper: the metric, then what was varied.
+        """The best trials in the form of Table 3 of the AND-mask paper: the metric, then the varied options.
 
-        What was varied is shown as what it stood for, and with it what it decided: the aggregator of ``auto``.
+        Varied options are shown resolved, with the options that follow from them, such as the aggregator of ``auto``.
         """
         columns: dict[str, Column] = {self.criterion.shown: self.criterion.metric}
-        for name in [*self.varied(), *self._decided()]:
+        for name in [*self.varied(), *self._derived()]:
             columns[name] = lambda each, name=name: each.run.resolved.get(name, each.run.point.get(name))  # type: ignore[misc]
         columns["trial"] = attrgetter("run.trial")
         return table(columns, self.finished[: int(self.record["options"]["top"])])
 
-    def _decided(self) -> list[str]:
-        """The options that no trial chose and that differ between trials all the same."""
+    def _derived(self) -> list[str]:
+        """The options that differ between trials although they were not varied."""
         names = dict.fromkeys(name for each in self.finished for name in each.run.resolved)
         values = {name: {each.run.resolved.get(name) for each in self.finished} for name in names}
         chosen = self.varied()
         return [name for name, found in values.items() if name not in chosen and len(found) > 1]
 
     def selections_table(self) -> Cells:
-        """What every selection would have chosen, side by side."""
+        """The choices of every selection, side by side."""
         own, validation = self.criterion.selection == "own", ["validation"] if self.record["validation"] else []
         splits = [""] if own else ["held_out", *validation, "left_out", "ood"]
         columns: dict[str, Column] = {
@@ -194,28 +194,28 @@ class StudyResult(GroupResult):
         return table({**first, **columns}, self.by_selection())
 
     def reruns_table(self) -> Cells:
-        """The best trial over its new seeds."""
+        """The best trial over new seeds."""
         splits = ("",) if self.criterion.selection == "own" else ("train", "held_out", "ood")
         labels = {f"{split} {self.measure}".replace("_", " ").strip(): self.over_seeds(split) for split in splits}
-        rows = [Row(label, median_and_range(values)) for label, values in labels.items() if values]
+        rows = [NamedMetrics(label, median_and_range(values)) for label, values in labels.items() if values]
         columns: dict[str, Column] = {f"best, {len(self.reruns)} new seeds": attrgetter("name")}
         return table(columns | {part: part for part in ("median", "least", "largest")}, rows)
 
     def over_seeds(self, split: str) -> list[float]:
-        """What the best trial's measure is on a split with the other seeds, as far as it is reported."""
+        """The best trial's measure on a split over new seeds, as far as reported."""
         metric = metric_on(split, self.measure)
         return [metrics[metric] for metrics in self.reruns.values() if metric in metrics]
 
     @property
     def registration(self) -> str | None:
-        """What became of the best trial's model, in words; None if none was registered."""
+        """The registration of the best trial's model, in words; None if it was not registered."""
         if not self.record.get("model"):
             return None
         became = "the champion now" if self.record["champion"] else "not the champion"
         return f"{self.record['model']}: {became} ({self.record['registration']})"
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
-        """How it went, and what mattered."""
+        """The figures of the search's course and of the options' effects."""
         criterion = self.criterion
         trials = [
             TrialPoint(each.run.trial, each.run.point, each.metrics[criterion.metric])
@@ -225,18 +225,18 @@ class StudyResult(GroupResult):
         return study_figures(trials, self.space, criterion.shown, criterion.mode, info)
 
     def files(self) -> Mapping[str, bytes]:
-        """The best trials, and what ``--json`` shows."""
+        """The table of the best trials, and the JSON result."""
         header, rows = self.best_table()
         best = "".join(f"{','.join(line)}\n" for line in [header, *rows])
         return {TABLE: best.encode(), SUMMARY: json.dumps(self.as_json(), indent=1).encode()}
 
     def summary(self) -> Mapping[str, float]:
-        """The metrics of the best trial, and how many trials ended how."""
+        """The metrics of the best trial, and the numbers of finished and failed trials."""
         best = {f"best_{name}": value for name, value in self.metrics(self.best).items()}
         return best | {"finished": float(len(self.finished)), "failed": float(len(self.failed))}
 
     def shown(self) -> list[Shown]:
-        """The best trials, what each selection would have chosen, the new seeds; and what became of the best one."""
+        """The best trials, the choice of each selection, the new seeds, and the best trial's registration."""
         header, rows = self.best_table()
         parts: list[Shown] = [([name.replace("_", " ") for name in header], rows), self.selections_table()]
         if self.reruns:
@@ -285,13 +285,13 @@ def read_study(folder: Folder) -> StudyResult:
     """The study in this folder.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no study.
     """
     return judged(require_record(folder, "study"), GroupRuns(read_history(folder)), folder)
 
 
 def judged(record: Mapping[str, Any], runs: GroupRuns, kept: Folder) -> StudyResult:
-    """What the runs of a study say."""
+    """The result of a study, from its runs."""
     trials, seeds = runs.finished("trial"), runs.finished("seed")
     ranked = Criterion(**record["criterion"]).ranked(trials)
     best, known = ranked[0].run.trial if ranked else None, {each.run.key for each in ranked}

@@ -1,7 +1,7 @@
-"""What to try next: suggestions conditioned on every observation so far, and on nothing else.
+"""The search: suggests the next point from all observations, and from nothing else.
 
-A suggestion depends on the space, the seed, its number and the observations in the order in which they came. So a
-search is restored by telling it its observations again, and one trial at a time makes a study repeatable. TPE and
+A suggestion depends on the space, the seed, its number and the observations in their order. So a search is restored by
+repeating its observations, and a study with one trial at a time is reproducible. TPE and
 random search are HyperOpt's.
 """
 
@@ -20,7 +20,7 @@ class Search:
     """Suggests points of a space.
 
     Args:
-        space: to search.
+        space: the space to search.
         kind: tree-structured Parzen estimator (Bergstra et al., 2013), random, or every point in turn.
         seed: of the suggestions.
         first: points to suggest before any other.
@@ -48,12 +48,12 @@ class Search:
 
     @property
     def size(self) -> int | None:
-        """How many points there are; None where there is no end."""
+        """The number of points; None if infinite."""
         return len(self._first) + len(self._grid) if self._kind == "grid" else None
 
     @property
     def observations(self) -> int:
-        """How many scores the next suggestion is conditioned on."""
+        """The number of observations for the next suggestion."""
         return len(self._observed.trials)
 
     def suggest(self, number: int) -> Point | None:
@@ -75,7 +75,7 @@ class Search:
         return self._decoded(documents[0]["misc"]["vals"])
 
     def observe(self, number: int, point: Point, score: float) -> None:
-        """Condition the suggestions to come on this score; the larger the better. Points off the space are ignored."""
+        """Add a score, where larger is better, for later suggestions. Points outside of the space are ignored."""
         from hyperopt import JOB_STATE_DONE, STATUS_OK
 
         try:
@@ -126,7 +126,7 @@ def _value(located: LocatedDomain, found: Any) -> Any:
 
 
 def _as_hyperopt(entries: Any, labels: Any) -> dict[str, Any]:
-    """The space in HyperOpt's terms, with the labels of :meth:`Space.varied`, which come in the same order."""
+    """The space in HyperOpt's form, with the labels of :meth:`Space.varied`, in the same order."""
     from hyperopt import hp
 
     converted: dict[str, Any] = {}

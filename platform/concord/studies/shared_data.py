@@ -1,7 +1,7 @@
 """The data of a study's trials, loaded once and kept in Ray's object store: one copy a node for all trials.
 
-Trials share data where no option is varied on which the data may depend: those of :func:`data_options`, and whatever
-else the job's ``environments`` reads.
+Trials share data unless an option is varied on which the data may depend: those of :func:`data_options`, and any other
+that the job's ``environments`` reads.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from concord.training.context import ProcessContext
 from concord.training.loop import WorkerData, prepare
 from concord.training.options.run import RunOptions
 
-# What these groups say is how a model is trained, and what these options say is how batches are taken of the data.
+# The options of these groups decide how a model is trained, and these single options how batches are drawn.
 _NOT_OF_DATA = {("objective",), ("aggregation",), ("optimizer",), ("schedule",), ("parallel",)}
 _OF_BATCHES = {"batch_size", "environments_per_step", *RunOptions.__dataclass_fields__} - {"seed"}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Environments one after the other in one array a leaf, so that a trial's batches are views of it."""
+    """Environments concatenated in one array a leaf, so that a trial's batches are views of it."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -42,7 +42,7 @@ class SharedData:
     """The data of a configuration, as references into the object store; made by :func:`share_data`.
 
     Attributes:
-        options: the options that the data may depend on, with their values.
+        options: the options on which the data may depend, with values.
         environments: names and purposes, without data.
     """
 
@@ -59,7 +59,7 @@ class SharedData:
         return self.options.items() <= option_values(config).items()
 
     def prepared(self) -> WorkerData:
-        """The data, without copying them; to be called on the node that uses them."""
+        """The data without a copy; call it on the node that uses them."""
         training = _environments(self.training)
         held_out: Sequence[Environment | None] = (
             _environments(self.held_out) if self.held_out is not None else [None] * len(training)
@@ -70,16 +70,15 @@ class SharedData:
 
 
 def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> SharedData | None:
-    """Load the data and put them into the object store.
+    """Load the data into the object store.
 
     Args:
-        job: what loads them.
+        job: the job.
         config: the configuration that every run starts from.
         varied: the options that differ between runs.
 
     Returns:
-        The shared data, or None where they may depend on an option that is varied, or are not in memory: runs then load
-        their own.
+        The shared data; None if they may depend on a varied option or are not in memory: then each run loads its own.
 
     Raises:
         InputError: the data do not fit.
@@ -110,7 +109,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
 
 
 class _ReadOptions:
-    """A group of options that notes which of them are read; one that is not an option, a method, reads them all."""
+    """A group of options that records which are read; a method counts as reading all."""
 
     def __init__(self, config: TrainConfig, group: str, read: set[str]) -> None:
         options = options_of(type(config)).values()
@@ -123,13 +122,13 @@ class _ReadOptions:
 
 
 def data_options(kind: type[TrainConfig]) -> frozenset[str]:
-    """The options on which data are taken to depend: the job's own, and those that say what data there are."""
+    """The options on which data are assumed to depend: the job's own, and those of the data's folder and seed."""
     options = options_of(kind).values()
     return frozenset(each.name for each in options if each.groups[:1] not in _NOT_OF_DATA) - _OF_BATCHES
 
 
 def without(prepared: WorkerData, left_out: str) -> WorkerData:
-    """The same data with one training environment not trained on, but the only one to validate on."""
+    """The same data with one training environment turned into the only validation environment."""
     environments = prepared.environments.leaving_out(left_out)
     pair = next(pair for pair in prepared.training if pair.training.name == left_out)
     parts = [part for part in pair if part is not None]
@@ -151,7 +150,7 @@ def _put(environments: Sequence[Environment]) -> _Part:
 
 
 def _storable(values: Tensor) -> Any:
-    """As an array, which Ray reads in place; a type that numpy lacks (bfloat16) goes as its bytes."""
+    """The tensor as an array, which Ray reads in place; types that numpy lacks (bfloat16) as bytes."""
     return values.numpy() if values.dtype != torch.bfloat16 else values.view(torch.int16).numpy().view("V2")
 
 
@@ -166,7 +165,7 @@ def _environments(part: _Part) -> list[Environment]:
 
 def _tensor(array: Any) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the store's memory cannot be written, and training does not
+        warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only; training only reads it
         if array.dtype.kind == "V":
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""Which space a study searches: the job's, one for every job, a file's, with what the command line says over it."""
+"""The space of a study: the job's, a default, or a file's, changed by the command line."""
 
 import contextlib
 import itertools
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from concord.errors import InputError, as_option
+from concord.errors import InputError, format_for_cli
 from concord.options import (
     ALTERNATIVES,
     did_you_mean,
@@ -38,7 +38,7 @@ from concord.space import (
     literal,
     parse_entry,
 )
-from concord.studies.options import StudyOptions
+from concord.studies.study_options import StudyOptions
 from concord.training import RunConfig, Study, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS
 
@@ -63,12 +63,12 @@ def wide(config: TrainConfig) -> Space:  # noqa: ARG001
     )
 
 
-# Of the t-test: what holds on the spirals with 7 to 32 environments lies between 1e-5 and 1e-3 (docs/results.md).
+# Significance of the t-test: good values on the spirals with 7 to 32 environments are 1e-5 to 1e-3 (docs/results.md).
 SIGNIFICANCES = LogUniform(1e-6, 1e-1)
 
 
 def derived(config: TrainConfig) -> Space:
-    """A space around a configuration: learning rate, batch size, penalty, and the mask's options where it masks."""
+    """A space around a configuration: learning rate, batch size, penalty, and the mask's options if it has a mask."""
     entries: dict[str, Entry] = {
         "lr": LogUniform(config.optimizer.lr / 30, config.optimizer.lr * 30),
         "batch_size": Choice(
@@ -83,10 +83,10 @@ def derived(config: TrainConfig) -> Space:
         ),
     }
     strictness: dict[str, Entry] = {"threshold": Uniform(0.0, 1.0)}
-    if config.chosen_aggregator == "t-mask":
+    if config.resolve().aggregation.aggregator == "t-mask":
         strictness = {"significance": SIGNIFICANCES}
     of_the_mask: dict[str, Entry] = {**strictness, "rescale": Choice(True, False)}
-    unused = config.resolved().unused()
+    unused = config.resolve().unused()
     return Space(entries | {name: entry for name, entry in of_the_mask.items() if name not in unused})
 
 
@@ -102,11 +102,11 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
     known = dict(studies)
     if isinstance(base, TrainConfig):
         known |= {name: Study(space(base)) for name, space in FOR_EVERY_JOB.items() if name not in known}
-    else:  # of another loop's options nothing is known
+    else:  # the options of a job's own loop are unknown
         known = known or {"own": Study(Space({}))}
     name = options.method or next(iter(known))
     if name not in known:
-        raise InputError(f"--method {name}: there is none; there are {', '.join(known)}")
+        raise InputError(f"--method {name}: there is no such method; there are {', '.join(known)}")
     return name, known[name]
 
 
@@ -116,11 +116,11 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: R
     Args:
         declared: by the job.
         options: of the study.
-        given: options of the job on the command line; they are not varied.
+        given: options of the job on the command line, which are not varied.
         base: the configuration that every trial starts from.
 
     Raises:
-        InputError: nothing is varied, something twice, or something that the job does not have or take.
+        InputError: nothing is varied, an option is varied twice, or the job does not take an option or value.
     """
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
@@ -142,7 +142,7 @@ def study_space(declared: Space, options: StudyOptions, given: set[str], base: R
     space = space.without(given | (with_alternatives(chosen) - chosen)).replacing(vary)
     space = Space(_without_idle(space.entries, set(hints)))
     for name in filter(is_secret, space.names()):
-        raise InputError(f"--vary {name}: is named like a secret, and what is varied is recorded and shown")
+        raise InputError(f"--vary {name}: is named like a secret, and varied options are recorded and shown")
     if not space.varied():
         raise InputError("the space is empty: nothing is varied; give --vary NAME=VALUES or --space FILE")
     _check_against(space, base)
@@ -156,9 +156,9 @@ def config_at(base: Config, space: Space, point: Point) -> Config:
 
 
 def resolved_at(base: RunConfig, space: Space, point: Point) -> Point:
-    """What the options that a trial uses stand for, where they leave it to others, as ``auto`` does."""
+    """The resolved values of a trial's options that differ from the given ones, as with ``auto``."""
     asked = config_at(base, space, point)
-    resolved, values = asked.resolved(), option_values(asked)
+    resolved, values = asked.resolve(), option_values(asked)
     changed = {name: value for name, value in option_values(resolved).items() if value != values[name]}
     left_out = resolved.unused()
     return {name: _plainly(value) for name, value in changed.items() if name not in left_out and not is_secret(name)}
@@ -166,11 +166,11 @@ def resolved_at(base: RunConfig, space: Space, point: Point) -> Point:
 
 @dataclass(frozen=True)
 class OwnPoint:
-    """The point of a space that a job's own settings are, or are nearest to.
+    """The point of a space nearest to a job's own settings.
 
     Attributes:
         point: of the space.
-        moved: what the job has instead, by option, where the space does not have it.
+        moved: the job's own values of options that the space does not contain.
     """
 
     point: Point
@@ -178,7 +178,7 @@ class OwnPoint:
 
     @staticmethod
     def read(record: Mapping[str, Any] | None) -> "OwnPoint | None":
-        """The point as a study wrote it down; None if there is none."""
+        """The point from a study's record; None if there is none."""
         if record is None:
             return None
         return OwnPoint(*({name: frozen(value) for name, value in record[part].items()} for part in ("point", "moved")))
@@ -189,20 +189,21 @@ class OwnPoint:
         )
 
 
-def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
+def own_point(space: Space, base: RunConfig, num_environments: int | None = None) -> OwnPoint | None:
     """The point of a job's own settings.
 
-    A number that its domain does not have becomes the nearest that it has, anything else the first value. Of a switch
-    that is no option the branch is taken in which the fewest settings are missing, the first of equals.
+    A number outside of its domain becomes the nearest in it, any other value the first. A switch that is not an option
+    takes the branch that misses the fewest settings, the first of equals.
 
     Args:
         space: that is searched.
         base: the job's settings.
+        num_environments: the number of training environments, for defaults that follow from it.
 
     Returns:
-        The point, or None where the settings contradict each other there.
+        The point, or None if the settings contradict each other there.
     """
-    own = _own(space.entries, space, base, OwnPoint({}, {}))
+    own = _own(space.entries, space, base, num_environments, OwnPoint({}, {}))
     try:
         config_at(base, space, own.point).check()
     except InputError:
@@ -210,14 +211,23 @@ def own_point(space: Space, base: RunConfig) -> OwnPoint | None:
     return own
 
 
-def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: OwnPoint) -> OwnPoint:
+def _own(
+    entries: Mapping[str, Entry], space: Space, base: RunConfig, num_environments: int | None, so_far: OwnPoint
+) -> OwnPoint:
     options = options_of(type(base))
     for name, entry in entries.items():
         point, moved = so_far.point, so_far.moved
         config = config_at(base, space, point)
+        resolved = config.resolve(num_environments)
         if isinstance(entry, OneOf) and name not in options:
             ways = [
-                _own(inner, space, base, _with_fixed(inner, config, OwnPoint({**point, name: branch}, moved)))
+                _own(
+                    inner,
+                    space,
+                    base,
+                    num_environments,
+                    _with_fixed(inner, resolved, OwnPoint({**point, name: branch}, moved)),
+                )
                 for branch, inner in entry.branches.items()
             ]
             so_far = min(ways, key=lambda own: len(own.moved))
@@ -226,17 +236,17 @@ def _own(entries: Mapping[str, Entry], space: Space, base: RunConfig, so_far: Ow
         domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
         wanted = option_values(config)[name]
         if not contains(domain, wanted):
-            wanted = option_values(config.resolved())[name]
+            wanted = option_values(resolved)[name]
         value = _nearest(domain, wanted)
         missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
         so_far = OwnPoint({**point, name: value}, {**moved, **missing})
         if isinstance(entry, OneOf):
-            so_far = _own(entry.branches[str(value)], space, base, so_far)
+            so_far = _own(entry.branches[str(value)], space, base, num_environments, so_far)
     return so_far
 
 
 def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:
-    """The point in this branch, with the settings noted that it fixes to something else."""
+    """The point in this branch, with the settings that it fixes to other values."""
     values = option_values(config)
     fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _VARIED) and name in values}
     other = {name: _plainly(values[name]) for name, entry in fixed.items() if values[name] != entry}
@@ -262,10 +272,10 @@ def _plainly(value: Any) -> Value:
 
 
 def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[str, Value]]) -> list[Point]:
-    """The points to try first, those of the command line before the job's.
+    """The points to try first: the command line's, then the job's.
 
     Raises:
-        InputError: a point that is not in the space.
+        InputError: a point is not in the space.
     """
     points = []
     for text in texts:
@@ -280,7 +290,7 @@ def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[
             given[name] = literal(value.strip(), words)
         points.append(_completed(space, given, f"--suggest {text}"))
     for suggestion in declared:
-        # What the command line took out of the space, or narrowed, is no mistake of the job's.
+        # If the command line removed or narrowed a domain, the job's suggestion is not an error.
         with contextlib.suppress(InputError):
             known = {name: value for name, value in suggestion.items() if name in space.names()}
             points.append(_completed(space, known, "suggestion"))
@@ -288,7 +298,7 @@ def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[
 
 
 def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
-    """The point with these values, and the first of its domain for each that is left out."""
+    """The point with these values; missing ones take the first value of their domains."""
     point: Point = {}
     for located in space.varied():
         if all(point.get(switch) == branch for switch, branch in located.conditions.items()):
@@ -307,7 +317,7 @@ def _completed(space: Space, given: Mapping[str, Value], source: str) -> Point:
 def _check_against(space: Space, base: RunConfig) -> None:
     """Refuse names and values that the job's configuration does not take (InputError)."""
     hints = {name: option.hint for name, option in options_of(type(base)).items()}
-    # What is fixed holds in every trial: a value may be right only beside another.
+    # Check with the fixed values, which hold in every trial.
     fixed = {
         name: value
         for name, value in space.entries.items()
@@ -318,7 +328,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
         for first, second in itertools.product(*(_located(space, name) for name in (one, other))):
             shared = first.conditions.keys() & second.conditions.keys()
             if all(first.conditions[switch] == second.conditions[switch] for switch in shared):
-                raise InputError(f"space: {first.label} and {second.label}: one takes the place of the other; vary one")
+                raise InputError(f"space: {first.label} and {second.label}: one replaces the other; vary one")
     for name, entry in all_entries(space.entries):
         if name not in hints:
             if isinstance(entry, OneOf):
@@ -326,7 +336,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
             near = did_you_mean(name, hints) or f"; it has {', '.join(sorted(hints))}"
             raise InputError(f"space: {name}: the job has no such option{near}")
         if name in RUNTIME_OPTIONS or name in {"seed", "held_out", "checkpoints", "evaluations"}:
-            raise InputError(f"space: {name}: says how or by what a trial is judged; it cannot be varied")
+            raise InputError(f"space: {name}: decides how a trial is scored, so it cannot be varied")
         values = _extremes(entry)
         for value in values:
             if not fits(value, hints[name]):
@@ -334,11 +344,11 @@ def _check_against(space: Space, base: RunConfig) -> None:
             try:
                 base.with_options(**{name: value}).check()
             except InputError as error:
-                raise InputError(f"space: {as_option(error)}") from error
+                raise InputError(f"space: {format_for_cli(error)}") from error
 
 
 def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, Entry]:
-    """Without the switches that decide nothing, since all that hung on them was taken out."""
+    """The entries without switches whose branches are empty."""
     kept: dict[str, Entry] = {}
     for name, entry in entries.items():
         if isinstance(entry, OneOf):
@@ -355,7 +365,7 @@ def _extremes(entry: Entry) -> list[Any]:
 
 
 def _located(space: Space, name: str) -> list[LocatedDomain]:
-    """Every domain of this name, of whichever branch."""
+    """Every domain of this name, in any branch."""
     return [located for located in space.varied() if located.name == name]
 
 

@@ -1,4 +1,4 @@
-"""When a trial ends early: conditions on its own metrics, and schedulers that compare it with the others."""
+"""Early ends of trials: conditions on a trial's metrics, and schedulers that compare trials."""
 
 import math
 import operator
@@ -12,9 +12,9 @@ from concord.studies.proposals import EndedRun
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
 _OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
-# Schedulers see how far a trial is in per cent, so that trials of different lengths compare.
+# Schedulers see progress in per cent, so that trials of different lengths are comparable.
 PROGRESS, SCORE = "percent", "score"
-# What stopped a trial, where a scheduler did.
+# The reason of a trial that a scheduler stopped.
 SCHEDULER = "the scheduler"
 
 
@@ -29,10 +29,10 @@ class StopRule:
 
     @staticmethod
     def of(texts: Sequence[str]) -> "StopRule":
-        """The rule in these words.
+        """Parse a rule.
 
         Raises:
-            InputError: a word that is no condition.
+            InputError: a word is not a condition.
         """
         conditions = []
         for text in texts:
@@ -49,7 +49,7 @@ class StopRule:
         reported = list(reported)
         for name, _, _ in self.conditions:
             if name not in reported:
-                raise InputError(f"--stop-when {name}: not reported; there are {', '.join(reported)}")
+                raise InputError(f"--stop-when {name}: is not reported; there are {', '.join(reported)}")
 
     def holds(self, metrics: Mapping[str, float]) -> bool:
         """Whether a trial with these metrics ends."""
@@ -59,7 +59,7 @@ class StopRule:
 
     @property
     def oracle(self) -> bool:
-        """Whether it looks at the o.o.d. test."""
+        """Whether it uses the o.o.d. test."""
         return any("ood" in name for name, _, _ in self.conditions)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class StopRule:
 
 
 def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
-    """The Ray Tune scheduler; scores are better the larger they are."""
+    """The Ray Tune scheduler, for scores of which larger is better."""
     from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 
     if kind == "asha":
@@ -75,7 +75,7 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
             time_attr=PROGRESS, metric=SCORE, mode="max", max_t=100, grace_period=10, reduction_factor=3
         )
     if kind == "median":
-        # With a finite slice it would pause trials, which asks for checkpoints, to let others go first.
+        # With a finite slice it would pause trials, which needs checkpoints.
         never: Any = math.inf
         return MedianStoppingRule(
             time_attr=PROGRESS, metric=SCORE, mode="max", grace_period=20, min_samples_required=5, min_time_slice=never
@@ -84,7 +84,7 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
 
 
 def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) -> None:
-    """Tell a new scheduler of earlier trials, so that a study that continues compares with them too.
+    """Replay earlier trials to a new scheduler, so that a continued study compares with them.
 
     Args:
         scheduler: of :func:`scheduler`.
@@ -95,14 +95,14 @@ def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) ->
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import MedianStoppingRule
 
-    # The median rule is asked for no decision, which it would hold to: the trials may have run side by side.
+    # Do not ask the median rule for decisions, which it would remember: the trials may have run in parallel.
     median = isinstance(scheduler, MedianStoppingRule)
     keep = scheduler.on_trial_complete if median else scheduler.on_trial_result
     for run in runs:
         trial = Trial("earlier", stub=True)
         scheduler.on_trial_add(None, trial)
         told = [{PROGRESS: 100 * at.epoch / epochs(run.run), SCORE: score(at.metrics)} for at in run.history]
-        # As Ray Tune does: the last result comes as the end alone, unless it was the scheduler's reason to stop.
+        # As in Ray Tune, the last result is only reported as the end, unless the scheduler stopped the trial by it.
         if run.failure is not None:
             told.append({PROGRESS: 0.0, SCORE: 0.0})
         for result in told if run.stopped == SCHEDULER else told[:-1]:

@@ -1,4 +1,4 @@
-"""A whole study: searched or continued, judged, tracked, its best run again. What ``concord tune`` does."""
+"""A whole study (``concord tune``): search or continue, score, track, repeat the best."""
 
 import dataclasses
 import shlex
@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
 from concord.record import RECORD
-from concord.runs.folder import run_folder
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
+from concord.runs.run_folder import run_folder
 from concord.space import format_point
+from concord.studies.criterion import LOOKED_AT, Judge
+from concord.studies.group_progress import GroupProgress
 from concord.studies.plan import StudyPlan, place_words
 from concord.studies.pool import Interruption, Pool, open_group
-from concord.studies.progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed, RunProposal
 from concord.studies.results import StudyResult, judged, write_results
-from concord.studies.selection import LOOKED_AT, Judge
 from concord.studies.spaces import config_at
 from concord.studies.stopping import StopRule, replay, scheduler
 
 
 def run_study(plan: StudyPlan, info: Info) -> StudyResult:
-    """Run a study, or continue it, and keep everything.
+    """Run or continue a study, and keep everything.
 
     Raises:
-        InputError: something cannot be used; nothing of a new study is left.
-        RunFailedError: it was stopped, or every trial failed; what was finished is kept.
+        InputError: the input is invalid; nothing of a new study is left.
+        RunFailedError: it was stopped, or every trial failed; finished trials are kept.
     """
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
@@ -49,7 +49,7 @@ def run_study(plan: StudyPlan, info: Info) -> StudyResult:
 
 
 class _Search:
-    """Proposes what the search suggests, before that what an earlier process began and did not end."""
+    """Proposes first the unfinished runs of an earlier process, then the search's suggestions."""
 
     def __init__(self, plan: StudyPlan, runs: GroupRuns) -> None:
         self._plan = plan
@@ -62,7 +62,7 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """Whether there are as many trials as there are to be."""
+        """Whether the study has all its trials."""
         return not self.again and self._begun >= self._plan.trials
 
     def next(self) -> RunProposal | None:
@@ -75,18 +75,18 @@ class _Search:
         return self._plan.proposal("trial", self._begun - 1, point, left_out=self._plan.folds)
 
     def ended(self, run: EndedRun) -> None:
-        """Condition the suggestions to come on it."""
+        """Add its score to the search."""
         if run.failure is None:
             self._search.observe(run.run.trial, run.run.point, self._plan.criterion.score(run.metrics))
 
 
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
-    """Everything that is still to be done."""
+    """Run the remaining parts of a study."""
     runs, done = pool.runs, len(pool.runs.ended("trial"))
-    looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
+    looks = f"; the o.o.d. test decides {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
-        + (f"{done} of {plan.trials} trials are there" if done else f"{plan.trials} trials")
+        + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")
         + f", {pool.resources.concurrent} at a time, judged by {plan.criterion.metric}, "
         f"{plan.criterion.direction} ({LOOKED_AT[plan.criterion.selection]}){looks}"
     )
@@ -98,7 +98,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     if not finished:
         failed = runs.ended("trial")
         if not failed:
-            raise RunFailedError("no trial was finished in the time given; the same --name continues")
+            raise RunFailedError("no trial finished in the given time; the same --name continues")
         raise RunFailedError(f"every trial failed ({len(failed)}): {failed[0].failure}")
     ranked = plan.criterion.ranked(finished)
     if not ranked:
@@ -121,7 +121,7 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
 def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     proposer, earlier = _Search(plan, pool.runs), pool.runs.ended("trial")
     if proposer.again:
-        info(f"{len(proposer.again)} trials that had not ended run again")
+        info(f"{len(proposer.again)} unfinished trials run again")
     if proposer.over:
         return
     stopping = scheduler(plan.options.scheduler)
@@ -135,11 +135,11 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
     pool.run(proposer, progress, judge, stopping, interruption, labels)
     info(progress.line())
     if interruption.out_of_time:
-        info(f"--max-minutes {plan.options.max_minutes:g}: the time is over; the same --name goes on searching")
+        info(f"--max-minutes {plan.options.max_minutes:g}: the time has run out; the same --name continues the search")
 
 
 def _train(pool: Pool, wanted: Sequence[RunProposal], judge: Judge, info: Info) -> None:
-    """Train those that have not finished, also those that failed when they were tried before."""
+    """Train the unfinished runs, including those that failed before."""
     finished = {each.run.key for kind in ("left-out", "seed") for each in pool.runs.finished(kind)}
     left = [each for each in wanted if each.key not in finished]
     if left:
@@ -148,7 +148,7 @@ def _train(pool: Pool, wanted: Sequence[RunProposal], judge: Judge, info: Info) 
 
 
 def _register(plan: StudyPlan, winner: RunProposal, study_run: str, info: Info) -> Mapping[str, object]:
-    """Train the winner once more, as any other run; gives what became of its model."""
+    """Train the winner once more, as any other run; return its registration."""
     name = f"{plan.name}-winner-{winner.trial}"
     begun = RECORD in run_folder(plan.base.run.output, name).names()
     config = config_at(plan.base, plan.space, winner.point).with_options(name=name, resume=begun)

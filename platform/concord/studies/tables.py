@@ -1,4 +1,4 @@
-"""Tables of runs, for readers and as JSON, and the lines that a table in a document is made of."""
+"""Tables of runs, for readers and as JSON, and the lines of results behind a document's table."""
 
 import math
 import operator
@@ -13,29 +13,31 @@ from concord.analysis.spread import mean_and_std, with_spread
 from concord.storage import json_line
 from concord.training import Comparison
 
-ANALYZED = "analyzed"  # in place of a table's name: what ``concord analyze`` found of several runs
+ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
+# What made a run, and the version of its data if that is known.
+ORIGIN = ("command", "commit", "machine", "data")
 Cells = tuple[list[str], list[list[str]]]
-"""Header and rows of a table, as a reader sees them."""
+"""Header and rows of a table, as text."""
 Shown = str | Cells | Mapping[str, Any]
-"""What a command shows: a line, a table, or mappings by their titles."""
+"""Output of a command: a line, a table, or mappings by title."""
 Column = str | Callable[[Any], Any]
-"""A metric of a row, or what else is to be taken of it: text, a number, or the numbers of several runs."""
+"""A metric of a row, or a function of it: text, a number, or the numbers of several runs."""
 
 
-class Row(NamedTuple):
-    """A row of a table that has nothing but a name and numbers."""
+class NamedMetrics(NamedTuple):
+    """A row with a name and numbers."""
 
     name: str
     metrics: Mapping[str, Any]
 
 
 def table(columns: Mapping[str, Column], rows: Iterable[Any], digits: int = 3) -> Cells:
-    """A table with these columns, by heading, of these rows; ``digits`` are the decimal places of means over runs."""
+    """A table of these rows, with columns by heading; ``digits`` are the decimal places of means over runs."""
     return list(columns), [[_shown(cell(column, row), digits) for column in columns.values()] for row in rows]
 
 
 def cell(column: Column, row: Any) -> Any:
-    """What a row has in a column; None where it is a metric that the row does not have."""
+    """The value of a row in a column; None for a missing metric."""
     return row.metrics.get(column) if isinstance(column, str) else column(row)
 
 
@@ -56,14 +58,14 @@ def markdown(cells: Cells) -> str:
 
 @dataclass(frozen=True)
 class KeptLine:
-    """A run as it is kept for a document: what a row's cells are made of.
+    """A run as kept for a document.
 
     Attributes:
         configuration: the name of the row.
         seed: of the run.
-        values: by heading; a value that is not a number is not kept, since JSON has no word for it.
-        seconds: that it took.
-        origin: command, commit and machine.
+        values: by heading, without NaN, which JSON lacks.
+        seconds: its time.
+        origin: command, commit and machine, and the version of the data if that is known.
     """
 
     configuration: str
@@ -73,26 +75,27 @@ class KeptLine:
     origin: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """A line of a file of results."""
+        """The line in a file of results."""
         values = {heading: value for heading, value in self.values.items() if not math.isnan(value)}
         line = {"configuration": self.configuration, "seed": self.seed, "values": values}
         return {**line, "seconds": round(self.seconds, 1), **self.origin}
 
     @staticmethod
     def read(line: Mapping[str, Any]) -> "KeptLine":
-        """From such a line."""
+        """Read a line of a file of results."""
         own = {name: line[name] for name in ("configuration", "seed", "values", "seconds")}
-        return KeptLine(**own, origin={name: line[name] for name in ("command", "commit", "machine") if name in line})
+        origin = {name: line[name] for name in ORIGIN if name in line}
+        return KeptLine(**own, origin=origin)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: what it should show, and of which runs.
+    """A table and its runs.
 
     Attributes:
-        name: of it.
-        comparison: what it shows.
-        lines: the runs that are there.
+        name: the name.
+        comparison: its definition.
+        lines: the existing runs.
     """
 
     name: str
@@ -117,15 +120,15 @@ class Table:
         ]
 
     def cells(self) -> Cells:
-        """The table as a reader sees it, the paper's rows below ours."""
+        """The table as text, with the paper's rows below ours."""
         ours, paper, columns = self.comparison.configurations, self.comparison.paper, self.comparison.columns
-        rows: list[Row] = []
+        rows: list[NamedMetrics] = []
         for name in ours:
             values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
-            rows.append(Row(method_name(name), {"seeds": self._seeds(name), **values}))
+            rows.append(NamedMetrics(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
-                rows.append(Row(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
-        rows += [Row(name, self._published(name)) for name in paper if name not in ours]
+                rows.append(NamedMetrics(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
+        rows += [NamedMetrics(name, self._published(name)) for name in paper if name not in ours]
         shown: dict[str, Column] = {self.name: operator.attrgetter("name"), "seeds": "seeds"}
         return table(shown | {heading: heading for heading in columns}, rows, self.comparison.digits)
 
@@ -158,17 +161,17 @@ class Table:
 
 
 def results_file(job: str, table: str) -> str:
-    """The name of the file in which the lines of a table are kept."""
+    """The name of the file of a table's lines."""
     return f"{job}-{table}.jsonl"
 
 
 def as_lines(lines: Iterable[KeptLine]) -> bytes:
-    """What a table is made of, a JSON line a run."""
+    """The lines of a table, as JSON."""
     return b"".join(json_line(line.as_json()) for line in lines)
 
 
 def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) -> Path:
-    """Keep what a table is made of in this folder; gives the file."""
+    """Write the lines of a table into this folder; return the file."""
     results.mkdir(parents=True, exist_ok=True)
     file = results / results_file(job, table)
     file.write_bytes(as_lines(lines))
@@ -176,11 +179,11 @@ def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) 
 
 
 def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:
-    """Keep what ``concord analyze`` found of runs of one job, given as their JSON; returns the file.
+    """Write the results of ``concord analyze`` for runs of one job; return the file.
 
     Args:
-        analyses: of the runs.
-        command: that asked for them.
+        analyses: the JSON results.
+        command: the command.
         results: the folder.
     """
     lines = [
@@ -197,7 +200,7 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
 
 
 def analyses_table(lines: Sequence[KeptLine]) -> Table:
-    """A row a method, mean and spread over its runs; of I^ε the largest ε alone, over its null."""
+    """A row for each method, with mean and spread over its runs; for I^ε the largest ε, over its null."""
     headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
     at_epsilon = [heading for heading in headings if "ε" in heading]
     largest = at_epsilon[-1].split(", ")[1] if at_epsilon else ""

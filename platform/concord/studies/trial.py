@@ -1,7 +1,7 @@
-"""A run of a group in its process: the training in pieces, one evaluation after the other, and then the next run.
+"""A run of a group in its process: one evaluation after the other, and then the next run.
 
-The process lives as long as the pool. It has imported everything, read the job and mapped the shared data once, so a
-new run costs its training and little else.
+The process lives as long as the pool. It imports, reads the job and maps the shared data only once, so a new run costs
+little more than its training.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ import ray
 from ray.tune import Trainable
 
 from concord import logs
-from concord.errors import InputError, RunFailedError, TrainingFailedError, as_option
+from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
 from concord.redaction import redact
 from concord.runs.execute import RunSpec, execute, ignore
 from concord.source_file import reason
 from concord.storage import apply_credentials
-from concord.studies.selection import Judge, left_out_metrics
+from concord.studies.criterion import Judge, left_out_metrics
 from concord.studies.shared_data import SharedData, without
 from concord.studies.stopping import PROGRESS, SCORE
 from concord.training import Evaluation
@@ -31,18 +31,18 @@ from concord.training.metric_names import split_metric
 from concord.training.options import parallel_of
 from concord.training.process import tune_process
 
-_LEFT_OUT = split_metric("validation", "")  # an environment that is left out is the only one to validate on
+_LEFT_OUT = split_metric("validation", "")  # a left-out environment is the only validation environment
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What every run of a pool has in common.
+    """The common part of the runs of a pool.
 
     Attributes:
-        run: with the options that runs start from.
-        judge: what they are judged by.
-        shared: the data; None where each run loads its own.
-        threads: of a run.
+        run: the specification with the base options.
+        judge: their evaluation.
+        shared: the shared data; None if each run loads its own.
+        threads: the number of threads of a run.
     """
 
     run: RunSpec
@@ -52,16 +52,16 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a run tells after an evaluation.
+class TrialReport:
+    """A run's message after an evaluation.
 
     Attributes:
         epoch, step: done so far.
-        percent: of the run.
+        percent: the progress.
         metrics: without those of single environments and layers.
-        last: whether the run is at its end.
-        stopped: what ended it early.
-        failure: why it failed.
+        last: whether it is the run's last.
+        stopped: the reason for an early end.
+        failure: the reason of a failure.
     """
 
     epoch: int
@@ -77,7 +77,7 @@ class TrialProcess(Trainable):
     """Ray Tune's side of a run: ``step`` gives the next report."""
 
     def setup(self, config: dict[str, Any], pool: PoolSpec) -> None:  # type: ignore[override]
-        """Once in the life of the process."""
+        """Prepare the process, once."""
         self._pool = pool
         apply_credentials(pool.run.storage_credentials)
         self._prepared: WorkerData | None = None
@@ -91,8 +91,8 @@ class TrialProcess(Trainable):
         return self._pool.run.job()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """The next run, in the same process."""
-        self._reports.close()  # of a run that a scheduler stopped
+        """Prepare for the next run in the same process."""
+        self._reports.close()  # the run may have been stopped by a scheduler
         self._reports = self._training(new_config)
         return True
 
@@ -111,22 +111,22 @@ class TrialProcess(Trainable):
         """Ray Tune is done with this process."""
         self._reports.close()
 
-    def _next(self) -> Report:
+    def _next(self) -> TrialReport:
         try:
             return next(self._reports)
         except TrainingFailedError as error:
             return _failed(error.reason)
         except (InputError, RunFailedError) as error:
-            return _failed(as_option(error))
-        except (Exception, SystemExit) as error:  # the job's own, where its options are read
+            return _failed(format_for_cli(error))
+        except (Exception, SystemExit) as error:  # the job's own code
             return _failed(reason(error, self._pool.run.path))
 
-    def _training(self, task: dict[str, Any]) -> Generator[Report, None, None]:
+    def _training(self, task: dict[str, Any]) -> Generator[TrialReport, None, None]:
         spec, judge = self._pool.run, self._pool.judge
         spec = dataclasses.replace(spec, options=spec.options | task["options"])
         asked = self._job.job.config.with_options(**spec.options)
         asked.check()
-        config = asked.resolved()
+        config = asked.resolve()
         epochs = self._job.epochs(config)
         parts: list[str | None] = ([None] if task["whole"] else []) + list(task["left_out"])
         metrics: dict[str, float] = {}
@@ -143,11 +143,11 @@ class TrialProcess(Trainable):
                 stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
                 at_end = evaluation.ended_early or epoch == epochs
                 if at_end and stopped is None:
-                    _exhaust(evaluations)  # then its workers end by themselves
+                    _exhaust(evaluations)  # then its workers exit on their own
                     if evaluation.ended_early:
                         stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
-                yield Report(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
+                yield TrialReport(epoch, step, 100 * epoch / epochs / len(parts), metrics, last, stopped)
                 if last:
                     return
             if evaluation is None:
@@ -158,11 +158,11 @@ class TrialProcess(Trainable):
             last = number == len(parts) - 1
             if last and folds:
                 metrics = metrics | left_out_metrics(folds, judge.modes)
-            if left_out is not None or last:  # the second: a loop that ended before its last epoch
-                yield Report(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
+            if left_out is not None or last:  # ``last``: a loop ended before its last epoch
+                yield TrialReport(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
     def _evaluations(self, spec: RunSpec, config: Any) -> Iterator[Evaluation]:
-        # The process of a trial is a worker of Ray's, so an address of Ray says nothing about where a trial trains.
+        # The process of a trial is a Ray worker, so --address has no effect on where it trains.
         if parallel_of(config).workers > 1:
             assert spec.scratch is not None
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
@@ -185,5 +185,5 @@ def _exhaust(evaluations: Iterator[Evaluation]) -> None:
         pass
 
 
-def _failed(why: str) -> Report:
-    return Report(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score
+def _failed(why: str) -> TrialReport:
+    return TrialReport(0, 0, 0.0, {}, last=True, failure=redact(why))  # at 0 % no scheduler compares its score

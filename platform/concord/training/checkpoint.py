@@ -1,4 +1,4 @@
-"""What a run needs to go on: model, optimizer, objective and place in the data; nothing that has to be unpickled.
+"""The checkpoint of a run: model, optimizer, objective and position in the data. No pickle is read.
 
 ``progress.json`` is written last and holds the SHA-256 of the other files, which every reader checks: 0.1 s for 100 MB.
 """
@@ -23,7 +23,7 @@ from concord.training.outcome import Evaluation
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
 MOMENTUM = "environment_momentum.safetensors"
 CHECKSUMS = "checksums.json"  # SHA-256 of every other file, by name; written last
-# Metrics of a run that went on from a checkpoint.
+# Metrics of a resumed run.
 RESUMED_EPOCH, RESUMED_WORKERS, RESUMED_SECONDS = "resumed/epoch", "resumed/workers", "resumed/seconds"
 
 
@@ -32,13 +32,13 @@ class Progress:
     """How far a run has come.
 
     Attributes:
-        epoch: epochs done; the next batch is the first of epoch ``epoch``.
+        epoch: epochs done; training continues with the first batch of epoch ``epoch``.
         seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
-        history: the evaluations so far.
-        model_evaluations: so far, in training, where the risk counts them.
-        ended: the run ended before its last epoch, as its options want.
-        written: when it was written down, in seconds since 1970.
+        history: all evaluations up to now.
+        model_evaluations: the number in training, if the risk counts them.
+        ended: an option ended the run before its last epoch.
+        written: the time of writing, in seconds since 1970.
     """
 
     epoch: int = 0
@@ -50,7 +50,7 @@ class Progress:
     written: float = 0.0
 
     def resumed(self, workers: int) -> dict[str, float]:
-        """The metrics of going on from here now: the epoch, with how many workers, and seconds since it was written."""
+        """The metrics of a resume from here: the epoch, the number of workers, and the seconds since the checkpoint."""
         where = {RESUMED_EPOCH: float(self.epoch), RESUMED_WORKERS: float(workers)}
         return where | ({RESUMED_SECONDS: time.time() - self.written} if self.written else {})
 
@@ -68,20 +68,20 @@ def write_checkpoint(
     save_file(weights, folder / MODEL)
     if momentum:
         save_file({name: value.cpu() for name, value in momentum.items()}, folder / MOMENTUM)
-    with (folder / OPTIMIZER).open("wb") as file:  # opened here, since PyTorch would not say that a disk is full
+    with (folder / OPTIMIZER).open("wb") as file:  # opened here: PyTorch hides the error of a full disk
         torch.save(optimization.state_dict(), file)
     (folder / PROGRESS).write_text(json.dumps(dataclasses.asdict(progress) | {"written": time.time()}))
     write_checksums(folder)
 
 
 def write_checksums(folder: Path) -> None:
-    """Write down the checksums of a checkpoint's files, after all of them."""
+    """Write the checksums of a checkpoint's files; call it last."""
     checksums = {path.name: file_checksum(path) for path in folder.iterdir() if path.name != CHECKSUMS}
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Check that all files of a checkpoint are there, as they were written.
+    """Check that all files of a checkpoint exist and are undamaged.
 
     Raises:
         CheckpointError: one is missing or damaged.
@@ -90,7 +90,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) -> Progress:
-    """Put a checkpoint's state into model and optimization.
+    """Load a checkpoint into model and optimization.
 
     Raises:
         InputError: the checkpoint is of another model or optimizer.
@@ -101,9 +101,9 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     progress = _read_json(folder, PROGRESS)
     try:
         states: dict[str, Any] = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-    except Exception as error:  # PyTorch's text advises to read it without protection
+    except Exception as error:  # PyTorch's own message advises an unsafe load
         raise CheckpointError(
-            f"checkpoint {folder}: {OPTIMIZER} holds other things than an optimizer's state; not read"
+            f"checkpoint {folder}: {OPTIMIZER} holds objects that are not an optimizer's state; it was not read"
         ) from error
     try:
         optimization.load_state_dict(states)
@@ -115,7 +115,7 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
 
 
 def read_weights(folder: Path, model: nn.Module) -> None:
-    """Put a checkpoint's weights into the model.
+    """Load a checkpoint's weights into the model.
 
     Raises:
         InputError: the checkpoint is of another model.
@@ -128,14 +128,14 @@ def read_weights(folder: Path, model: nn.Module) -> None:
     if expected != found:
         name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
         raise InputError(
-            f"checkpoint {folder}: of another model; {name} is {found.get(name, 'missing')} there "
-            f"and {expected.get(name, 'missing')} here"
+            f"checkpoint {folder}: of another model; {name} is {found.get(name, 'missing')} in it "
+            f"and {expected.get(name, 'missing')} in this model"
         )
     model.load_state_dict(weights)
 
 
 def read_momentum(folder: Path, environments: Sequence[str]) -> dict[str, Tensor]:
-    """What a checkpoint keeps of the averages of these environments' gradients, and no more than that.
+    """Read the gradient averages of these environments alone from a checkpoint.
 
     Raises:
         InputError: the checkpoint is of a run without averages, or of other environments.
@@ -157,7 +157,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         content = json.loads((folder / name).read_text())
         if not isinstance(content, dict):
-            raise ValueError("it is no mapping")
+            raise ValueError("not a mapping")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder}: {name} cannot be read ({first_line(error)})") from error
     return content

@@ -10,10 +10,10 @@ from concord.training.outcome import Evaluation
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of a comparison that came to its end.
+    """A finished run of a comparison.
 
     Attributes:
-        seed: of its training.
+        seed: the seed of its training.
         options: all its options, resolved, by name.
         history: every evaluation of it, the last one at its end.
     """
@@ -24,34 +24,34 @@ class FinishedRun:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Those at its end."""
+        """The metrics at the end of the run."""
         return self.history[-1].metrics
 
 
 Runs = Mapping[str, Sequence[FinishedRun]]
 """The finished runs of each configuration, by its name, in the order of their seeds."""
 Column = str | Callable[[FinishedRun], float]
-"""A metric at the end of a run, or what else is to be taken of a run."""
+"""A metric at the end of a run, or a function of the run."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, or a figure: what is trained for it, and what it shows.
+    """A table or a figure: the runs it needs and the numbers it shows.
 
     Attributes:
-        configurations: by the name of the row, the options in which it differs from the job's own.
-        seeds: how many of each.
-        first_seed: the first of them; the others follow.
-        columns: by heading, what is shown of each run.
-        paper: by row, what is published, by heading: text such as ``70.4 ± 0.9``, or a number. A row that is no
-            configuration stands below them.
-        source: what the rows of ``paper`` are called, where the paper prints no such numbers.
-        percent: whether values are shown times 100.
-        digits: decimal places of what is shown.
-        figures: by file name (without ending), what draws a figure of all finished runs.
-        detail: beginnings of the metrics of single environments or layers that columns and figures need, such as
+        configurations: for each row, the options that differ from the job's.
+        seeds: the number of seeds of each configuration.
+        first_seed: the first seed; the others follow it.
+        columns: for each heading, the value shown of a run.
+        paper: for each row, the published values by heading: text such as ``70.4 ± 0.9``, or a number. A row without a
+            configuration stands at the bottom.
+        source: the label of the ``paper`` rows, if the numbers are not the paper's.
+        percent: show values times 100.
+        digits: decimal places.
+        figures: functions that draw a figure of all finished runs, by file name (without ending).
+        detail: prefixes of the metrics of single environments or layers that columns and figures need, such as
             ``accuracy/ood/``; others are not kept.
-        title: what it is, in a line.
+        title: one line.
     """
 
     configurations: Mapping[str, Mapping[str, Any]]
@@ -73,11 +73,11 @@ class Comparison:
             raise InputError(f"Comparison: seeds={self.seeds}: must be at least 1")
         unknown = {heading for row in self.paper.values() for heading in row} - set(self.columns)
         if unknown:
-            raise InputError(f"Comparison: paper has {sorted(unknown)[0]!r}, which is none of the columns")
+            raise InputError(f"Comparison: paper has {sorted(unknown)[0]!r}, which is not a column")
 
 
 def grouped(runs: Runs, *options: str) -> dict[Any, list[FinishedRun]]:
-    """All runs by the values of these options, in order; of one option by its value alone."""
+    """All runs, grouped by the values of these options; the key is the value itself for a single option."""
     found: dict[Any, list[FinishedRun]] = {}
     for each in runs.values():
         for run in each:

@@ -1,4 +1,4 @@
-"""Where a loop runs, and what it tells of itself: the interface between a loop and whoever records its run."""
+"""The interface between a training loop and the recorder of its run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """Where this process stands among those of the run."""
+    """This process's rank, the number of processes, and its device."""
 
     rank: int = 0
     world_size: int = 1
@@ -18,15 +18,15 @@ class ProcessContext:
 
 
 class RunContext(Protocol):
-    """What a loop is given: where to begin, and where its metrics, checkpoints and files go."""
+    """The context of a loop: where it begins, and where its metrics, checkpoints and files go."""
 
     @property
     def process(self) -> ProcessContext:
-        """Which of the run's processes this is."""
+        """The run's process that this is."""
 
     @property
     def start(self) -> Path | None:
-        """The folder of the checkpoint to go on from; None begins from nothing."""
+        """The folder of the checkpoint to resume from; None starts a new run."""
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record metrics beside those of evaluations; called in the first process only."""
@@ -39,10 +39,10 @@ class RunContext(Protocol):
 
 
 class Silent:
-    """A context that keeps nothing: for runs of which the evaluations are all that is wanted.
+    """A context that keeps nothing, for runs of which only the evaluations are used.
 
     Args:
-        process: which of the run's processes this is.
+        process: the rank and device; one process by default.
     """
 
     start: Path | None = None

@@ -1,4 +1,4 @@
-"""Stopping when environments are equally hard, the criterion of the meta-IRM paper (section 3.3)."""
+"""Early stopping when all environments are equally hard, the criterion of the meta-IRM paper (section 3.3)."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ class SpreadStopping:
     Meta-Learned Invariant Risk Minimization, 2021).
 
     Args:
-        threshold: of the standard deviation of the environments' losses.
-        first_epoch: before it nothing is looked at: the losses of an untrained model are nearly equal.
+        threshold: the largest standard deviation of the environments' losses at which to stop.
+        first_epoch: earlier evaluations are ignored: the losses of an untrained model are nearly equal.
 
     Attributes:
-        spread: the least standard deviation so far; None before anything was looked at.
-        epoch: when that was.
+        spread: the least standard deviation yet; None before the first.
+        epoch: its epoch.
     """
 
     def __init__(self, threshold: float, first_epoch: int) -> None:
@@ -32,7 +32,7 @@ class SpreadStopping:
         self._weights: dict[str, Tensor] = {}
 
     def see(self, spread: float, epoch: int, model: nn.Module, *, last: bool) -> bool:
-        """Look at an evaluation; whether the run has to end. The last one is looked at in any case."""
+        """Take an evaluation; return whether the run must end. The last evaluation always counts."""
         if epoch < self.first_epoch and not last:
             return False
         if self.spread is None or spread < self.spread:
@@ -41,17 +41,17 @@ class SpreadStopping:
         return spread < self.threshold
 
     def restore(self, model: nn.Module) -> None:
-        """Give the model the weights where the spread was least."""
+        """Restore the weights of the least spread."""
         model.load_state_dict(self._weights)
 
     def write(self, folder: Path) -> None:
-        """Keep what was seen in the folder of a checkpoint."""
+        """Write the state into the folder of a checkpoint."""
         if self.spread is not None:
             save_file({name: value.cpu().contiguous() for name, value in self._weights.items()}, folder / BEST)
             (folder / SEEN).write_text(json.dumps({"spread": self.spread, "epoch": self.epoch}))
 
     def read(self, folder: Path) -> None:
-        """Go on from the folder of a checkpoint."""
+        """Read the state from the folder of a checkpoint."""
         if (folder / SEEN).exists():
             seen = json.loads((folder / SEEN).read_text())
             self.spread, self.epoch = seen["spread"], seen["epoch"]

@@ -25,17 +25,17 @@ Mode = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of every example, averaged over examples, which says whether large or small is good.
+    """A number of every example, averaged over examples, with a direction: larger or smaller is better.
 
     Attributes:
         function: maps outputs and targets of a batch to one number an example, ``(batch,)``. Of a job with a risk it
-            gets what the model gave when the risk called it first, and the batch:
+            gets the output of the risk's first call of the model, and the batch:
             ``lambda outputs, batch: (outputs.logits.argmax(1) == batch["labels"]).float()``.
-        mode: ``max`` if large is good, ``min`` if small is; None where nobody needs to know: then there is no worst
-            environment by this measure, and nothing is chosen by it.
+        mode: ``max`` if larger is better, ``min`` if smaller is; None if it does not matter: then there is no worst
+            environment by this measure, and it selects nothing.
 
     Raises:
-        InputError: the mode is none.
+        InputError: the mode is not one of these.
     """
 
     function: PerExample
@@ -43,7 +43,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.mode not in ("max", "min", None):
-            raise InputError(f"Measure: mode {self.mode!r}: give max or min")
+            raise InputError(f"Measure: mode={self.mode!r}: give max or min")
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The numbers of a batch's examples."""
@@ -68,7 +68,7 @@ class EnvironmentEvaluation:
             :class:`Measure`.
 
     Raises:
-        InputError: a mode is none.
+        InputError: a mode is not one of these.
     """
 
     function: Callable[[nn.Module, Environment], Mapping[str, float]]
@@ -80,10 +80,10 @@ class EnvironmentEvaluation:
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
 
     def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float]:
-        """The numbers of a part of the data; of one that another worker has, none.
+        """The numbers of a part of the data; empty if another worker has the part.
 
         Raises:
-            InputError: the function gives others than it says.
+            InputError: the function does not return exactly the names in ``modes``.
         """
         if part.data is None:
             return {}
@@ -105,7 +105,7 @@ class EvaluatedPart:
     """A part of the data with a row of its own in the metrics.
 
     Attributes:
-        split: what it is for.
+        split: the purpose of the part.
         name: the environment.
         data: the examples, in the worker that evaluates it; None elsewhere.
     """
@@ -130,7 +130,7 @@ def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
 
 
 def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]:
-    """Measures for what a job gives: of a bare function only an accuracy's mode is known."""
+    """Turn a job's measures into :class:`Measure`; of a bare function only the mode of an accuracy is known."""
     return {
         name: each
         if isinstance(each, Measure)
@@ -140,7 +140,7 @@ def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]
 
 
 def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | None = None) -> dict[str, Mode | None]:
-    """Whether large or small is good, by name: of the loss, of measures, and of what an evaluation gives.
+    """The mode of the loss, of each measure, and of each number of an evaluation, by name.
 
     Raises:
         InputError: two of them have the same name.
@@ -156,12 +156,12 @@ def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | N
 
 
 def worst(values: Iterable[float], mode: Mode) -> float:
-    """The worst of them."""
+    """The worst of the values."""
     return max(values) if mode == "min" else min(values)
 
 
 def check_targets(environment: Environment, outputs: Tensor) -> None:
-    """Refuse class targets that the outputs ``(batch, classes)`` have no place for (InputError)."""
+    """Refuse class targets outside of the outputs ``(batch, classes)`` (InputError)."""
     targets = environment.targets
     if not default_measures(outputs, targets):
         return
@@ -175,13 +175,13 @@ def check_targets(environment: Environment, outputs: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """A batch evaluated.
+class EvaluatedBatch:
+    """The evaluation of one batch.
 
     Attributes:
         risk: the mean over the batch.
-        weight: what it weighs in a mean over batches: the number of examples, or what the risk says.
-        values: of the measures by name, one number an example.
+        weight: its weight in a mean over batches: the number of examples, or the risk's own weight.
+        values: the measures by name, one number an example.
     """
 
     risk: Tensor
@@ -191,7 +191,7 @@ class Evaluated:
 
 def evaluate_batch(
     model: nn.Module, risk: Risk, measures: Mapping[str, PerExample], batch: Batch, step: int = 0
-) -> Evaluated:
+) -> EvaluatedBatch:
     """Risk and measures of one batch, by one forward pass.
 
     Raises:
@@ -203,12 +203,12 @@ def evaluate_batch(
     if measures and not seen:
         raise InputError(f"measure {next(iter(measures))}: the risk does not call the model, so there are no outputs")
     wanted = batch[1] if isinstance(risk, Supervised) else batch
-    return Evaluated(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
+    return EvaluatedBatch(mean, weight, {name: measure(seen[0], wanted) for name, measure in measures.items()})
 
 
 @contextmanager
 def _first_outputs(model: nn.Module) -> Iterator[list[Any]]:
-    """What the model gives when it is called first."""
+    """Record the output of the model's first call."""
     seen: list[Any] = []
 
     def see(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -244,16 +244,16 @@ def evaluate(
         parts: of the data.
         device: of the model.
         distributed: whether other workers evaluate other parts.
-        examples_at_once: in a batch.
-        step: for the risk, how many steps the model was trained.
+        examples_at_once: the batch size.
+        step: the number of training steps done, for the risk.
         evaluation: the job's own.
-        numbers: what it gave for each part.
+        numbers: its results for each part.
 
     Returns:
-        For each measure (``loss``, the given ones, and what the evaluation gave) ``{split}_{measure}`` over all
-        examples of the split, ``worst_{split}_{measure}`` of the split's worst environment where it is known whether
-        large or small is good, and ``{measure}/{split}/{environment}``. A risk that says its weight is ``loss`` by
-        that, not by examples. The same in every worker.
+        For each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
+        examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the
+        measure has a mode, and ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by
+        that weight, not by examples. Every worker gets the same result.
     """
     known = as_measures(measures)
     risk = as_risk(loss)
@@ -271,7 +271,7 @@ def evaluate(
             batch = pytree.tree_map(lambda leaf: leaf.to(device), batch)
             evaluated = evaluate_batch(model, risk, known, batch, step)
             in_batch = float(evaluated.weight)
-            if in_batch != 0:  # a batch of which the risk takes nothing has no mean
+            if in_batch != 0:  # a batch of weight 0 has no mean
                 row[0] += float(evaluated.risk) * in_batch
             weight[0] += in_batch
             for index, values in enumerate(evaluated.values.values(), start=1):

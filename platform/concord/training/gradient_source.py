@@ -1,4 +1,4 @@
-"""Which way a run obtains its gradients: the only place that decides it.
+"""How a run computes its gradients; only this module decides it.
 
 =============================================  ===================================================================
 the run                                        its gradients come from
@@ -55,12 +55,12 @@ def gradient_source(
         model: what is trained.
         objective: what is minimized; its ``risk`` is what one environment gives, if it is not ``coupled``.
         rule: the aggregator; objectives that couple environments have none.
-        names: of the environments that this process has at a step.
+        names: the environments of this process at a step.
         group: the processes; None: this one alone.
         first_batch: gives the run's first batch, leaves ``(environments, batch, ...)``. It and the model's present
             weights decide how gradients are computed, so a resumed run gives the same of both.
         example_gradient: what the gradient of an example is, where every example is an environment; None: it is not.
-        vectorize: how several environments of a process are computed, see :class:`~concord.gradients.StackedGradients`.
+        vectorize: how a process computes several environments, see :class:`~concord.gradients.StackedGradients`.
         options: see :class:`~concord.gradients.Aggregation`.
     """
     if objective.coupled:
@@ -80,7 +80,7 @@ def gradient_source(
 
 
 def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> bool:
-    """Whether the risk leaves a parameter without a gradient; DDP has to be told."""
+    """Whether the risk leaves a parameter without a gradient, which DDP must know."""
     parameters = list(trainable(model).values())
     value, _ = MeanRisk(model.eval(), risk, None, parameters[0].device)(take(batch, 0), 0)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)

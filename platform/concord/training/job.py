@@ -1,4 +1,4 @@
-"""A job: what to train on what. A Python file that names one is all a user writes."""
+"""A job: the model, data and loss of a run. A user writes one Python file that defines it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,13 +28,13 @@ Config = TypeVar("Config", bound=RunConfig)
 
 
 def _not_given(config: RunConfig) -> Any:  # noqa: ARG001
-    """In place of a part that the job does not have."""
-    raise InputError("Job: a part is missing that only a job with a loop of its own can lack")
+    """Stands for a missing part."""
+    raise InputError("Job: a part is missing; only a job with a loop of its own can leave it out")
 
 
 @dataclass(frozen=True)
 class Job(Generic[Config]):
-    """What a run needs to know; ``job = Job(...)`` in a file makes it a job file.
+    """The definition of a run; a file with ``job = Job(...)`` is a job file.
 
     A loss is for batches ``(inputs, targets)``; for batches of another form give a risk, which calls the model itself::
 
@@ -130,7 +130,7 @@ class Job(Generic[Config]):
         return Supervised(self.loss)
 
     def risk_of(self, config: Config) -> Risk:
-        """The same, also where the risk is that of the job's own objective."""
+        """The risk of a batch with these options; it may be the objective's."""
         if self.risk is None and self.loss is None:
             assert self.objective is not None
             return self.objective(config).risk
@@ -140,7 +140,7 @@ class Job(Generic[Config]):
         """The job's own evaluation, of this configuration.
 
         Raises:
-            InputError: what is to make one gives something else.
+            InputError: the job's function returns something else.
         """
         if self.evaluation is None or isinstance(self.evaluation, EnvironmentEvaluation):
             return self.evaluation
@@ -152,14 +152,14 @@ class Job(Generic[Config]):
 
 @dataclass(frozen=True)
 class Study:
-    """What ``concord tune JOB --method NAME`` searches.
+    """The search of ``concord tune JOB --method NAME``.
 
     Attributes:
         space: the options that are varied, and those that make the method, fixed.
-        stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all of them hold.
+        stop_when: conditions such as ``train_accuracy>0.97``; a trial ends early when all hold.
         suggestions: points of the space that are tried first.
-        selection: what its trials are judged by, unless ``--selection`` says otherwise.
-        metric: the measure of it, unless ``--metric`` says otherwise; None: accuracy, or loss where there is none.
+        selection: how trials are scored, unless ``--selection`` is given.
+        metric: the measure of the score, unless ``--metric`` is given; None: accuracy, or the loss without one.
     """
 
     space: Space
@@ -171,7 +171,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``concord report JOB`` does.
+    """The command ``concord report JOB``.
 
     Attributes:
         options: a dataclass whose fields become the options.
@@ -185,7 +185,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Data:
-    """What ``concord data JOB`` does.
+    """The command ``concord data JOB``.
 
     Attributes:
         options: a dataclass whose fields become the options.
@@ -203,12 +203,12 @@ class Data:
 class Loop(Generic[Config]):
     """A loop of the job's own, in place of the platform's: an agent's, for one.
 
-    It is given the options and a :class:`~concord.training.context.RunContext`. It gives every evaluation as it comes,
+    It gets the options and a :class:`~concord.training.context.RunContext`. It yields every evaluation,
     begins at the context's ``start``, and logs metrics, writes checkpoints and keeps files through it. Where the job
     has a model, a checkpoint has its weights as ``model.safetensors``, and the last one's are registered.
 
     Attributes:
-        run: the loop, a generator.
+        run: the loop, a generator of evaluations.
         epochs: the epoch of the last evaluation, from the options.
         metrics: the names of the metrics in the evaluations, and whether large or small is good; None where nothing is
             chosen by it. Trials are judged by the first one, unless ``--metric`` names another.
@@ -236,7 +236,7 @@ class Loop(Generic[Config]):
 
 
 def _make_defaults(job: Any) -> None:
-    """Of a class of options make its defaults, and refuse two options of one name (InputError)."""
+    """Replace a class of options by its defaults; refuse two options of one name (InputError)."""
     if isinstance(job.config, type) and issubclass(job.config, RunConfig):
         object.__setattr__(job, "config", defaults_of(job.config))
     if isinstance(job.config, RunConfig):
@@ -248,20 +248,20 @@ def _with_aggregator(config: TrainConfig, objective: Callable[[Any], Objective])
     if config.aggregation.aggregator != "auto":
         return config
     averaged = config.with_options(aggregator="mean")
-    with contextlib.suppress(Exception):  # the job's; what is wrong with it is reported before a run
+    with contextlib.suppress(Exception):  # the job's own code; preflight reports its errors
         return averaged if objective(averaged).coupled else config
     return config
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job and the file it came from, which is what travels to the workers.
+    """A job and the text of its file, which is sent to the workers.
 
     Attributes:
         job: the job, with its name filled in.
         path: the file.
         source: its text.
-        rule: the user's own that --aggregator names, the fields of which are options of the job then; it travels, too.
+        rule: the user's own rule that --aggregator names; its fields are options of the job.
     """
 
     job: Job[Any]
@@ -277,7 +277,7 @@ class JobFile:
 
     @property
     def reference(self) -> str:
-        """As the command line names it."""
+        """The job's name or file, as in a command."""
         return self.name if self.name in built_in_jobs() else self.path
 
     def epochs(self, config: Any) -> int:
@@ -286,7 +286,7 @@ class JobFile:
         return epochs
 
     def require_platform_loop(self, asked: str) -> None:
-        """Refuse what is asked for (InputError) where it needs the platform's loop and the job has its own."""
+        """Refuse a request (InputError) that needs the platform's loop if the job has its own."""
         if self.job.loop is not None:
             raise InputError(f"{asked}: job {self.name} has a loop of its own; this needs the platform's")
 
@@ -300,32 +300,32 @@ def load_job(reference: str) -> JobFile:
     """The job of this name, or the job in this file.
 
     Raises:
-        InputError: there is none, or the file cannot be run, or it names no job.
+        InputError: there is no such job, or its file cannot be run or defines no job.
     """
     known = built_in_jobs()
     path = known.get(reference, Path(reference))
     if reference not in known and path.suffix != ".py":
-        raise InputError(f"job {reference}: there is none; give one of {', '.join(known)}, or a Python file")
+        raise InputError(f"job {reference}: there is no such job; give one of {', '.join(known)}, or a Python file")
     path = path.resolve()
     source = read_source(path, lambda problem: InputError(f"job {reference}: {problem}"))
     return job_from_source(str(path), source)
 
 
 def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> JobFile:
-    """The job that this text of a file names; used where the file itself may not be (on another node).
+    """The job that a file's text defines; the file itself may be on another node.
 
     Args:
         path: of the job's file.
         source: its text.
-        rule: the user's own that it is trained with; None where --aggregator names a built-in one.
+        rule: the user's own that of the training; None where --aggregator names a built-in one.
 
     Raises:
-        InputError: the text cannot be run, or names no job, or the rule cannot be used.
+        InputError: the text cannot be run or defines no job, or the rule cannot be used.
     """
     module = run_source(path, source, "job", lambda problem: InputError(f"job {path}: {problem}"))
     job = getattr(module, "job", None)
     if not isinstance(job, Job):
-        raise InputError(f"job {path}: names no job; it needs a line job = Job(environments=…, model=…, loss=…)")
+        raise InputError(f"job {path}: defines no job; add a line job = Job(environments=…, model=…, loss=…)")
     job = replace(job, name=job.name or job_name(Path(path)))
     _check_parts(job, path)
     file = JobFile(job, path, source)
@@ -344,7 +344,7 @@ def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
 
 
 def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) -> JobFile:
-    """The job with the rule of the user's own that a record names, from the sources in it; as it is without one."""
+    """The job with the user's own rule that a record names, from the record's sources; the job itself without one."""
     if not RuleFile.is_reference(str(named)):
         return file
     path, rule = RuleFile.parts(named)
@@ -352,7 +352,7 @@ def with_recorded_rule(file: JobFile, named: Any, sources: Mapping[str, str]) ->
 
 
 def _parts_of(job: Job[Any]) -> tuple[str, ...]:
-    """The parts without which there is no job."""
+    """The names of the required parts."""
     if job.loop is not None:
         return ("model",) if job.has_model else ()
     of_batch = "risk" if job.risk else "loss" if job.loss else "objective"
@@ -360,7 +360,7 @@ def _parts_of(job: Job[Any]) -> tuple[str, ...]:
 
 
 def _check_parts(job: Job[Any], path: str) -> None:
-    """Refuse what is no job: a network where a function that makes one is wanted, and the like."""
+    """Refuse an invalid job (InputError), for example a network in place of a function that makes one."""
 
     def require(right: bool, problem: str) -> None:
         if not right:
@@ -375,8 +375,8 @@ def _check_parts(job: Job[Any], path: str) -> None:
         require(right, f"{part} is of type {type(value).__name__}; expected a function, see Job")
     require(isinstance(job.loop, Loop | None), f"loop is {job.loop!r}; expected Loop(run, epochs, metrics)")
     kind = TrainConfig if job.loop is None else RunConfig
-    said = f"config is {job.config!r}; expected an instance of a class from {kind.__name__}"
-    require(isinstance(job.config, kind), said)
+    problem = f"config is {job.config!r}; expected an instance of a class from {kind.__name__}"
+    require(isinstance(job.config, kind), problem)
     right = maps_to(lambda each: isinstance(each, Study), job.studies)
     require(right, f"studies map the names of methods to Study(space=…), found {job.studies!r}")
     right = isinstance(job.name, str) and not set(job.name) & set("/:")
@@ -385,9 +385,9 @@ def _check_parts(job: Job[Any], path: str) -> None:
     require(right, f"comparisons map the names of tables to Comparison(…), found {job.comparisons!r}")
     right = job.measures is None or maps_to(callable, job.measures)
     require(right, f"measures map names to Measure(function, mode=…), found {job.measures!r}")
-    said = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}}), or what makes one"
+    problem = f"evaluation is {job.evaluation!r}; expected EnvironmentEvaluation(function, modes={{…}}), or its maker"
     own = job.evaluation
-    require(own is None or callable(own), said)
-    said = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
-    require(job.objective is None or callable(job.objective), said)
+    require(own is None or callable(own), problem)
+    problem = f"objective is of type {type(job.objective).__name__}; expected a function, see Job"
+    require(job.objective is None or callable(job.objective), problem)
     require(job.mode in ("max", "min", None), f"mode is {job.mode!r}; expected max or min")

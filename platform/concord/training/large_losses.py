@@ -1,4 +1,4 @@
-"""Whether a run began with losses that are too large to train on, though they are finite."""
+"""A warning about first losses that are finite but too large to train on."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,6 @@ def large_losses(history: Sequence[Evaluation]) -> str | None:
     if name is None or not losses[name] > LARGE:
         return None
     return (
-        f"warning: {name} was {losses[name]:.3g} at the first evaluation; losses above {LARGE:.0e} lose what float32 "
+        f"warning: {name} was {losses[name]:.3g} at the first evaluation; losses above {LARGE:.0e} exceed what float32 "
         "can tell apart: look for fill values in the data, and scale inputs and targets"
     )

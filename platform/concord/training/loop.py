@@ -18,7 +18,7 @@ from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
 from concord.environments.tree import difference
-from concord.errors import InputError, to_be_sent
+from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
 from concord.gradients.stacked import Vectorize
@@ -46,14 +46,14 @@ from concord.training.steps_so_far import StepsSoFar
 
 Item = TypeVar("Item")
 
-# Of longer runs not every step is logged: no figure could show more, and a store would take longer than the training.
+# Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
-# What --vectorize says, as StackedGradients takes it.
+# The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
 
 def share(items: Sequence[Item], place: ProcessContext) -> list[Item]:
-    """The items of this process: neighbouring ones, the numbers of any two processes differing by at most one."""
+    """The items of this process: neighbours; the counts of two processes differ by at most one."""
     each, more = divmod(len(items), place.world_size)
     start = place.rank * each + min(place.rank, more)
     return list(items[start : start + each + (place.rank < more)])
@@ -65,10 +65,12 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     return job.model(config)
 
 
-def begun_objective(job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int) -> Objective:
-    """What the run minimizes, ready for its first step: the job's own objective, or the one that is chosen.
+def initialize_objective(
+    job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int
+) -> Objective:
+    """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
-    What it draws at random follows what :func:`build_model` drew.
+    Call it after :func:`build_model`, whose random numbers it continues.
 
     Raises:
         InputError: the objective does not fit the model or the options.
@@ -84,18 +86,18 @@ def begun_objective(job: Job[Any], config: TrainConfig, model: nn.Module, enviro
         check_own_objective(config, objective)
     objective.begin(model, environments, steps)
     if objective.module is not None and not objective.coupled:
-        raise InputError("objective: it has a module of its own, which only a coupled one can have; set coupled = True")
+        raise InputError("objective: has a module of its own, which only a coupled one can have; set coupled = True")
     return objective
 
 
 @dataclass(frozen=True)
 class WorkerData:
-    """The data of one process, split into what trains and what is held out.
+    """The data of one process, split into training and held-out examples.
 
     Attributes:
-        environments: names and purposes of all environments, of this process or not.
+        environments: names and purposes of the environments of all processes.
         training: the training environments of this process.
-        eval_only: the environments that this process evaluates besides.
+        eval_only: the environments that this process only evaluates.
     """
 
     environments: Environments
@@ -103,7 +105,7 @@ class WorkerData:
     eval_only: list[tuple[str, Environment]]
 
     def summaries(self) -> list[DataSummary]:
-        """What this process has, summarized part by part."""
+        """A summary of each part of this process's data."""
         names = self.environments
         purposes = dict.fromkeys(names.validation, "validation") | dict.fromkeys(names.test, "ood")
         found = []
@@ -118,20 +120,20 @@ def prepare(job: Job[Any], config: TrainConfig, place: ProcessContext, left_out:
     """Load this process's share of the data.
 
     Args:
-        job: what to train on what.
+        job: the job.
         config: the options.
-        place: of this process.
-        left_out: a training environment that is not to be trained on; it is then the only validation environment.
+        process: this process.
+        left_out: a training environment to leave out; it becomes the only validation environment.
 
     Raises:
-        InputError: the data do not fit.
+        InputError: the data do not fit the options.
     """
     environments = job.environments(config)
     if left_out is not None:
         environments = environments.leaving_out(left_out)
     environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
-    # Where examples are environments, the processes share each batch; then all of them have all the data.
+    # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, place)
     training = environments.split(own, config.data.held_out, config.run.seed, place.device)
     names = share(environments.validation + environments.test + environments.observed, place)
@@ -151,13 +153,13 @@ def train(
     """Train; with several processes, in the default process group.
 
     Args:
-        job: what to train on what.
+        job: the job.
         config: the options.
-        place: of this process.
+        process: this process.
         context: takes metrics and checkpoints.
-        resume_from: a checkpoint's folder to go on from; the end is the one of an undisturbed run.
-        load: gives the data of this process; None calls :func:`prepare`.
-        so_far: is kept up to date at every step, for those who look on from another thread.
+        resume_from: the folder of a checkpoint to resume from; the result equals an undisturbed run's.
+        load: returns the data of this process; None calls :func:`prepare`.
+        so_far: updated at every step, for readers in other threads.
 
     Raises:
         InputError: the data or the checkpoint do not fit; raised in every process.
@@ -181,8 +183,8 @@ def training(
     load: Callable[[], WorkerData] | None = None,
     so_far: StepsSoFar | None = None,
 ) -> Generator[Evaluation, None, Outcome]:
-    """What :func:`train` does, in pieces: gives every evaluation as it comes, before the checkpoint that has it."""
-    config = config.resolved()
+    """Train as :func:`train` does, and yield each evaluation before its checkpoint is written."""
+    config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, place)), place)
     run = _Run(job, config, place, prepared, so_far or StepsSoFar())
     progress = _on_all_ranks(lambda: run.read(resume_from), place) if resume_from else Progress()
@@ -251,7 +253,7 @@ class _EpochSteps:
 
 
 class _Run:
-    """The parts of a run in one process, put together."""
+    """The parts of a run in one process."""
 
     def __init__(
         self, job: Job[Any], config: TrainConfig, place: ProcessContext, prepared: WorkerData, so_far: StepsSoFar
@@ -271,12 +273,12 @@ class _Run:
         self.batches = BatchStream(
             training, config.data.batch_size, config.run.seed, place.device, part, together, batches_each, largest
         )
-        # What part of each batch this process has.
+        # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
         self.steps_per_epoch = self.batches.steps_per_epoch
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
-        self.objective = begun_objective(job, config, self.model, len(self.environments.train), steps)
+        self.objective = initialize_objective(job, config, self.model, len(self.environments.train), steps)
         self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
         for module in self._modules:
             module.to(place.device)
@@ -315,11 +317,11 @@ class _Run:
 
     @property
     def _modules(self) -> list[nn.Module]:
-        """What is trained: the model, and what the objective has of its own."""
+        """The trained modules: the model, and the objective's own."""
         return [self.model] if self.objective.module is None else [self.model, self.objective.module]
 
     def read(self, folder: Path) -> Progress:
-        """Go on from a checkpoint."""
+        """Load a checkpoint."""
         progress = read_checkpoint(folder, self.model, self.optimization)
         if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
             self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
@@ -337,7 +339,7 @@ class _Run:
 
     @property
     def _averaging(self) -> StackedGradients | AggregationHook | None:
-        """What keeps averages of environments' gradients, if the run has such a part."""
+        """The part that keeps averages of environments' gradients, if there is one."""
         source = self.gradients.hook if isinstance(self.gradients, HookedGradients) else self.gradients
         return source if isinstance(source, StackedGradients | AggregationHook) else None
 
@@ -378,25 +380,25 @@ class _Run:
 
     @property
     def counts_evaluations(self) -> bool:
-        """Whether what batches weigh is the number of the model's evaluations."""
+        """Whether the weight of a batch is the number of the model's evaluations."""
         return bool(getattr(self.objective.risk, "counts_evaluations", False))
 
     def _weight(self, results: Sequence[EnvironmentStep]) -> float:
-        """What all batches of these steps weigh, in all processes."""
+        """The total weight of the batches of these steps, over all processes."""
         weight = torch.stack([result.weights for result in results]).double().sum()
         if self.place.world_size > 1:
             dist.all_reduce(weight)
         return float(weight)
 
     def _losses(self, results: Sequence[EnvironmentStep]) -> tuple[list[float], list[float]]:
-        """The mean of the environments' losses at each step, every environment counting once, and the worst of them."""
+        """The mean loss over environments at each step, unweighted, and the worst loss."""
         losses = torch.stack([result.losses for result in results]).float()
         batches_each = self.config.aggregation.steps_per_update
-        if batches_each > 1:  # an environment's loss is that of all its batches
+        if batches_each > 1:  # the loss of an environment is over all its batches
             weights = torch.stack([result.weights for result in results]).float().unflatten(1, (-1, batches_each))
             losses = (losses.view_as(weights) * weights).sum(2) / weights.sum(2)
         if self.config.aggregation.per_example and self.place.world_size > 1:
-            # Every process has a part of each environment's batch, and what that weighs.
+            # Every process has a part of each environment's batch, and its weight.
             weights = torch.stack([result.weights for result in results]).float()
             both = torch.stack([losses * weights, weights])
             dist.all_reduce(both)
@@ -411,7 +413,7 @@ class _Run:
         return (sums / counts).tolist(), worst.tolist()
 
     def evaluate(self, step: int = 0) -> dict[str, float]:
-        """Metrics on all environments; ``validation`` is the held-out parts where no environment is for that."""
+        """Metrics on all environments; without validation environments the held-out parts are ``validation``."""
         self.average_buffers()
         own = self.evaluation
         numbers: list[dict[str, float]] = []
@@ -426,7 +428,7 @@ class _Run:
             self.parts,
             self.place.device,
             self.place.world_size > 1,
-            # As many as a training step holds, so that what trains can be evaluated.
+            # As many examples as a training step, so that evaluation needs no more memory.
             examples_at_once=self.config.data.batch_size
             * max(self.config.data.environments_per_step // self.place.world_size or len(self._own_names()), 1),
             step=step,
@@ -444,7 +446,7 @@ class _Run:
         return metrics
 
     def consistency(self) -> dict[str, float]:
-        """How the training environments agree now, see :func:`consistency_metrics`, and the seconds it took."""
+        """The agreement of the training environments, see :func:`consistency_metrics`, and the seconds it took."""
         # Imports SciPy, which few runs need.
         from concord.analysis.consistency.monitoring import EXAMPLES, consistency_metrics
 
@@ -485,9 +487,9 @@ class _Run:
         return rows
 
     def average_buffers(self) -> None:
-        """Batch norm's running statistics become the mean over all environments; they are linear in them.
+        """Average batch norm's running statistics over all environments, in which they are linear.
 
-        What is the same in all processes stays exactly as it is.
+        Values that are equal in all processes stay exactly as they are.
         """
         if self.place.world_size == 1:
             return
@@ -506,7 +508,7 @@ class _Run:
 
 
 def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, reported: Iterable[str]) -> dict[str, float]:
-    """The job's own; the training before them is not lost if they cannot be taken, nor are the metrics reported."""
+    """The job's final measures; if they fail, training and reported metrics are kept."""
     assert job.final_measures is not None
     try:
         with torch.no_grad():
@@ -521,38 +523,46 @@ def _final_measures(job: Job[Any], config: TrainConfig, model: nn.Module, report
 
 
 def check_own_objective(config: TrainConfig, objective: Objective) -> None:
-    """Refuse options that a job's own objective cannot be trained with (InputError)."""
+    """Refuse options that do not fit a job's own objective (InputError)."""
     config.require(
-        "objective", config.objective.objective == "erm", "the job has an objective of its own; leave this out"
+        "objective", config.objective.objective == "erm", "the job has an objective of its own; leave out this option"
     )
     if objective.alternates:
-        expected = "the job's objective trains on the batches of steps to come, of the same environments; give 0"
+        expected = "the job's objective needs the same environments at each step; give 0"
         config.require("environments_per_step", config.data.environments_per_step == 0, expected)
     if objective.coupled:
-        said = "the job's objective couples the environments: its gradient is one"
-        right = config.chosen_aggregator == "mean" or objective.takes_aggregator
-        config.require("aggregator", right, f"{said}, give mean")
-        config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{said}, give 1")
-        config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{said}, no environment can be left out")
-        config.require("per_example", not config.aggregation.per_example, f"{said}, examples cannot be environments")
+        coupled = "the job's objective couples the environments, so there is one gradient"
+        right = config.resolve().aggregation.aggregator == "mean" or objective.takes_aggregator
+        config.require("aggregator", right, f"{coupled}; give mean")
+        config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
+        config.require(
+            "nonfinite",
+            config.aggregation.nonfinite != "skip",
+            f"{coupled}; give raise",
+        )
+        config.require(
+            "per_example",
+            not config.aggregation.per_example,
+            f"{coupled}; leave it out",
+        )
 
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:
-    """Refuse more workers than there is work for, and one environment where several are compared (InputError)."""
+    """Refuse too many workers, and one environment if several are compared (InputError)."""
     objective, spread, asked = config.objective.objective, config.schedule.stop_spread, config.schedule.consistency
     if asked and len(environments.train) < 2:
         raise InputError(
-            f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}"
+            f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}; give 0"
         )
     together, workers = config.data.environments_per_step, config.parallel.workers
     if objective != "erm" or spread > 0:
-        said = f"--objective {objective}" if objective != "erm" else f"--stop-spread {spread}"
+        option = f"--objective {objective}" if objective != "erm" else f"--stop-spread {spread}"
         if len(environments.train) < 2:
-            raise InputError(f"{said}: compares training environments, and there is only {environments.train[0]}")
+            raise InputError(f"{option}: compares training environments, and the job has only {environments.train[0]}")
         if objective != "erm" and together == 1:
-            raise InputError(f"--environments-per-step 1: {said} compares the environments of a step; give at least 2")
+            raise InputError(f"--environments-per-step 1: {option} compares environments of a step; give at least 2")
     if config.aggregation.per_example:
-        config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch")
+        config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch; give fewer")
     elif together:
         own = len(environments.train)
         config.require("environments_per_step", own % together == 0, f"must divide the {own} training environments")
@@ -590,13 +600,13 @@ def _outputs(model: nn.Module, environment: Environment, device: torch.device) -
 
 
 def _on_all_ranks(do: Callable[[], Any], place: ProcessContext) -> Any:
-    """Do something in every process; where it fails in one, raise that InputError in all, so that none waits."""
+    """Call a function in every process; an InputError in one is raised in all, so that none waits."""
     problem: InputError | None = None
     result = None
     try:
         result = do()
     except InputError as error:
-        problem = to_be_sent(error)
+        problem = picklable(error)
     if place.world_size > 1:
         form = _description(result) if isinstance(result, WorkerData) else None
         said: list[tuple[InputError | None, Any]] = [(None, None)] * place.world_size
@@ -626,22 +636,22 @@ def _gathered(value: Item, place: ProcessContext) -> list[Item]:
 
 
 def _same_everywhere(model: nn.Module) -> None:
-    """All processes start from the first one's weights, whatever their own generators drew."""
+    """Broadcast the weights of the first process to all."""
     for value in [*model.parameters(), *model.buffers()]:
         dist.broadcast(value.detach(), 0)
 
 
 def _seed_step(seed: int, rank: int, step: int) -> None:
-    """What a step draws at random (dropout) depends on seed, process and step, so a resumed run draws the same."""
+    """Seed the random numbers of a step (dropout) by seed, process and step, so that a resumed run draws the same."""
     drawn = int(np.random.SeedSequence([seed, rank, step]).generate_state(1)[0])
-    # Not torch.manual_seed: where CUDA is not in use it notes down the whole call stack, a millisecond each time.
+    # Not torch.manual_seed: without CUDA it records the call stack, which takes a millisecond.
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(drawn)
 
 
 def _compared(times: int, evaluated: set[int]) -> set[int]:
-    """So many of the epochs after which there is an evaluation, evenly, the last one among them."""
+    """This number of the evaluated epochs, evenly spread, with the last one."""
     if times == 0:
         return set()
     places = _spread(times, len(evaluated))
@@ -649,6 +659,6 @@ def _compared(times: int, evaluated: set[int]) -> set[int]:
 
 
 def _spread(times: int, epochs: int) -> set[int]:
-    """The epochs after which something is done ``times`` times, evenly, the last epoch among them."""
+    """``times`` epochs, evenly spread, with the last one."""
     times = min(times, epochs)
     return {round((index + 1) * epochs / times) for index in range(times)}

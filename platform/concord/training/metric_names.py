@@ -1,4 +1,4 @@
-"""The names of a run's metrics: made here, all known before a run; two that the store would take for one are refused.
+"""The names of a run's metrics, all known before the run; names that clash in the store are refused.
 
 ``{split}_{measure}`` is a mean over environments, ``worst_{split}_{measure}`` its worst environment, and
 ``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's.
@@ -14,9 +14,9 @@ from concord.metric_name import metric_name
 from concord.training.checkpoint import RESUMED_EPOCH, RESUMED_SECONDS, RESUMED_WORKERS
 
 MODEL_EVALUATIONS = "model_evaluations"
-"""So far, in training, over all workers, of a risk that counts them, see :mod:`concord.gradients.risk`."""
+"""The number in training, over all workers, of a risk that counts them, see :mod:`concord.gradients.risk`."""
 
-# What training reports of itself, whatever it trains.
+# The metrics of every training run.
 _OF_TRAINING = (
     *("step/loss", "step/worst_loss", "step/kept_fraction", "step/lr"),
     *("epoch", "steps_per_second", "kept_fraction", "skipped_environments", "workers"),
@@ -26,11 +26,11 @@ _OF_TRAINING = (
 )
 
 Source = tuple[str, ...]
-"""What a metric is of, in words, one part after the other."""
+"""The description of a metric, in parts."""
 
 
 class OfEnvironment(NamedTuple):
-    """What a metric of a single environment is of."""
+    """The measure, split and environment of a metric."""
 
     measure: str
     split: str
@@ -48,7 +48,7 @@ def environment_metric(measure: str, split: str, environment: str) -> str:
 
 
 def environment_of(metric: str) -> OfEnvironment | None:
-    """What a metric of a single environment is of; None for any other."""
+    """The measure, split and environment of a metric; None for other metrics."""
     parts = metric.split("/", 2)
     return OfEnvironment(*parts) if len(parts) == 3 else None
 
@@ -59,15 +59,15 @@ def layer_metric(measure: str, layer: str) -> str:
 
 
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
-    """Refuse names of environments, measures and layers of which two metrics would become one.
+    """Refuse names of environments, measures and layers that give one name to two metrics.
 
     Args:
         environments: the data.
-        measures: the names of the job's measures and of what its evaluation gives, without the loss.
+        measures: the names of the job's measures and its evaluation's numbers, without the loss.
         layers: the names of the trainable parameters.
 
     Raises:
-        InputError: two metrics are spelled alike in the store, which has no place for some characters.
+        InputError: two metrics have one name in the store, which replaces some characters.
     """
     found: dict[str, Source] = {}
     for name, source in _metrics(environments, measures, layers):
@@ -76,11 +76,11 @@ def check_metric_names(environments: Environments, measures: Collection[str], la
             found[spelled] = source
             continue
         ours, theirs = _differing(found[spelled], source)
-        raise InputError(f"{ours} and {theirs}: both would be reported as the metric {spelled}; name one otherwise")
+        raise InputError(f"{ours} and {theirs}: both would be reported as the metric {spelled}; rename one")
 
 
 def without_clashes(further: Mapping[str, float], reported: Iterable[str]) -> tuple[dict[str, float], list[str]]:
-    """Those of further metrics that nothing else is reported as, and the names of the others."""
+    """The further metrics with unused names, and the names that clash."""
     taken = {metric_name(name) for name in (*_OF_TRAINING, *reported)}
     kept: dict[str, float] = {}
     left_out = []
@@ -118,7 +118,7 @@ def _metrics(
 
 
 def _differing(one: Source, other: Source) -> tuple[str, str]:
-    """What differs between two metrics, or all of it where they are not of the same kind."""
+    """The differing part of two metrics, or their descriptions if they are of different kinds."""
     pairs = [(ours, theirs) for ours, theirs in zip(one, other, strict=False) if ours != theirs]
     if len(one) == len(other) and len(pairs) == 1:
         return pairs[0]

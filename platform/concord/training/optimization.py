@@ -14,27 +14,27 @@ from concord.training.options import TrainConfig
 
 
 class Optimization:
-    """The optimizer of a run with its schedule and penalties; every parameter has to have a gradient at each step.
+    """The optimizer of a run with its schedule and penalties; every parameter needs a gradient at each step.
 
     Penalties see every trainable parameter. Coupled ones are added to the gradient after aggregation, as in the
     AND-mask paper's code: a masked weight then has the penalty as its only gradient, which Adam scales to a full
     step. Decoupled ones are updates of their own: L2 shrinks a weight by ``lr·l2·w``, L1 moves it by ``lr·l1``
     towards zero and stops there.
 
-    An objective's own module is trained here, too: like the model, or by the objective's optimizer, which knows neither
-    clipping nor penalties. A module that its objective trains itself is only kept in checkpoints.
+    An objective's own module is trained as well: like the model, or by the objective's optimizer, which has neither
+    clipping nor penalties. A module that the objective trains itself is only kept in checkpoints.
 
     Args:
         parameters: the trainable parameters of the model.
         config: the run's options.
-        steps: of the whole run, for the schedule.
-        objective: what is minimized; it has begun.
+        steps: the number of steps of the run, for the schedule.
+        objective: the objective, initialized.
     """
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int, objective: Objective | None = None
     ) -> None:
-        options = config.resolved().optimizer
+        options = config.resolve().optimizer
         self._parameters: list[Tensor] = list(parameters)
         self._objective = objective
         own = None if objective is None or objective.alternates else objective  # whose module is trained here
@@ -92,14 +92,14 @@ class Optimization:
                 self._stepped.schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: of the run's optimizer, and of the objective."""
+        """The state of the run's optimizer and of the objective, for a checkpoint."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint kept.
+        """Load the state from a checkpoint.
 
         Raises:
-            KeyError, ValueError, RuntimeError: it is of another optimizer or objective.
+            KeyError, ValueError, RuntimeError: the state is of another optimizer or objective.
         """
         for name, part in self._parts().items():
             part.load_state_dict(states[name])

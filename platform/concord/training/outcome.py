@@ -1,4 +1,4 @@
-"""What a finished training run hands back."""
+"""The result of a training run."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Settings of a training process that decide its speed: denormal numbers, threads, memory that is kept."""
+"""Settings for the speed of a training process: denormal numbers, threads, freed memory."""
 
 import ctypes
 import os
@@ -11,12 +11,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
 
 
 def own_cores() -> int:
-    """How many cores this process may use, which can be fewer than the machine has."""
+    """The number of cores this process may use, which can be fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def tune_process(threads: int | None = None) -> None:
-    """Prepare this process for training; it has no effect on results beyond rounding of denormal numbers.
+    """Prepare this process for training. Results change only by the rounding of denormal numbers.
 
     * Denormal numbers become zero: they slow a collapsed network tenfold.
     * glibc keeps freed memory for the next step instead of giving it back to the system. Otherwise each step's
@@ -28,7 +28,7 @@ def tune_process(threads: int | None = None) -> None:
             other; None leaves PyTorch's choice.
     """
     for kind in (np.float32, np.float64):
-        np.finfo(kind)  # looks at its smallest numbers once, and would warn of zeros
+        np.finfo(kind)  # caches its smallest numbers now; later it would warn of zeros
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(min(threads, own_cores()))

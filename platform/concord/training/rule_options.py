@@ -1,4 +1,4 @@
-"""The fields of a rule of the user's own as options of a job: classes of options derived from the job's."""
+"""Makes the fields of the user's own rule options of the job, in a class derived from the job's."""
 
 import dataclasses
 from types import NoneType, UnionType
@@ -13,43 +13,43 @@ from concord.training.options import TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig)
 
-# Options that a rule's field of the same name and type takes its value from.
+# Options that set the rule's field of the same name and type.
 _SHARED: dict[str, Any] = {"threshold": float, "seed": int}
 
 
 def config_with_rule(config: Config, rule: OwnRule) -> Config:
     """The job's options and the rule's fields, at their defaults, with this rule as the only aggregator.
 
-    A field called ``threshold`` or ``seed`` is the option of this name.
+    A field called ``threshold`` or ``seed`` takes the value of that option.
 
     Raises:
         ArgumentError: a field has the name of another option, or a type that no option has.
     """
     reference, given = rule.file.reference, config.aggregation
     fields: list[tuple[str, Any, Any]] = [("aggregator", Literal[reference], dataclasses.field(default=reference))]
-    said = rule.documentation()
+    documentation = rule.documentation()
     for each in dataclasses.fields(rule.kind):
         if not each.init:
             continue
         hint, option = rule.options[each.name], flag_of(each.name)
         if each.name in _SHARED:
             if hint is not _SHARED[each.name]:
-                expected = f"its field {each.name} has to be of type {_SHARED[each.name].__name__}, as {option} is"
+                expected = f"its field {each.name} must be of type {_SHARED[each.name].__name__}, as {option} is"
                 raise ArgumentError("aggregator", reference, expected)
             continue
         if hasattr(config, each.name) or hasattr(given, each.name) or each.name in options_of(type(config)):
-            problem = f"its field {each.name} is something else in the job's options; rename it"
+            problem = f"its field {each.name} is another option of the job; rename it"
             raise ArgumentError("aggregator", reference, problem)
         if not _can_be_given(hint):
             problem = (
-                f"its field {each.name} is of type {hint}; an option is a number, a text, true or false, or several"
+                f"its field {each.name} is of type {hint}; make it a number, text, true or false, or a tuple of these"
             )
             raise ArgumentError("aggregator", reference, problem)
         if each.default_factory is not dataclasses.MISSING:
             default = dataclasses.field(default_factory=each.default_factory)
         else:
             default = dataclasses.field(default=each.default)
-        fields.append((each.name, Annotated[hint, Doc(said.get(each.name, f"Of {rule.file.name}."))], default))
+        fields.append((each.name, Annotated[hint, Doc(documentation.get(each.name, f"Of {rule.file.name}."))], default))
     aggregation = dataclasses.make_dataclass(
         f"{type(given).__name__}With{rule.file.name}",
         fields,

@@ -1,4 +1,4 @@
-"""Whether a run learned what holds in its training environments alone, which only other environments show."""
+"""Detects a run that learned shortcuts: rules that hold in its training environments alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
 _LESS, _TIMES, _OF_FIRST, _MOST = 0.2, 2.0, 0.2, 0.75
-# What --significance is advised to be: the smallest that the environments can have, and stricter than the mask was.
+# Suggested values of --significance: the smallest that the environments allow and that is stricter than before.
 _ADVISED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
@@ -24,22 +24,22 @@ def shortcuts(
     environments: Environments,
     modes: Mapping[str, Mode | None],
 ) -> str | None:
-    """A line about a run that does well on the held-out examples and badly in environments it was not trained on.
+    """A line about a run that does well on held-out examples and badly in other environments.
 
-    It looks at the measure of the job's criterion; without one at the accuracy, or the loss. What it compares with the
-    held-out examples has to fall short of them, see :func:`falls_short`, and to be worse than three in four of the
-    training environments. The validation environments show it. Where they do not, or there are none, and the o.o.d.
-    test does, the line says ``oracle``.
+    The measure is that of the job's criterion, else the accuracy or the loss. The other environments' value must
+    fall short of the held-out value, see :func:`falls_short`, and be worse than three in four of the
+    training environments. The validation environments are compared first. If they do not fall short and the o.o.d.
+    test does, the line is marked ``oracle``.
 
     Args:
         history: the run's evaluations.
-        job: what was trained.
+        job: the job.
         config: its options.
         environments: its data.
-        modes: whether large or small is good, by measure.
+        modes: ``max`` or ``min`` for each measure.
 
     Returns:
-        The line, with what to try; None where there is nothing to say, or no such environment.
+        The line, with advice; None if no environment falls short.
     """
     criterion = job.criterion or ""
     named = [measure for measure in modes if criterion.endswith(f"_{measure}")]
@@ -52,7 +52,7 @@ def shortcuts(
     inside, each = end[held_out], [end[environment_metric(measure, "held_out", name)] for name in environments.train]
     for split, names, what in (
         ("validation", environments.validation, "validation environments"),
-        ("ood", environments.test, "the test (oracle: only it shows this, and nothing should be chosen by it)"),
+        ("ood", environments.test, "the test (oracle: only it shows this; do not select by it)"),
     ):
         if not names:
             continue
@@ -67,12 +67,12 @@ def shortcuts(
 
 
 def falls_short(inside: float, outside: float, first: float, mode: Mode) -> bool:
-    """Whether a measure is so much worse outside that what was learned inside does not hold there.
+    """Whether a measure is so much worse outside that the learned rule does not hold there.
 
-    A measure between 0 and 1 that is to be large, such as an accuracy: 0.2 less, and twice the distance from 1. Any
-    other that is to be large: half of it, or less. One that is to be small, such as a loss: twice as much, and more by
-    a fifth of ``first``, which it was inside at the first evaluation: a loss that is nearly 0 doubles easily. Of a
-    measure that is not above 0 inside nothing is known.
+    A measure in [0, 1] with mode ``max``, such as an accuracy: 0.2 less, and twice the distance from 1. Another
+    measure with mode ``max``: half or less. With mode ``min``, such as a loss: twice as much, and more by
+    a fifth of ``first``, the inside value at the first evaluation, since a loss near 0 doubles easily. A
+    measure that is not above 0 inside never falls short.
     """
     if mode == "max" and min(inside, outside) >= 0 and max(inside, outside) <= 1:
         return inside - outside >= _LESS and 1 - outside >= _TIMES * (1 - inside)
@@ -84,23 +84,23 @@ def falls_short(inside: float, outside: float, first: float, mode: Mode) -> bool
 
 
 def _advice(job: Job[Any], config: TrainConfig, environments: int) -> str:
-    """What to try, by the rule and the number of environments: a stricter mask, more environments, an objective.
+    """Advice by rule and number of environments: a stricter mask, more environments, an objective.
 
-    A test of the gradients' means asks what no count of signs does; an average is to be masked by signs first, where
+    With few environments a t-test detects more than a count of signs. An average is masked by signs first, if
     they seldom agree by chance.
     """
-    rule, voters = config.rule(environments), config.voters(environments)
+    rule, num_gradients = config.rule(environments), config.num_gradients(environments)
     averaged, objective = isinstance(rule, Mean), config.objective.objective
-    before = rule.chance(voters) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
-    possible = [each for each in _ADVISED if each < before and least_environments(each) <= voters]
+    before = rule.chance(num_gradients) if isinstance(rule, AndMask | GeometricMean) else float(averaged)
+    possible = [each for each in _ADVISED if each < before and least_environments(each) <= num_gradients]
     tries = []
-    plain, few = objective == "erm" and job.objective is None, voters < least_environments(DEFAULT_SIGNIFICANCE)
+    plain, few = objective == "erm" and job.objective is None, num_gradients < least_environments(DEFAULT_SIGNIFICANCE)
     if averaged and plain and not few:
-        tries.append("--aggregator and-mask")  # its default threshold is as seldom reached by chance as it should be
+        tries.append("--aggregator and-mask")  # its default threshold is seldom reached by chance
     elif possible and plain:
         tries.append(f"{'--aggregator and-mask ' * averaged}--significance {possible[0]:g}")
     tries.append(f"more training environments than {environments}")
-    if plain and 1 < voters == environments and (isinstance(rule, SignMask) or (averaged and few)):
+    if plain and 1 < num_gradients == environments and (isinstance(rule, SignMask) or (averaged and few)):
         tries.append("--aggregator t-mask --environment-momentum 0.9")
     if environments > 1 and not config.aggregation.per_example and job.objective is None:
         other = f"an --objective other than {objective}"

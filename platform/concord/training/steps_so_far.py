@@ -1,4 +1,4 @@
-"""What a training loop has done, for those who look on from another thread."""
+"""The progress of a training loop, for readers in other threads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from concord.gradients import EnvironmentStep, StepClock
 
 @dataclass
 class StepsSoFar:
-    """What a training loop has done, for those who look on from another thread.
+    """The progress of a training loop, for readers in other threads.
 
     Attributes:
         clock: of the parts of its steps.
         steps: done by this process.
-        epoch: epochs done, with the part of the present one.
+        epoch: epochs done, with the fraction of the current one.
         epochs: of the whole run.
-        latest: what the latest step gave.
+        latest: the results of the latest step.
         sizes: ``(parameters,)`` float32, the components of each.
         losses: of the latest evaluation, by split.
     """

@@ -1,4 +1,4 @@
-"""Whether a run ended while it was still learning, which the learning rate's schedule hides from its last losses."""
+"""Detects a run that ended while it was still learning; its last losses hide this, since the learning rate falls."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from concord.training.metric_names import split_metric
 from concord.training.options import TrainConfig
 from concord.training.outcome import Evaluation
 
-_FEWEST = 6  # evaluations, of which a fall can be told from noise
+_FEWEST = 6  # evaluations; with fewer a fall cannot be told from noise
 _CERTAIN = 2.6  # standard deviations of Kendall's statistic: one history without a trend in two hundred
 _OF_LOSS, _OF_FIRST = 0.03, 0.02
 _HIGHER_AGAIN = 1.01
@@ -18,8 +18,8 @@ _HIGHER_AGAIN = 1.01
 def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | None:
     """A line about a run whose held-out loss was still falling, None about any other.
 
-    The schedule makes every run flat in the end, so what is looked at are the evaluations before the learning rate is
-    lowered first; see :func:`late_fall`. A run whose held-out loss is higher at its end than it was then is none.
+    The schedule flattens every run in the end, so only the evaluations count before the learning rate is first
+    lowered, see :func:`late_fall`. A run whose held-out loss rose after that is not underfitted.
 
     Args:
         history: the run's evaluations.
@@ -42,12 +42,12 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
 
 
 def late_fall(losses: Sequence[float]) -> float | None:
-    """How far losses fell over the last six tenths of them, if that is a trend that matters; None if it is not.
+    """The fall over the last 60 % of the losses, if it is a trend that matters; None otherwise.
 
     It is a trend if Kendall's rank statistic of loss and time is 2.6 standard deviations below zero, which one of two
-    hundred sequences without a trend is, however large their noise. It matters if the fall, by the median slope of all
-    pairs, is at least 3 % of the last loss and 2 % of the first: a loss that is nearly 0 falls for ever. Fewer than six
-    losses, or one that is not finite, say nothing.
+    hundred sequences without a trend reaches. It matters if the fall, by the median slope of all
+    pairs, is at least 3 % of the last loss and 2 % of the first, since a loss near 0 never stops falling. Fewer than
+    six losses, or one that is not finite, give None.
     """
     if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
         return None

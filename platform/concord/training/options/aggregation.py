@@ -1,4 +1,4 @@
-"""Options of how the environments' gradients become one."""
+"""Options of gradient aggregation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,45 +16,45 @@ VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatorOptions(OptionGroup):
-    """How the environments' gradients become one."""
+    """The aggregation of the environments' gradients."""
 
     # fmt: off
     aggregator: AggregatorOption = "auto"
-    """How the environments' gradients become one; auto is and-mask with the objective erm, and mean with others, also
-    with a job's own that couples the environments. A rule of one's own is FILE.py:RULE, a dataclass whose fields are
-    options then."""
+    """Rule that combines the environments' gradients; auto is and-mask with the objective erm, mean with others, also
+    with a job's own that couples the environments. A rule of your own is FILE.py:RULE, a dataclass; its fields
+    become options."""
     significance: float | None = None
-    """Largest chance with which what has nothing in common may pass the mask, in place of --threshold: τ follows from
-    it and from the number of environments of a step. t-mask has 1e-4 if it is not given."""
+    """Largest probability that a component passes the mask by chance, in place of --threshold: τ follows from
+    it and from the number of environments of a step. The default of t-mask is 1e-4."""
     threshold: float | None = None
-    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. Where none is given
-    and 18 environments or more vote, it is the least that chance reaches with at most 1e-5, and 0.5; with fewer 0.8."""
+    """Agreement threshold τ of the masks, in [0, 1]; 1 asks all environments to agree, 0 averages. The default with 18
+    environments or more is the least τ, from 0.5, that chance reaches with at most 1e-5; with fewer it is 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
     environment_momentum: float = 0.0
-    """β of an average of each environment's gradients over its steps, which the aggregator sees in their place; 0 keeps
-    none. A worker holds as many numbers more as it has environments times parameters."""
+    """β of a running average of each environment's gradients, which the aggregator gets in their place; 0 keeps none.
+    A worker's memory grows by its environments times the parameters."""
     steps_per_update: int = 1
-    """Batches of each environment before an update; each of them votes, all with the same weights."""
+    """Batches of each environment before an update; each votes, all with the same weights."""
     nonfinite: NonFinite = "raise"
     """An environment whose gradient is not finite: end the run, leave it out of the step and count it, or let it make
     the update not finite."""
     per_example: bool = False
-    """Let every example be an environment of its own: the aggregator compares the examples of a batch."""
+    """Treat every example as an environment: the aggregator compares the examples of a batch."""
     example_gradient: ExampleGradient = "contribution"
     """Under batch norm, an example's gradient is what flows through its activations, or its own loss's (slow)."""
     vectorize: VectorizeOption = "auto"
-    """How one worker computes the gradients of its environments: together by vmap, pooled in one batch, or one by one;
-    auto takes pooled where it gives the same numbers, else vmap, else one by one."""
+    """How one worker computes the gradients of its environments: by vmap, pooled in one batch, or one by one; auto
+    takes pooled if the numbers are the same, else vmap, else one by one."""
     # fmt: on
 
     @property
     def own_rule(self) -> OwnRule | None:
-        """The user's own that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
+        """The user's own rule that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
         return None
 
     def unused(self) -> frozenset[str]:
-        """The options of other aggregators, and of what is switched off."""
+        """The options of other aggregators and of disabled features."""
         rule = self.own_rule
         masks, by_chance = self.aggregator != "mean", self.significance is not None
         by_test = self.aggregator == "t-mask"
@@ -67,11 +67,11 @@ class AggregatorOptions(OptionGroup):
         return frozenset(name for name, looked in looked_at.items() if not looked)
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A threshold that is given takes the place of a significance."""
+        """A given threshold replaces the significance."""
         return {"significance": None} if "threshold" in changes else {}
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
             raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
         right = self.threshold is None or 0 <= self.threshold <= 1
@@ -80,14 +80,14 @@ class AggregatorOptions(OptionGroup):
         self.require("significance", right, "a probability above 0, and at most 1")
         beta, steps, examples = self.environment_momentum, self.steps_per_update, self.per_example
         self.require("environment_momentum", 0 <= beta < 1, "must lie in [0, 1)")
-        said = "with --per-example an environment is an example, other ones at each step; give 0"
-        self.require("environment_momentum", beta == 0 or not examples, said)
-        said = "with --environment-momentum it would form no gradient of an environment; give auto, vmap or one-by-one"
-        self.require("vectorize", beta == 0 or self.vectorize != "pooled", said)
+        expected = "with --per-example the environments are the examples, which change at each step; give 0"
+        self.require("environment_momentum", beta == 0 or not examples, expected)
+        expected = "pooled batches give no averages for --environment-momentum; give auto, vmap or one-by-one"
+        self.require("vectorize", beta == 0 or self.vectorize != "pooled", expected)
         self.require("steps_per_update", steps >= 1, "must be at least 1")
-        said = "with --per-example each example votes already; give 1, and a larger --batch-size"
-        self.require("steps_per_update", steps == 1 or not examples, said)
-        said = "with --environment-momentum an environment has one vote, of all its batches; give 1"
-        self.require("steps_per_update", steps == 1 or beta == 0, said)
+        expected = "with --per-example each example votes already; give 1, and a larger --batch-size"
+        self.require("steps_per_update", steps == 1 or not examples, expected)
+        expected = "with --environment-momentum all batches of an environment have one vote; give 1"
+        self.require("steps_per_update", steps == 1 or beta == 0, expected)
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")

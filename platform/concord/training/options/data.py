@@ -1,4 +1,4 @@
-"""Options of what a run sees of its data."""
+"""Options of a run's data."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ from concord.storage import check_address
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(OptionGroup):
-    """What a run sees of its data."""
+    """The data of a run."""
 
     # fmt: off
     batch_size: int = 128
     """Examples of each environment at each step."""
     held_out: float = 0.1
-    """Fraction of every training environment that training never sees; [0, 1)."""
+    """Fraction of every training environment that is held out of training; [0, 1)."""
     environments_per_step: int = 0
-    """Environments of a step, in a new random order through all of them each time; 0 takes all at every step. Each
-    worker takes its part from its own environments, so which of them meet depends on --workers."""
+    """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
+    its share from its own environments, so the combinations depend on --workers."""
     data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
-    """Folder with the job's data, if it reads any, or s3://BUCKET/FOLDER, gs://… (or CONCORD_DATA)."""
+    """Folder with the job's data, or s3://BUCKET/FOLDER, gs://… (or CONCORD_DATA)."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         if self.data_dir is not None:
             check_address("data-dir", self.data_dir)
         self.require("batch_size", self.batch_size >= 1, "must be at least 1")

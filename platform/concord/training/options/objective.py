@@ -1,4 +1,4 @@
-"""Options of what is minimized, a group for each way."""
+"""Options of the objective, a group for each."""
 
 from dataclasses import dataclass, field
 
@@ -12,18 +12,18 @@ from concord.options import OptionGroup, option_values
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyOptions(OptionGroup):
-    """The weight of what an objective adds to the mean risk."""
+    """The penalty that an objective adds to the mean risk."""
 
     # fmt: off
     penalty_weight: float | None = None
-    """λ of irm, dann and meta-irm (there of the meta-losses' standard deviation), β of vrex, -λ_min of mm-rex; if not
-    given 1e4 for irm and vrex, 1 for mm-rex and dann, 0 for meta-irm."""
+    """λ of irm, dann and meta-irm (there of the meta-losses' standard deviation), β of vrex, -λ_min of mm-rex; by
+    default 1e4 for irm and vrex, 1 for mm-rex and dann, 0 for meta-irm."""
     penalty_warmup: float = 0.0
-    """Fraction of the run before the penalty has its weight; irm and vrex have a weight of 1 until then."""
+    """Fraction of the run before the penalty gets its weight; for irm and vrex the weight is 1 until then."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("penalty_warmup", 0 <= self.penalty_warmup < 1, "a fraction of the run, in [0, 1)")
 
 
@@ -49,15 +49,15 @@ class MetaIRMOptions(OptionGroup):
     drop_grad: float = 0.0
     """Rate of Gaussian DropGrad in the inner steps of meta-irm; [0, 1)."""
     outer_environments: int = 0
-    """Other environments, drawn anew at each step, that judge what was adapted to one (meta-irm); 0 takes all."""
+    """Number of other environments, drawn at each step, on which adapted weights are tested (meta-irm); 0 takes all."""
     first_order: bool = False
     """Leave out the second derivatives of meta-irm (an ablation of the paper)."""
     same_environment: bool = False
-    """Let each environment judge what was adapted to itself in meta-irm (an ablation of the paper)."""
+    """Test adapted weights on their own environment as well (meta-irm; an ablation of the paper)."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError); the objective checks the others."""
+        """Validate options; the objective checks the others."""
         self.require("outer_environments", self.outer_environments >= 0, "must not be negative")
 
 
@@ -69,21 +69,21 @@ class DANNOptions(OptionGroup):
     domain_units: int = 256
     """Width of the two hidden layers of dann's domain classifier."""
     representation: str | None = None
-    """Linear layer, by its name in the model, whose input dann takes for the representation; the last if not given."""
+    """Name of the linear layer whose input is the representation for dann; the last one by default."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("domain_units", self.domain_units >= 1, "must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(OptionGroup):
-    """What is minimized."""
+    """The objective."""
 
     # fmt: off
     objective: ObjectiveName = "erm"
-    """What is minimized: the environments' mean risk (erm), with a penalty (irm, vrex), the worst combination of risks
+    """Objective: the environments' mean risk (erm), with a penalty (irm, vrex), the worst combination of risks
     (mm-rex), against a classifier of environments (dann), or risks after adapting to another environment (meta-irm)."""
     penalty: PenaltyOptions = field(default_factory=PenaltyOptions)
     irm: IRMOptions = field(default_factory=IRMOptions)
@@ -102,12 +102,12 @@ class ObjectiveOptions(OptionGroup):
         return frozenset(name for group, looked in looked_at.items() if not looked for name in option_values(group))
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         super().check()
-        self.made(nn.functional.mse_loss, 1)  # any loss: the options are what is tried
+        self.made(nn.functional.mse_loss, 1)  # any loss: only the options are tested
 
     def made(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
-        """What a run of so many steps minimizes.
+        """The objective of a run with this number of steps.
 
         Raises:
             InputError: an option is out of its range.

@@ -1,4 +1,4 @@
-"""Options of how a gradient becomes a step."""
+"""Options of the optimizer."""
 
 import math
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ OptimizerName = Literal["adam", "sgd", "temporal-and-mask"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(OptionGroup):
-    """How the aggregated gradient becomes a step."""
+    """The optimizer of the aggregated gradient."""
 
     # fmt: off
     optimizer: OptimizerName = "adam"
-    """Adam, SGD with momentum, or Adam that moves a weight only while its gradients agree over time."""
+    """Adam, SGD with momentum, or Adam with a mask: a weight moves only while its gradients agree over time."""
     lr: float = 1e-3
     """Learning rate."""
     momentum: float = 0.9
     """Momentum of SGD."""
     beta1: float | None = None
-    """β₁ of Adam, with and without mask. Where none is given 0.9, and 0 with --environment-momentum: the gradients are
-    averages over steps already, and two averages one after the other overshoot."""
+    """β₁ of Adam, with and without mask; by default 0.9, and 0 with --environment-momentum: the gradients are averages
+    over steps already, and a second average overshoots."""
     beta2: float = 0.999
     """β₂ of Adam, with and without mask."""
     beta3: float = 0.9
@@ -40,16 +40,16 @@ class OptimizerOptions(OptionGroup):
     clip: float = 0.0
     """Largest norm of the aggregated gradient; 0 does not clip."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What layers compute in while training: bfloat16 (autocast) is faster where the hardware has it."""
+    """Precision of layers in training: bfloat16 (autocast) is faster on hardware that supports it."""
     # fmt: on
 
     @property
     def betas(self) -> tuple[float, float]:
-        """β₁ and β₂ of Adam; of resolved options, where β₁ is what follows from the others."""
+        """β₁ and β₂ of Adam; of resolved options."""
         return 0.9 if self.beta1 is None else self.beta1, self.beta2
 
     def unused(self) -> frozenset[str]:
-        """The options of other optimizers, and of what is switched off."""
+        """The options of other optimizers and of disabled features."""
         looked_at = {
             "momentum": self.optimizer == "sgd",
             **dict.fromkeys(("beta1", "beta2"), self.optimizer != "sgd"),
@@ -59,7 +59,7 @@ class OptimizerOptions(OptionGroup):
         return frozenset(name for name, looked in looked_at.items() if not looked)
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         values = option_values(self)
         for option in ("l1", "l2", "clip"):
             self.require(option, values[option] >= 0, "must not be negative")
@@ -69,5 +69,5 @@ class OptimizerOptions(OptionGroup):
         right = 0 <= self.temporal_threshold <= 1
         self.require("temporal_threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.bias_correction or self.optimizer == "temporal-and-mask"
-        self.require("bias_correction", right, "only --optimizer temporal-and-mask can do without")
+        self.require("bias_correction", right, "only --optimizer temporal-and-mask can switch it off")
         self.require("lr", 0 < self.lr < math.inf, "must be a finite number above 0")

@@ -1,4 +1,4 @@
-"""Options of how many processes train."""
+"""Options of the worker processes."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ from concord.options import OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(OptionGroup):
-    """How many processes train, and on what."""
+    """The worker processes."""
 
     # fmt: off
     workers: int = 1
-    """Worker processes, among which the environments are divided: of this machine, or Ray Train's on a cluster."""
+    """Number of worker processes, which share the environments: on this machine, or by Ray Train on a cluster."""
     min_workers: int | None = None
-    """Go on with as few workers as this when nodes leave, the environments divided anew, and with more when they come
-    back; without it the run waits until there is room for all --workers."""
+    """Least number of workers when nodes leave: the run redistributes the environments, and grows again when nodes come
+    back. Without it the run waits until all --workers fit."""
     use_gpu: bool = False
     """Give each worker a GPU."""
     max_failures: int = 3
-    """How often workers that died are replaced, the run going on from the last checkpoint."""
+    """Number of times that dead workers are replaced; the run continues from its last checkpoint."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("workers", self.workers >= 1, "must be at least 1")
         self.require("max_failures", self.max_failures >= 0, "must not be negative")
         if self.min_workers is not None:

@@ -1,4 +1,4 @@
-"""The options of every tracked run, whatever it trains."""
+"""The options of every tracked run."""
 
 import inspect
 import math
@@ -12,53 +12,53 @@ from concord.options import NEEDED, OptionGroup, flag_of, option_values, options
 from concord.storage import check_address
 
 _LARGEST_SEED = 2**63 - 1  # that PyTorch takes
-_LONGEST_NAME = 200  # letters; it is a folder's name too
+_LONGEST_NAME = 200  # letters; it is also a folder's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(OptionGroup):
-    """The run's name, where it runs and where it is kept."""
+    """The run's name, cluster and folder."""
 
     # fmt: off
     seed: int = 0
-    """Seed of everything that is drawn at random: the data's split, batches, first weights, dropout."""
+    """Seed of all random numbers: the data's split, batches, initial weights, dropout."""
     name: str | None = None
-    """Name of the run; made up from job and time if not given."""
+    """Name of the run; by default made of job and time."""
     output: Path = DEFAULT_OUTPUT
     """Folder for runs, figures and, without a tracking URI, for MLflow's store; or s3://BUCKET/FOLDER, gs://…"""
     resume: bool = False
-    """Continue the run called --name where it stopped."""
+    """Continue the run --name from its last checkpoint."""
     tracking_uri: str | None = None
     """MLflow tracking URI (or MLFLOW_TRACKING_URI); SQLite under --output if neither is given."""
     register: bool = True
-    """Make the model a version in the registry; without it, it is kept with the run alone, and a study does not train
-    its winner once more."""
+    """Register the model as a version; otherwise it is kept with the run alone, and a study does not train its winner
+    once more."""
     address: str | None = None
-    """Ray cluster to run on, or local; without it (or RAY_ADDRESS) what needs Ray starts it on this machine."""
+    """Ray cluster to run on, or local; by default RAY_ADDRESS, else a Ray that is started on this machine if needed."""
     wait_for_resources: float | None = None
-    """Minutes to wait for CPUs and GPUs that Ray's autoscaler is asked for; 0 on a Ray started here and 30 on a cluster
-    if not given. With it each of several workers waits for a CPU of its own."""
+    """Minutes to wait for CPUs and GPUs that Ray's autoscaler starts; by default 30 on a cluster, 0 on a Ray started
+    here. If given, each of several workers waits for a CPU of its own."""
     # fmt: on
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError)."""
+        """Validate options."""
         self.require("seed", self.seed >= 0, "must not be negative")
         self.require("seed", self.seed <= _LARGEST_SEED, f"must not be above {_LARGEST_SEED}")
         check_address("output", self.output)
         if self.wait_for_resources is not None:
             right = 0 <= self.wait_for_resources < math.inf
-            self.require("wait_for_resources", right, "a number of minutes, not negative")
+            self.require("wait_for_resources", right, "must be a number of minutes, not negative")
         if self.resume and self.name is None:
-            raise InputError("--resume: needs --name, to know which run to continue")
+            raise InputError("--resume: needs the name of the run; give --name")
         if self.name is not None:
             plain = all(letter.isalnum() or letter in "-_." for letter in self.name) and self.name[:1].isalnum()
-            self.require("name", plain, "letters, digits, '-', '_' and '.' only, a letter or digit first")
+            self.require("name", plain, "must have letters, digits, '-', '_' and '.' only, a letter or digit first")
             self.require("name", len(self.name) <= _LONGEST_NAME, f"must not be longer than {_LONGEST_NAME} letters")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(OptionGroup):
-    """What every tracked run has; a job with a loop of its own adds its options as fields of a derived class."""
+    """The options of every tracked run; a job with a loop of its own adds options as fields of a derived class."""
 
     run: RunOptions = field(default_factory=RunOptions)
 
@@ -67,20 +67,23 @@ class RunConfig(OptionGroup):
         _refuse_redeclared(cls)
 
     def __post_init__(self) -> None:
-        """Nothing; configurations of users' jobs call it."""
+        """Do nothing; configurations of users' jobs call it."""
 
-    def resolved(self) -> Self:
-        """These options with what is really used wherever one of them leaves it to others, such as ``auto``.
+    def resolve(self, num_environments: int | None = None) -> Self:  # noqa: ARG002
+        """These options with the values in use where a default follows from others, as ``auto`` does.
 
-        Whatever trains, records or draws a run takes its options from here. A configuration itself keeps what was
-        asked for, so that what follows from an option follows when the option is varied. A job whose options have such
-        values overrides it, and begins with ``super().resolved()``.
+        A run is trained, recorded and drawn with resolved options. The configuration itself keeps the options as given,
+        so that derived values follow when an option is varied. A job with such options overrides this method and calls
+        ``super().resolve(num_environments)`` first.
+
+        Args:
+            num_environments: the number of training environments, for defaults that follow from it; None leaves those.
         """
         return self
 
     @property
     def method(self) -> str | None:
-        """What distinguishes the run, for its name."""
+        """The method, for the run's name."""
         return None
 
     @property
@@ -89,34 +92,34 @@ class RunConfig(OptionGroup):
         return frozenset({"name", "address", "wait_for_resources", "output", "resume", "tracking_uri", "register"})
 
     def unused(self) -> frozenset[str]:
-        """The options that a run with these does not look at, such as Adam's with SGD; asked of resolved options.
+        """The options without effect, such as Adam's with SGD; call it on resolved options.
 
-        They are no parameters of the run. A job with such options of its own adds them to ``super().unused()``.
+        They are not logged as parameters. A job with such options of its own adds them to ``super().unused()``.
         """
         return super().unused()
 
     def sources(self) -> dict[str, str]:
-        """The texts of the user's files that options name, by the files' names: they are kept with the run."""
+        """The texts of the user's files that options name, by file name; they are kept with the run."""
         return {}
 
     def gpu_request(self) -> tuple[float, str]:
-        """How many GPUs the run wants of Ray, and which option says so, in words."""
+        """The number of GPUs the run requests from Ray, and the option behind it, in words."""
         return 0.0, ""
 
     def cpu_request(self) -> tuple[float, str]:
-        """How many CPUs the run needs of Ray, and which option says so, in words."""
+        """The number of CPUs the run requests from Ray, and the option behind it, in words."""
         return 0.0, ""
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError); a job may add its own checks."""
+        """Validate options; a job may add its own checks (InputError)."""
         for name, value in option_values(self).items():
             if value is NEEDED:
-                raise InputError(f"{flag_of(name)}: needed; it has no default")
-        OptionGroup.check(self.resolved())
+                raise InputError(f"{flag_of(name)}: is required; give a value")
+        OptionGroup.check(self.resolve())
 
 
 def _refuse_redeclared(kind: type[RunConfig]) -> None:
-    """Refuse a class that declares an option of a group again: nothing would look at it."""
+    """Refuse a class that declares an option of a group again: it would have no effect."""
     declared = inspect.get_annotations(kind)
     for base in kind.__mro__[1:]:
         if not (issubclass(base, RunConfig) and "__dataclass_fields__" in base.__dict__):

@@ -1,7 +1,7 @@
 """All options of a training run."""
 
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 
@@ -39,19 +39,33 @@ class TrainConfig(RunConfig):
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
 
-    def resolved(self) -> Self:
-        """With the aggregator that ``auto`` stands for, and the penalty's weight and β₁ where none is given."""
+    def resolve(self, num_environments: int | None = None) -> Self:
+        """With the aggregator that ``auto`` stands for, and the defaults of the penalty's weight and of β₁.
+
+        The default threshold or significance follows from the number of training environments.
+        """
         weight, beta1 = self.objective.penalty.penalty_weight, self.optimizer.beta1
         kind = objective_type(self.objective.objective)
         weight = kind.default_weight if weight is None else weight
         averaged = self.aggregation.environment_momentum > 0 and not kind.coupled
         if beta1 is None:
             beta1 = 0.0 if averaged else self.optimizer.betas[0]
-        chosen = {"aggregator": self.chosen_aggregator, "penalty_weight": weight, "beta1": beta1}
-        return super().resolved().with_options(**chosen)
+        chosen: dict[str, Any] = {"penalty_weight": weight, "beta1": beta1}
+        given, name = self.aggregation, self.aggregation.aggregator
+        if name == "auto":
+            chosen["aggregator"] = name = "and-mask" if self.objective.objective == "erm" else "mean"
+        if num_environments is not None and name == "t-mask" and given.significance is None:
+            chosen["significance"] = TMask().significance
+        elif (
+            num_environments is not None
+            and given.threshold is None
+            and (given.own_rule is not None or given.significance is None)
+        ):
+            chosen["threshold"] = default_threshold(name, self.num_gradients(num_environments))
+        return super().resolve(num_environments).with_options(**chosen)
 
     def unused(self) -> frozenset[str]:
-        """Also what needs gradients of environments, with an objective that has one gradient of all."""
+        """Also the options for gradients of environments, if the objective has one gradient of all."""
         coupled = objective_type(self.objective.objective).coupled
         return super().unused() | ({"environment_momentum"} if coupled else set())
 
@@ -61,29 +75,22 @@ class TrainConfig(RunConfig):
         return super().sources() | ({} if rule is None else {rule.file.file_name: rule.file.source})
 
     @property
-    def chosen_aggregator(self) -> AggregatorName | str:
-        """The aggregator, also where it is ``auto``; ``FILE.py:RULE`` of a rule of the user's own."""
-        if self.aggregation.aggregator != "auto":
-            return self.aggregation.aggregator
-        return "and-mask" if self.objective.objective == "erm" else "mean"
-
-    @property
     def method(self) -> str:
-        """What distinguishes the run, for its name: the aggregator, or the objective, or both where both are chosen."""
-        chosen = self.chosen_aggregator.rpartition(":")[2]  # of a rule of the user's own, its name
+        """The method, for the run's name: the aggregator, the objective, or both if both are chosen."""
+        chosen = self.resolve().aggregation.aggregator.rpartition(":")[2]  # the rule's name in FILE.py:RULE
         if self.objective.objective == "erm":
             return chosen
         return self.objective.objective if chosen == "mean" else f"{self.objective.objective}-{chosen}"
 
     @property
     def placement(self) -> frozenset[str]:
-        """Also where the data are, and how many workers train, unless that decides which environments meet."""
+        """Also the data's folder, and the number of workers unless it changes the batches."""
         return RUNTIME_OPTIONS - ({"workers"} if self.data.environments_per_step else set())
 
-    def voters(self, environments: int) -> int:
-        """How many gradients the aggregator compares at an update, of so many training environments.
+    def num_gradients(self, environments: int) -> int:
+        """The number of gradients that the aggregator compares at an update, for this number of training environments.
 
-        Several batches of an environment are several, though they share what that environment alone has.
+        Each of several batches of an environment counts, although they share the environment's shortcuts.
         """
         together = (self.data.environments_per_step or environments) * self.aggregation.steps_per_update
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
@@ -92,30 +99,22 @@ class TrainConfig(RunConfig):
         """The aggregator of these options.
 
         Args:
-            environments: that are trained on; without ``--threshold`` the threshold follows from their number.
+            environments: the number of training environments, from which the default threshold follows.
 
         Raises:
             InputError: an option is out of its range, or too few environments agree by chance.
         """
-        own = self.aggregation.own_rule
+        resolved = self.resolve(environments)
+        options, own = resolved.aggregation, self.aggregation.own_rule
         if own is not None:
-            return own.made(option_values(self.decided(environments)))
-        decided, name = self.decided(environments).aggregation, cast(AggregatorName, self.chosen_aggregator)
-        if decided.significance is not None:
-            return aggregator_at_chance(name, decided.significance, self.voters(environments))
-        return aggregator(name, cast(float, decided.threshold))
-
-    def decided(self, environments: int) -> Self:
-        """With what threshold or significance stand for where neither is given, of so many training environments."""
-        given, name = self.aggregation, self.chosen_aggregator
-        if name == "t-mask" and given.significance is None:
-            return self.with_options(significance=TMask().significance)
-        if given.threshold is not None or (given.significance is not None and given.own_rule is None):
-            return self
-        return self.with_options(threshold=default_threshold(name, self.voters(environments)))
+            return own.made(option_values(resolved))
+        name = cast(AggregatorName, options.aggregator)
+        if options.significance is not None:
+            return aggregator_at_chance(name, options.significance, self.num_gradients(environments))
+        return aggregator(name, cast(float, options.threshold))
 
     def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
-        """What a run of so many steps minimizes.
+        """The objective of a run with this number of steps.
 
         Raises:
             InputError: an option is out of its range.
@@ -138,45 +137,47 @@ class TrainConfig(RunConfig):
         return 1, f"--workers {workers}: at least one CPU is needed"
 
     def check(self) -> None:
-        """Refuse values that cannot be meant (InputError), also beside those of other groups; a job may add checks."""
+        """Validate options and their combinations; a job may add checks (InputError)."""
         super().check()
         data, name, per_example = self.data, self.objective.objective, self.aggregation.per_example
+        rule = self.resolve().aggregation.aggregator
         whole = data.environments_per_step == 0
         fixed = self.parallel.min_workers is None or whole
-        expected = "which environments meet depends on the workers; --environments-per-step 0"
+        expected = "batches depend on the number of workers; give --environments-per-step 0"
         self.require("min_workers", fixed, expected)
         kept = whole or self.aggregation.environment_momentum == 0
-        self.require("environment_momentum", kept, "with --environments-per-step others come at each step; give 0")
+        self.require(
+            "environment_momentum", kept, "with --environments-per-step environments change at each step; give 0"
+        )
         self.require(
             "environments_per_step", whole or not per_example, "with --per-example every step takes all; give 0"
         )
         alone = per_example and data.batch_size == 1
         self.require("batch_size", not alone, "with --per-example a batch needs at least 2 examples to compare")
         compared = self.schedule.stop_spread == 0 or data.held_out > 0
-        self.require("stop_spread", compared, "looks at held-out examples; give --held-out above 0")
+        self.require("stop_spread", compared, "needs held-out examples; give --held-out above 0")
         asked = self.schedule.consistency > 0
         self.require("consistency", not (asked and per_example), "with --per-example examples are environments; give 0")
         alone = name == "erm" or not per_example
-        self.require("objective", alone, "compares environments; with --per-example, where examples are, give erm")
+        self.require("objective", alone, "compares environments; with --per-example give erm")
         if objective_type(name).coupled:
-            averaged = f"--objective {name} couples the environments: its gradient is one"
-            self.require("aggregator", self.chosen_aggregator == "mean", f"{averaged}, give mean")
-            self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}, give 1")
+            averaged = f"--objective {name} couples the environments, so there is one gradient"
+            self.require("aggregator", rule == "mean", f"{averaged}; give mean")
+            self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}; give 1")
             right = self.aggregation.nonfinite != "skip"
-            self.require("nonfinite", right, f"{averaged}, no environment can be left out; raise or propagate")
+            self.require("nonfinite", right, f"{averaged} and no environment can be left out; give raise or propagate")
         self.require(
-            "environments_per_step", name != "dann" or whole, "--objective dann tells all environments apart; give 0"
+            "environments_per_step", name != "dann" or whole, "--objective dann classifies all environments; give 0"
         )
         if self.aggregation.significance is not None:
-            chosen = self.chosen_aggregator
-            self.require("significance", chosen in WITH_CHANCE, without_chance(chosen))
-            expected = "steps of --optimizer temporal-and-mask are no environments; give --temporal-threshold"
+            self.require("significance", rule in WITH_CHANCE, without_chance(rule))
+            expected = "steps of --optimizer temporal-and-mask are not environments; give --temporal-threshold"
             self.require("significance", self.optimizer.optimizer != "temporal-and-mask", expected)
         if self.aggregation.own_rule is not None:
             self.aggregation.own_rule.check(self.rule())
 
 
-# What may differ when a run is resumed: where and how it runs, not what it computes.
+# Options that may differ when a run is resumed: where and how it runs, not what it computes.
 RUNTIME_OPTIONS = frozenset(
     {
         "name",
@@ -196,5 +197,5 @@ RUNTIME_OPTIONS = frozenset(
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:
-    """How a run with these options is shared out; a job with a loop of its own sees to that itself."""
+    """The worker options of a run; a job with a loop of its own has none."""
     return config.parallel if isinstance(config, TrainConfig) else ParallelOptions()

@@ -36,12 +36,12 @@ class _ClusterOptions:
     """A Ray cluster."""
 
     address: str | None = None
-    """Address of the cluster's dashboard, http://HOST:8265 (or RAY_API_SERVER_ADDRESS, or the profile's); the Ray on
-    this machine if there is none."""
+    """Address of the cluster's dashboard, http://HOST:8265 (or RAY_API_SERVER_ADDRESS, or the profile's); by default
+    the Ray on this machine."""
     profile: str | None = None
-    """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); the one called default if not given."""
+    """Profile in ~/.config/concord/profiles.toml (or CONCORD_PROFILE); by default the one called default."""
     token_file: Path | None = None
-    """File with the cluster's token; without it RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
+    """File with the cluster's token; by default RAY_AUTH_TOKEN, the profile's, or ~/.ray/auth_token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class Submit(_ClusterOptions):
     """Run a command on a Ray cluster, through Ray Jobs: concord submit train|tune|compare JOB, with its own options."""
 
     follow: bool = False
-    """Show the log until the job ends, and end with its exit status; Ctrl-C leaves the job running."""
+    """Show the log until the job ends, and exit with its status; Ctrl-C leaves the job running."""
     working_dir: Path | None = None
-    """Folder that is sent; where the job is a file of your own, the present one. Files that git ignores stay here."""
+    """Folder to send; for a job file of your own, the current one by default. Files that git ignores are not sent."""
     size_limit: float = 100.0
-    """MiB that may be sent."""
+    """Largest size to send, in MiB."""
     driver_memory: float = 2.0
-    """GiB that are set aside on the head node for the command and what it starts there; a submission waits until they
-    are free, so that many at once do not fill the node."""
+    """GiB reserved on the head node for the command and its processes there; a submission waits until they are free,
+    so that many at once do not fill the node."""
     submission_id: str | None = None
-    """Id of the submission; made up from the run's name if not given."""
+    """Id of the submission; by default made of the run's name."""
     tracking_uri: str | None = None
     """MLflow server as the cluster reaches it (or MLFLOW_TRACKING_URI, or the profile's), without a password."""
 
@@ -68,17 +68,17 @@ class Submissions(_ClusterOptions):
     """The jobs of a Ray cluster, the newest first."""
 
     all: bool = False
-    """Those too that were not submitted by Concord."""
+    """Also jobs that Concord did not submit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(_ClusterOptions):
-    """What a submission has printed."""
+    """The log of a submission."""
 
     id: tyro.conf.Positional[str]
     """Id of the submission."""
     follow: bool = False
-    """Go on until the job ends, and end with its exit status."""
+    """Follow the log until the job ends, and exit with its status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--driver-memory {options.driver_memory:g}: must be a finite number above 0")
     identity = options.submission_id or (name if values.get("name") is None else f"{name}-{secrets.token_hex(3)}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", identity, re.ASCII):
-        raise InputError(f"--submission-id {identity}: letters, digits, '-', '_' and '.' only, a letter or digit first")
+        raise InputError(f"--submission-id {identity}: must have letters, digits, '-_.' only, a letter or digit first")
     values["name"] = name
     environment = {} if profile.tracking_uri is None else {"MLFLOW_TRACKING_URI": profile.tracking_uri}
     environment["CONCORD_CLIENT_PYTHON"] = ".".join(map(str, sys.version_info[:2]))
@@ -150,12 +150,12 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         return result | _follow(cluster, identity, as_json)
     if not as_json:
         print(identity)
-        info(f"concord logs {identity} --follow shows what it prints, concord stop {identity} ends it")
+        info(f"concord logs {identity} --follow shows its log, concord stop {identity} ends it")
     return result | {"status": "pending"}
 
 
 class _Files:
-    """The user's files that a submission takes along, by their paths in the folder that is sent."""
+    """The user's files in a submission, by their paths in the sent folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -170,7 +170,7 @@ class _Files:
         return str(self.needed[-1])
 
     def take_job(self, command: JobCommand, reference: str) -> str:
-        """The job as the cluster calls it: its name, or its file's path."""
+        """The job's reference on the cluster: its name, or its file's path."""
         from concord.job_files import built_in_jobs
 
         if reference in built_in_jobs():
@@ -181,7 +181,7 @@ class _Files:
         return self._take(Path(job.path))
 
     def take_options(self, command: JobCommand, values: Mapping[str, Any]) -> dict[str, str]:
-        """The options that name files, by the files' paths there."""
+        """The options that name files, with the paths on the cluster."""
         found = {}
         rule = command.job.rule
         if rule is not None and not Path(rule.path).is_absolute():  # a run's record has its text
@@ -192,7 +192,7 @@ class _Files:
         for name, value in values.items():
             if not isinstance(value, Path) or name in ("output", "data_dir"):
                 continue
-            # A path from / on may be one of the cluster's; a study's space is also read here.
+            # An absolute path may be on the cluster; a study's space is also read here.
             if name == "space" or (not value.is_absolute() and value.is_file()):
                 found[name] = self._take(value)
         return found
@@ -240,10 +240,10 @@ def _cluster(options: _ClusterOptions) -> Any:
 
 
 def check_command(command: JobCommand) -> str:
-    """Refuse here what the options alone show to be wrong; gives the name of the run, study or comparison."""
+    """Refuse options that are invalid without the cluster; return the name of the run, study or comparison."""
     clash = options_of(type(command.options)).keys() & options_of(Submit).keys() - {"address", "tracking_uri"}
     if clash:
-        raise InputError(f"job option {flag_of(sorted(clash)[0])}: also an option of concord submit; rename it")
+        raise InputError(f"job option {flag_of(sorted(clash)[0])}: is also an option of concord submit; rename it")
     for option, value in command.given_values().items():
         if is_secret(option):
             raise InputError(
@@ -252,7 +252,7 @@ def check_command(command: JobCommand) -> str:
         for word in as_words({option: value}):
             if redact(word) != word:
                 raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    from concord.runs.folder import new_name
+    from concord.runs.run_folder import new_name
 
     job, options = command.job, command.options
     if command.name == "compare":
@@ -268,7 +268,7 @@ def check_command(command: JobCommand) -> str:
 
         chosen_study(job.job.studies, options.study, config)
     config.check()
-    # Many may be submitted in a second, and none of them sees the others' folders.
+    # Many may be submitted in one second without seeing each other's folders.
     return config.run.name or f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
 
 
@@ -285,31 +285,31 @@ def _check_comparison(command: JobCommand) -> str:
 
 
 def _cluster_values(command: JobCommand, profile: Any) -> dict[str, Any]:
-    """The given options, and those that the profile gives; an output folder in the folder of the submission is none."""
+    """The given options and the profile's; an output folder inside the sent folder does not count."""
     values = command.given_values()
     of_profile = {"output": profile.output, "data_dir": profile.data_dir}
     known = options_of(type(command.options))
     values = {name: value for name, value in of_profile.items() if value is not None and name in known} | values
     output = values.get("output")
     if output is not None and not Path(output).is_absolute() and not is_remote(Path(output)):
-        raise InputError(f"--output {output}: give the whole path, from / on, as the cluster's nodes see it")
+        raise InputError(f"--output {output}: is relative; give the absolute path as the cluster's nodes see it")
     return values
 
 
 def _follow(cluster: Any, identity: str, as_json: bool) -> dict[str, Any]:
-    """Show the log to the end; another exit status than 0 becomes this command's."""
+    """Show the log to the end; a failure becomes this command's."""
     show = functools.partial(print, end="", file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
         ended = cluster.follow(identity, show)
     except KeyboardInterrupt:
-        raise RunFailedError(f"stopped following; {identity} goes on, concord stop {identity} ends it") from None
+        raise RunFailedError(f"stopped following; {identity} continues, concord stop {identity} ends it") from None
     if ended.status == "stopped":
         raise RunFailedError(f"{identity}: was stopped")
     if ended.exit_status == 2:
-        raise InputError(f"{identity}: ended with exit status 2, wrong usage; its log says what")
+        raise InputError(f"{identity}: ended with exit status 2, invalid input; see its log")
     if ended.status != "succeeded":
         status = "" if ended.exit_status is None else f" with exit status {ended.exit_status}"
-        raise RunFailedError(f"{identity}: failed{status}; {ended.message or 'its log says why'}")
+        raise RunFailedError(f"{identity}: failed{status}; {ended.message or 'see its log'}")
     return {"status": ended.status, "exit_status": ended.exit_status}
 
 

@@ -1,4 +1,4 @@
-"""How the CPUs and GPUs of a cluster are divided among trials."""
+"""Divides the CPUs and GPUs of a cluster among trials."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from concord.errors import InputError
 from concord.runs.resources import wait_for_resources, waiting_minutes
-from concord.studies.options import SharingOptions
+from concord.studies.study_options import SharingOptions
 from concord.training import RunConfig
 from concord.training.options import parallel_of
 
@@ -18,10 +18,10 @@ Node = Mapping[str, float]
 
 @dataclass(frozen=True)
 class TrialResources:
-    """What trials run on.
+    """The resources of trials.
 
     Attributes:
-        concurrent: trials at a time.
+        concurrent: the number of parallel trials.
         cpus, gpus: of a trial's process.
     """
 
@@ -31,21 +31,21 @@ class TrialResources:
 
     @property
     def threads(self) -> int:
-        """Of a trial's process."""
+        """The number of threads of a trial's process."""
         return max(1, int(self.cpus))
 
 
 def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
-    """Refuse trials that do not fit (InputError), before Ray takes its seconds to start; not where they may wait."""
+    """Refuse trials that do not fit (InputError), before Ray starts; not if they may wait for resources."""
     if waiting_minutes(config) == 0 and (nodes := _expected_nodes(config)):
         _divide(options, config, nodes)
 
 
 def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
-    """Divide the cluster among trials; waits until it holds ``--concurrent`` of them, or one if that is not given.
+    """Divide the cluster among trials; wait until it holds ``--concurrent`` of them, by default one.
 
     Raises:
-        InputError: it does not hold them after ``--wait-for-resources``.
+        InputError: resources are missing after ``--wait-for-resources``.
     """
     parallel = parallel_of(config)
     if parallel.workers > 1:
@@ -61,22 +61,22 @@ def _nodes() -> list[Node]:
 
 
 def _expected_nodes(config: RunConfig) -> list[Node]:
-    """The resources of the cluster's nodes; if Ray would be started here, this machine's."""
+    """The resources of the cluster's nodes, or this machine's if Ray would start here."""
     if ray.is_initialized():
         return _nodes()
     if config.run.address or os.environ.get("RAY_ADDRESS"):
-        return []  # unknown until it is connected
+        return []  # unknown until Ray is connected
     return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
 
 
 def _divide(options: SharingOptions, config: RunConfig, nodes: Sequence[Node]) -> TrialResources:
-    """Divide a cluster of these nodes among trials (InputError if it does not hold ``--concurrent`` of them)."""
+    """Divide these nodes among trials (InputError if they do not hold ``--concurrent`` of them)."""
     parallel = parallel_of(config)
     cores = [node.get("CPU", 0.0) for node in nodes]
     cpus, gpus = sum(cores), sum(node.get("GPU", 0.0) for node in nodes)
     if parallel.use_gpu and gpus == 0:
         raise InputError("--use-gpu: the Ray cluster has no GPU")
-    if parallel.workers > 1:  # the process of the trial only looks on, while its workers train
+    if parallel.workers > 1:  # the trial's process only waits for its workers
         most = int((gpus if parallel.use_gpu else max(cpus, parallel.workers)) // parallel.workers)
         what = f"{parallel.workers} workers each"
     elif parallel.use_gpu:

@@ -1,4 +1,4 @@
-"""Commands on what is tracked: the model registry, and MLflow's own pages."""
+"""Commands ``models`` and ``ui``: the model registry, and MLflow's UI."""
 
 import contextlib
 import os
@@ -24,13 +24,13 @@ class Models:
     """The model registry: list the versions, show one, or promote one to champion."""
 
     do: tyro.conf.Positional[Literal["list", "show", "promote"]] = "list"
-    """What to do."""
+    """Action."""
     name: tyro.conf.Positional[str | None] = None
-    """Of the registered model, for show and promote."""
+    """Name of the registered model, for show and promote."""
     version: tyro.conf.Positional[str | None] = None
-    """Number of the version, or (for show) an alias; show takes the champion if it is not given."""
+    """Number of the version, or (for show) an alias; show takes the champion by default."""
     or_better: bool = False
-    """With promote: versions that are better may take its place, now and later; without it none may."""
+    """With promote: let better versions replace it, now and later."""
     output: Path = DEFAULT_OUTPUT
     """Folder of MLflow's store, without a tracking URI."""
     tracking_uri: str | None = None
@@ -43,11 +43,11 @@ def models(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     from concord.tracking import models, promote, show
 
     if options.do != "list" and options.name is None:
-        raise InputError(f"models {options.do}: of which model? give its name; concord models lists them")
+        raise InputError(f"models {options.do}: no model is named; give a name; concord models lists them")
     if options.do == "promote" and not (options.version or "").isdecimal():
-        raise InputError(f"models promote {options.name}: which version? give its number")
+        raise InputError(f"models promote {options.name}: no version is given; give its number")
     if options.or_better and options.do != "promote":
-        raise InputError(f"--or-better: only with models promote, not {options.do}")
+        raise InputError(f"--or-better: applies to models promote, not {options.do}; leave it out")
     store = open_store(options.output, options.tracking_uri)
     if options.do == "list":
         versions = models(store)
@@ -94,7 +94,7 @@ def _aliases(version: Any) -> str:
 
 
 def _method(version: Any) -> str:
-    """The aggregator, and the objective if it is no plain mean."""
+    """The aggregator, and the objective unless it is the plain mean."""
     return ", ".join(filter(None, (version.aggregator, version.objective if version.objective != "erm" else None)))
 
 
@@ -104,14 +104,12 @@ def _criterion(version: Any) -> str:
 
 
 def open_store(output: Path, tracking_uri: str | None) -> Any:
-    """The store that is there; a folder without one is refused (InputError), not given one."""
+    """Open an existing store; a folder without one is refused (InputError)."""
     from concord.tracking import Store
 
     local = tracking_uri is None and "MLFLOW_TRACKING_URI" not in os.environ
     if local and not (output / "mlflow.db").exists():
-        raise InputError(
-            f"--output {display_path(output)}: there is no MLflow store; a run of concord train makes one there"
-        )
+        raise InputError(f"--output {display_path(output)}: has no MLflow store; a run of concord train makes one")
     return Store.open(output, tracking_uri)
 
 
@@ -138,7 +136,7 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     from concord.runs.dashboard import described, running_dashboard
 
     dashboard = running_dashboard()
-    shown_dashboard = described(dashboard) if dashboard else "you run no Ray here; a run shows it while it lasts"
+    shown_dashboard = described(dashboard) if dashboard else "no Ray of yours runs here; a run shows the address"
     info(f"Ray dashboard: {shown_dashboard}")
     if store.uri.startswith("http"):
         address = redact(store.uri)
@@ -147,10 +145,10 @@ def ui(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:  # noqa: ARG00
     address = f"http://{options.host}:{options.port}"
     info(f"MLflow UI: {address}")
     server = [sys.executable, "-m", "mlflow", "ui", "--host", options.host, "--port", str(options.port)]
-    server += ["--workers", "1"]  # processes of some 300 MiB each, which one reader does not need
-    # The store's address may hold a password, and everybody on the machine can read the words of a command.
+    server += ["--workers", "1"]  # a worker takes about 300 MiB, and one suffices
+    # The store's address may hold a password, and other users can read a command's words, so pass it by environment.
     environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": store.uri}
-    # Its queues of jobs are for what MLflow does with language models.
+    # MLflow's job queues are for language models.
     environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     with contextlib.suppress(KeyboardInterrupt):
         status = process_group.run(server, environment)

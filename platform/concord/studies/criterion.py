@@ -1,13 +1,13 @@
-"""What a trial is judged by, and the best by it. Selections disagree; each says what it looked at."""
+"""The criterion of trials: a metric on the examples of a selection. Selections disagree, so results name theirs."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from concord.errors import InputError
-from concord.studies.options import Selection
 from concord.studies.proposals import EndedRun
 from concord.studies.stopping import StopRule
+from concord.studies.study_options import Selection
 from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
 from concord.training.metric_names import environment_of, split_metric
@@ -24,19 +24,19 @@ LOOKED_AT: Mapping[Selection, str] = {
     "validation": "validation environments",
     "leave-one-out": "training environments left out in turn",
     "oracle": "the o.o.d. test set itself, an oracle",
-    "own": "what the job itself evaluates",
+    "own": "the job's own evaluation",
 }
-_WORST = -1e30  # a score that is no number; finite, so that means and quantiles of scores stay numbers
+_WORST = -1e30  # the score for NaN; finite, so that means and quantiles of scores are numbers
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric that a selection judges by.
+    """The metric of a selection.
 
     Attributes:
-        selection: what it looks at.
-        metric: its name among the metrics, such as ``held_out_accuracy``.
-        mode: whether the metric is to be large or small.
+        selection: the examples.
+        metric: the name, such as ``held_out_accuracy``.
+        mode: ``max`` or ``min``.
     """
 
     selection: Selection
@@ -45,43 +45,43 @@ class Criterion:
 
     @staticmethod
     def of(selection: Selection, measure: str, mode: Mode) -> "Criterion":
-        """The criterion by this measure, ``accuracy`` or ``worst_loss`` for example, which is to be large or small."""
+        """The criterion of a measure, such as ``accuracy`` or ``worst_loss``, with its mode."""
         return Criterion(selection, metric_on(_SPLITS[selection], measure), mode)
 
     @property
     def loss(self) -> str:
-        """The loss on the same examples; it decides between equals."""
+        """The loss on the same examples, for ties."""
         return split_metric(_SPLITS[self.selection], "loss")
 
     @property
     def oracle(self) -> bool:
-        """Whether it looks at the test."""
+        """Whether it uses the test."""
         return self.selection == "oracle"
 
     @property
     def shown(self) -> str:
-        """The metric, marked where it is of the test."""
+        """The metric, marked if it is of the test."""
         return self.metric + " (oracle)" * self.oracle
 
     @property
     def label(self) -> str:
-        """The selection, marked where it looks at the test."""
+        """The selection, marked if it uses the test."""
         return "o.o.d. test (oracle)" if self.oracle else self.selection
 
     @property
     def direction(self) -> str:
-        """Whether large or small is good, in words."""
+        """The mode in words."""
         return "the larger the better" if self.mode == "max" else "the smaller the better"
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """The larger the better, always finite."""
+        """The score: larger is better, always finite."""
         value = metrics.get(self.metric, math.nan)
         if not math.isfinite(value):
             return _WORST
         return value if self.mode == "max" else -value
 
     def ranked(self, runs: Iterable[EndedRun]) -> list[EndedRun]:
-        """The runs that have the metric, best first; equals by loss, then by number."""
+        """The runs with the metric, best first; ties by loss, then by number."""
         scored = [each for each in runs if math.isfinite(each.metrics.get(self.metric, math.nan))]
 
         def key(each: EndedRun) -> tuple[float, float, int]:
@@ -92,47 +92,47 @@ class Criterion:
 
 
 def metric_on(split: str, measure: str) -> str:
-    """The name of the metric that a measure, ``accuracy`` or ``worst_loss`` for example, is on a split."""
+    """The name of the metric of a measure, such as ``accuracy`` or ``worst_loss``, on a split."""
     if not split:  # a metric of the job's own
         return measure
     return split_metric(split, measure.removeprefix("worst_"), worst=measure.startswith("worst_"))
 
 
 def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
-    """Whether the measure is to be large or small.
+    """The mode of a measure.
 
     Args:
-        measure: ``accuracy`` or ``worst_loss`` for example.
+        measure: such as ``accuracy`` or ``worst_loss``.
         asked: ``--mode``.
-        known: what the job's measures say.
+        known: the modes of the job's measures.
 
     Raises:
-        InputError: the job does not report it; or does not say, nor does ``--mode``; or they contradict each other.
+        InputError: the job does not report the measure, or its mode is unknown or contradictory.
     """
     plain = measure.removeprefix("worst_")
     if plain not in known:
         there = ", ".join(sorted(known))
         raise InputError(f"--metric {measure}: the job does not report it; there are {there}, each also as worst_…")
-    said = known.get(plain)
-    if said is None and asked is None:
+    own = known.get(plain)
+    if own is None and asked is None:
         raise InputError(
-            f"--metric {measure}: the job does not say whether large or small is good; give --mode max or --mode min, "
+            f"--metric {measure}: the job's measure has no mode; give --mode max or --mode min, "
             f'or in the job measures={{"{plain}": Measure(function, mode=…)}}'
         )
-    if None not in (said, asked) and said != asked:
-        raise InputError(f"--mode {asked}: the job's {plain} says {said}")
-    mode = said or asked
+    if None not in (own, asked) and own != asked:
+        raise InputError(f"--mode {asked}: the job's {plain} has mode {own}")
+    mode = own or asked
     assert mode is not None
     return mode
 
 
 def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -> dict[str, float]:
-    """The worst environment of every split by a measure whose direction the job does not say.
+    """The worst environment of every split, for a measure without a mode of its own.
 
     Args:
         metrics: with those of single environments, ``{measure}/{split}/{environment}``.
         measure: its name.
-        mode: whether it is to be large or small.
+        mode: its mode.
     """
     splits: dict[str, list[float]] = {}
     for name, value in metrics.items():
@@ -144,11 +144,11 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
 
 
 def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
-    """The mean and, where it is known what is worse, the worst over the environments that were left out in turn.
+    """The mean and, for measures with a mode, the worst over the environments left out in turn.
 
     Args:
-        folds: of each, the metrics on the environment that was left out, the only validation environment.
-        modes: whether large or small is good, by measure.
+        folds: for each fold, the metrics on the left-out environment, which is the only validation environment.
+        modes: the mode of each measure.
     """
     metrics: dict[str, float] = {}
     for name in folds[0]:
@@ -165,9 +165,9 @@ def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
     if criterion.metric in reported:
         return
     right = {
-        "held-out": "nothing is held out; give --held-out above 0",
+        "held-out": "no examples are held out; give --held-out above 0",
         "validation": "the job has no validation environments",
-        "leave-one-out": "nothing is left out",
+        "leave-one-out": "no environment is left out",
         "oracle": "the job has no test environments",
         "own": f"the job does not evaluate {criterion.metric}",
     }[criterion.selection]
@@ -176,13 +176,13 @@ def check_metric(criterion: Criterion, reported: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Judge:
-    """What the runs of a group are judged by.
+    """The evaluation of a group's runs.
 
     Attributes:
-        criterion: None where nothing is chosen among them.
-        modes: whether large or small is good, by measure; None where that is not known.
-        stop_rule: when they end early.
-        detail: beginnings of the metrics of single environments that are reported all the same.
+        criterion: None if no best run is selected.
+        modes: the mode of each measure; None if unknown.
+        stop_rule: the conditions for an early end.
+        detail: prefixes of the metrics of single environments to report as well.
     """
 
     criterion: Criterion | None = None
@@ -191,7 +191,7 @@ class Judge:
     detail: tuple[str, ...] = ()
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """Those that are reported, with the worst environments by what the group knows."""
+        """The metrics to report, with the worst environments by these modes."""
         found = {
             name: value for name, value in evaluation.metrics.items() if "/" not in name or name.startswith(self.detail)
         }

@@ -1,4 +1,4 @@
-"""Trains what tables need and is not there yet, and makes the tables. What ``concord compare`` does."""
+"""Trains the missing runs of tables, and makes the tables (``concord compare``)."""
 
 import dataclasses
 import itertools
@@ -15,10 +15,10 @@ from concord.machine import machine
 from concord.record import read_history
 from concord.runs.tags import run_tags
 from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
-from concord.studies.progress import GroupProgress
+from concord.studies.criterion import Judge
+from concord.studies.group_progress import GroupProgress
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.results import FIGURES, GroupResult, write_results
-from concord.studies.selection import Judge
 from concord.studies.tables import KeptLine, Shown, Table, as_lines, cell, markdown, results_file
 from concord.training import FinishedRun
 
@@ -27,15 +27,15 @@ TABLES = "tables"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult(GroupResult):
-    """Tables as far as there are runs for them.
+    """The tables, as far as their runs exist.
 
     Attributes:
-        plan: what was wanted.
-        tables: what they show.
+        plan: the plan.
+        tables: the tables.
         runs: the finished runs of each table, by configuration.
-        finished: how many different runs those are.
-        failed: the failures of the others, by the runs' names.
-        missing: the runs that nobody has trained yet, by table.
+        finished: the number of different finished runs.
+        failed: the failures of other runs, by run name.
+        missing: the runs still to train, by table.
     """
 
     plan: ComparisonPlan
@@ -46,7 +46,7 @@ class ComparisonResult(GroupResult):
     missing: Mapping[str, Sequence[PlannedRun]]
 
     def figures(self, info: Callable[[str], None]) -> Mapping[str, Figure]:
-        """Those of the tables that have a run of every configuration."""
+        """The figures of the tables that have a run of every configuration."""
         found: dict[str, Figure] = {}
         for table in self.tables:
             runs, draws = self.runs[table.name], table.comparison.figures
@@ -57,18 +57,18 @@ class ComparisonResult(GroupResult):
         return found
 
     def files(self) -> Mapping[str, bytes]:
-        """The tables, and what they are made of."""
+        """The tables, and their lines of results."""
         made_of = {
             f"{TABLES}/{results_file(self.plan.job.name, table.name)}": as_lines(table.lines) for table in self.tables
         }
         return made_of | {f"{TABLES}/{table.name}.md": markdown(table.cells()).encode() for table in self.tables}
 
     def summary(self) -> Mapping[str, float]:
-        """How many runs ended how."""
+        """The numbers of finished and failed runs."""
         return {"finished": float(self.finished), "failed": float(len(self.failed))}
 
     def shown(self) -> list[Shown]:
-        """The tables, and where they and the figures are kept."""
+        """The tables, and their files."""
         parts: list[Shown] = [table.cells() for table in self.tables]
         parts += [
             f"runs      {self.finished} finished, {len(self.failed)} failed",
@@ -96,11 +96,11 @@ class ComparisonResult(GroupResult):
 
 
 def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> ComparisonResult:
-    """Train what is missing, and keep runs, tables and figures.
+    """Train the missing runs, and keep runs, tables and figures.
 
     Raises:
-        InputError: something cannot be used; nothing of a new comparison is left.
-        RunFailedError: it was stopped, or every run failed; what was finished is kept.
+        InputError: the input is invalid; nothing of a new comparison is left.
+        RunFailedError: it was stopped, or every run failed; finished runs are kept.
     """
     from concord.studies.pool import open_group  # imports Ray Tune, which takes seconds
 
@@ -116,19 +116,19 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
             _train(plan, pool, info)
             result = write_results(read_comparison(plan, pool.runs), info, pool.group)
     except StoppedError:
-        raise StoppedError(f"stopped; what was finished is kept; continue with {plan.command(plan.place)}") from None
+        raise StoppedError(f"stopped; finished runs are kept; continue with {plan.command(plan.place)}") from None
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None:
     kept, by_identity = KeptRuns(pool.runs), dict[str, PlannedRun]()
     for run in itertools.chain.from_iterable(plan.runs.values()):
-        by_identity.setdefault(run.identity, run)  # of a run that several tables have, the first one gives it its name
+        by_identity.setdefault(run.identity, run)  # a run of several tables is named after the first
     wanted = list(by_identity.values())
     progress = GroupProgress("runs", len(wanted), info)
     tags = run_tags(plan.job.name, plan.job.path)
     commit = tags.get("concord.commit", f"version {tags['concord.version']}")
-    from_here = {"command": plan.command(), "machine": machine(), "commit": commit}
+    from_here = {"command": plan.recorded_command, "machine": machine(), "commit": commit}
     proposals = []
     number = len(pool.runs.begun("run"))
     for run in wanted:
@@ -162,7 +162,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
 
 
 def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> ComparisonResult:
-    """What there is of the plan's runs; as its folder has them where no runs are given."""
+    """The result of the plan's existing runs, by default read from its folder."""
     kept = KeptRuns(GroupRuns(read_history(plan.kept)) if runs is None else runs)
     tables: list[Table] = []
     found: dict[str, Mapping[str, Sequence[FinishedRun]]] = {}

@@ -1,4 +1,4 @@
-"""How far a group of runs is, as its user sees it: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a group of runs: a bar on a terminal, a line from time to time elsewhere."""
 
 import threading
 import time
@@ -6,27 +6,27 @@ from collections.abc import Callable
 
 from concord.runs.live_metrics import Metric, Sample
 from concord.runs.progress import Display, duration, on_terminal
+from concord.studies.criterion import Criterion
 from concord.studies.proposals import EndedRun, RunProposal
-from concord.studies.selection import Criterion
 
 _SAY_EVERY_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 0.5
 
 STUDY_METRICS = (
-    Metric("concord_trials", "Trials of the study by how they stand: running, finished, failed", ("state",)),
-    Metric("concord_trials_wanted", "Trials that the study is to have"),
+    Metric("concord_trials", "Trials of the study by state: running, finished, failed", ("state",)),
+    Metric("concord_trials_wanted", "Trials that the study will have"),
     Metric("concord_best_trial", "The criterion's value in the best trial so far", ("metric",)),
 )
 
 
 class GroupProgress:
-    """Counts and shows; a context manager, which shows while its body runs.
+    """Counts and shows progress while its body runs; a context manager.
 
     Args:
         what: trials or runs, for the reader.
-        total: to be done.
+        total: the number of runs.
         info: takes a line.
-        criterion: what the best is judged by; None where there is no best.
+        criterion: the criterion of the best; None if there is no best.
     """
 
     def __init__(self, what: str, total: int, info: Callable[[str], None], criterion: Criterion | None = None) -> None:
@@ -51,7 +51,7 @@ class GroupProgress:
                 self._best = self._criterion.ranked([*self._best, run])[:1]
 
     def evaluated(self, run: RunProposal, percent: float) -> None:
-        """A run began, or goes on."""
+        """A run began or has an evaluation."""
         with self._lock:
             self._running[run.key] = percent
 
@@ -75,7 +75,7 @@ class GroupProgress:
         self._shower.join(timeout=5)
 
     def line(self) -> str:
-        """All of it in one line."""
+        """The progress in one line."""
         with self._lock:
             left = self._left()
             parts = [f"{self._done}/{self._total} {self._what}", *self._details()]
@@ -91,7 +91,7 @@ class GroupProgress:
         return parts
 
     def samples(self) -> list[Sample]:
-        """The same as gauges: sums over the trials, which may be thousands."""
+        """The progress as gauges: sums over the trials, of which there may be thousands."""
         with self._lock:
             counts = {"running": len(self._running), "finished": self._done - self._failed, "failed": self._failed}
             samples = [Sample("concord_trials", float(count), (state,)) for state, count in counts.items()]
@@ -103,25 +103,25 @@ class GroupProgress:
     def _left(self) -> float | None:
         if self._here == 0:
             return None
-        # What runs counts by how far it is, so that the estimate does not jump at each end.
+        # Running trials count by their progress, so that the estimate does not jump at each end.
         under_way = sum(self._running.values()) / 100
         to_do = max(self._total - self._done - under_way, 0.0)
         return to_do * (time.monotonic() - self._started) / (self._here + under_way)
 
     def _lines(self) -> None:
-        said = ""
+        shown = ""
         pause = 2.0
         while not self._over.wait(pause):
             pause = _SAY_EVERY_SECONDS
-            if (line := self.line()) != said:
+            if (line := self.line()) != shown:
                 self._info(line)
-                said = line
+                shown = line
 
     def _bar(self) -> None:
         with Display(f"starting {self._what}") as display:
             while not self._over.wait(_LOOK_EVERY_SECONDS):
                 with self._lock:
-                    # What runs counts by how far it is, so that the bar moves while the first trials run.
+                    # Running trials count by their progress, so that the bar moves during the first trials.
                     done = self._done + sum(self._running.values()) / 100
                     count, details, left = f"{self._done}/{self._total}", ", ".join(self._details()), self._left()
                 if done > 0:

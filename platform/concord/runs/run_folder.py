@@ -1,4 +1,4 @@
-"""Where a run is kept, what it is called, and its options as its record has them."""
+"""The folder and the name of a run, and the form of its options in the record."""
 
 import re
 import secrets
@@ -16,21 +16,21 @@ Config = TypeVar("Config", bound=OptionGroup)
 
 
 def run_folder(output: Path, name: str) -> Folder:
-    """Where a run of this name is kept."""
+    """The folder of a run of this name."""
     return Folder(output) / "runs" / name
 
 
 def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
-    """A name from the job, what kind of run it is, and the time; runs at an address get one that no other has."""
+    """A name of job, kind of run and time; at an address with a random part."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
-    # An address may be out of this machine's reach, and not of the one that will run it.
+    # This machine may not reach the address, so it cannot check for a unique name.
     return f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
 
 
 def recorded_config(config: OptionGroup) -> dict[str, Any]:
-    """A configuration as JSON, without what is secret or of this machine."""
-    # A tracking URI may hold a password; a run's record needs none.
+    """A configuration as JSON, without secrets and options of this machine."""
+    # A tracking URI may hold a password; the record does not need it.
     values = {key: value for key, value in option_values(config).items() if key not in {"tracking_uri", "address"}}
     return without_secrets(
         {key: display_path(value) if isinstance(value, Path) else value for key, value in values.items()}
@@ -38,9 +38,9 @@ def recorded_config(config: OptionGroup) -> dict[str, Any]:
 
 
 def restored_config(defaults: Config, recorded: Mapping[str, Any]) -> Config:
-    """The options from their form in a record, over these; what there is no option for is left out.
+    """These options with the values of a record; values of unknown options are left out.
 
-    A secret, which is not recorded, stays as it is.
+    Secrets, which are not recorded, keep their values.
     """
     known = {name: value for name, value in recorded.items() if not is_hidden(value)}
     return defaults.with_options(**from_plain(options_of(type(defaults)), known))
