@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from forked import run_program
 from test_table_environments import patients
 
 from concord.cli import main
@@ -86,6 +88,17 @@ def test_rows_that_a_champion_cannot_take_get_one_line(predicted: Mapping[str, A
     assert "\n" not in missing + other_type
     assert "column smokes: unknown or rare in training: sometimes" in predicted["stderr"]
     assert sum(values[0] for values in predicted["strange"].values()) == pytest.approx(1)
+
+
+def test_the_program_of_the_page_predicts_for_raw_rows(trained: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    name = "raw-rows"
+    (program,) = re.findall(rf"<!-- tested: {name} -->\n```python\n(.*?)```", page, re.DOTALL)
+    (trained / "concord-runs").symlink_to("out")
+    pd.read_csv(trained / "patients.csv").drop(columns="died").to_csv(trained / "new_patients.csv")
+    *setting, predict = program.splitlines()
+    printed = run_program("\n".join([*setting, f"print(({predict.partition('#')[0]}).shape)"]), trained)
+    assert "(" + str(len(patients())) + ", 2)" in printed
 
 
 def ask(port: int, rows: list[dict[str, Any]]) -> tuple[int, Any]:

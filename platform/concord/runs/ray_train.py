@@ -17,9 +17,9 @@ from concord.errors import InputError, TrainingFailedError, picklable
 from concord.gradients import NonFiniteGradientError
 from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
-from concord.runs.execute import RunSpec, Sink, broadcast_from_rank0, evaluations_here, failure
 from concord.runs.failures import is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
+from concord.runs.worker import RunSpec, Sink, broadcast_from_rank0, evaluations_here, failure
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext
 from concord.training.options import RunConfig

@@ -19,7 +19,7 @@ from concord.runs.champion import criterion_of, required, shortfall
 from concord.runs.checkpoints import CHECKPOINTS, last_checkpoint, remove_older, remove_unlisted
 from concord.runs.cluster_address import check_cluster
 from concord.runs.dashboard import described
-from concord.runs.execute import RunSpec, execute, needs_ray_train
+from concord.runs.execute import execute, needs_ray_train
 from concord.runs.lifecycle import Lineage, Opened, Reserved, open_run, reserved_run, run_description
 from concord.runs.opening import mask_lines, mask_parameters, method_line, opening_lines, purposes
 from concord.runs.preflight import Checked, preflight
@@ -28,6 +28,7 @@ from concord.runs.resources import require_resources
 from concord.runs.session import ray_session
 from concord.runs.tags import run_tags
 from concord.runs.tracked_data import tracked_data
+from concord.runs.worker import RunSpec
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, require_space, resolve
 from concord.tracking import Mirror, Registered, log_model, register

@@ -24,12 +24,12 @@ from concord.errors import RunFailedError
 from concord.options import option_values
 from concord.record import Events
 from concord.runs.dashboard import described
-from concord.runs.execute import RunSpec
 from concord.runs.lifecycle import Description, Opened, open_run, reserved_group
 from concord.runs.live_metrics import Published
 from concord.runs.run import Info
 from concord.runs.session import ray_session
 from concord.runs.termination import signal_handler
+from concord.runs.worker import RunSpec
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import STUDY_METRICS, GroupProgress
 from concord.studies.plan import GroupPlan

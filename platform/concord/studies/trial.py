@@ -18,7 +18,8 @@ from ray.tune import Trainable
 from concord import logs
 from concord.errors import InputError, RunFailedError, TrainingFailedError, format_for_cli
 from concord.redaction import redact
-from concord.runs.execute import RunSpec, execute, ignore
+from concord.runs.execute import execute
+from concord.runs.worker import RunSpec, ignore
 from concord.source_file import reason
 from concord.storage import apply_credentials
 from concord.studies.criterion import Judge, left_out_metrics
