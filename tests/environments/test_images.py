@@ -187,7 +187,7 @@ def test_an_idx_file_that_is_damaged_is_refused(tmp_path, content, said):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"data_dir=.*: has neither train-images-idx3-ubyte nor .*gz"):
         image_dataset("mnist", tmp_path)
-    with pytest.raises(InputError, match=r"data_dir=.*: neither cifar-10-binary.tar.gz nor train.parquet"):
+    with pytest.raises(InputError, match=r"data_dir=.*: has neither cifar-10-binary.tar.gz nor train.parquet"):
         image_dataset("cifar10", tmp_path)
     with pytest.raises(InputError, match=r"data=.*nowhere: is neither cifar10 nor mnist, nor a folder"):
         image_dataset(str(tmp_path / "nowhere"), None)
