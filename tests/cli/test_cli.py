@@ -313,7 +313,7 @@ def test_a_job_of_wrong_parts_is_refused(
         ),
         (
             "rest = {'criterion': 'train_loss', 'mode': 'max'}",
-            "mode max of criterion train_loss: its measure has min; leave mode out",
+            "mode max of criterion train_loss: its measure has min; leave it out",
         ),
     ],
 )
@@ -403,7 +403,7 @@ def test_a_data_folder_that_is_missing_or_damaged_is_refused(
 
 
 def test_no_data_folder_at_all_is_refused(refused: Callable[..., str], job_file: Callable[..., str]) -> None:
-    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: is required; give the folder")
+    assert refused("train", job_file(beginning=FROM_FOLDER)).startswith("--data-dir: is required; give a folder")
 
 
 # --- stores

@@ -438,7 +438,7 @@ def test_environments_that_differ_in_shape_or_type_are_refused(pair: Any, messag
 def test_names_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(InputError, match="environment c: there is none of this name; there are a, b"):
         Environments.from_arrays({"a": PAIR, "b": PAIR}, test=["c"])
-    with pytest.raises(InputError, match="environment b: named twice"):
+    with pytest.raises(InputError, match="environment b: is named twice"):
         Environments.from_arrays({"a": PAIR, "b": PAIR}, validation=["b"], test=["b"])
     with pytest.raises(InputError, match="no training environment"):
         Environments.from_arrays({"a": PAIR}, test=["a"])

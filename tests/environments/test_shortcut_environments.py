@@ -115,7 +115,7 @@ def test_the_seed_decides() -> None:
     [
         ({"classes": 3}, "classes=3: must be 2, 5 or 10"),
         ({"flips": (0.1, 1.2)}, r"flips=1.2: must be a probability, in \[0, 1\]"),
-        ({"test_flip": -0.1}, "test_flip=-0.1: a probability"),
+        ({"test_flip": -0.1}, "test_flip=-0.1: must be a probability"),
         ({"flips": ()}, r"flips=\(\): gives no training environment"),
         ({"patch_flips": (0.1,)}, r"patch_flips=\(0.1,\): give one for each of the 2 training environments"),
         ({"patch_flips": (0.1, 0.2), "classes": 5}, r"patch_flips=\(0.1, 0.2\): .* and 2 classes"),

@@ -140,14 +140,14 @@ def test_a_file_address_is_the_folder_itself_and_an_address_stays_one() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "line"),
     [
-        ("output", "foo://x/y", "--output foo://x/y: no storage is known by foo://"),
+        ("output", "foo://x/y", "--output foo://x/y: the scheme foo:// is unknown"),
         ("output", "s3://ann:hunter2@bucket/x", "--output s3://***@bucket/x: holds a user or a password"),
         ("output", "s3://bucket/x?scheme=http&secret=hunter2", "--output s3://bucket/x?…: parameters are not allowed"),
         ("output", "s3:///", "--output s3://: names no bucket"),
         ("output", "s3://nowhere/x", "--output s3://nowhere/x: there is no bucket nowhere at http://127.0.0.1"),
         ("output", "az://box/x", "--output az://box/x: a package is missing (Install adlfs"),
         ("data-dir", "s3://nowhere/x", "--data-dir s3://nowhere/x: there is no bucket nowhere"),
-        ("data-dir", "foo://x/y", "--data-dir foo://x/y: no storage is known"),
+        ("data-dir", "foo://x/y", "--data-dir foo://x/y: the scheme foo:// is unknown"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "tune"])
@@ -315,7 +315,7 @@ def test_mnist_sst2_and_images_from_a_storage_are_the_local_ones(storage: s3_ser
         assert (ours.test.labels == theirs.test.labels).all()
         assert ours.classes == theirs.classes
     assert SST2.read(address).train.words == SST2.read(tmp_path / "data").train.words
-    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/data: neither cifar-10"):
+    with pytest.raises(InputError, match=f"data_dir=s3://{BUCKET}/data: has neither cifar-10"):
         image_dataset("cifar10", address)
     with pytest.raises(InputError, match=f"data=s3://{BUCKET}/nothing: there is no such folder"):
         image_dataset(f"s3://{BUCKET}/nothing", None)

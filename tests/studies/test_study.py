@@ -274,8 +274,8 @@ def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, outpu
     [
         ({"metric": "off"}, "--metric off: the job's measure has no mode; give --mode max or .*"),
         ({"metric": "worst_off"}, "--metric worst_off: the job's measure has no mode; give .*"),
-        ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance says min"),
-        ({"mode": "max"}, "--mode max: the job's loss says min"),
+        ({"metric": "distance", "mode": "max"}, "--mode max: the job's distance has mode min"),
+        ({"mode": "max"}, "--mode max: the job's loss has mode min"),
         ({"metric": "of", "mode": "max"}, "--metric of: the job does not report it; there are closeness, distance, .*"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -443,14 +443,14 @@ MODES: dict[str, Mode | None] = {"loss": "min", "accuracy": "max", "rmse": None}
         ("worst_rmse", "max", "max"),
         ("rmse", None, "--metric rmse: the job's measure has no mode; give --mode max or --mode"),
         ("worst_rmse", None, "--metric worst_rmse: the job's measure has no mode"),
-        ("worst_loss", "max", "--mode max: the job's loss says min"),
+        ("worst_loss", "max", "--mode max: the job's loss has mode min"),
         (
             "f1",
             "max",
             "--metric f1: the job does not report it; there are accuracy, loss, rmse, each also as worst_…",
         ),
         ("worst_f1", None, "--metric worst_f1: the job does not report it; there are accuracy, loss, rmse"),
-        ("accuracy", "min", "--mode min: the job's accuracy says max"),
+        ("accuracy", "min", "--mode min: the job's accuracy has mode max"),
     ],
 )
 def test_the_job_or_the_mode_decides_the_direction_and_nobody_guesses(

@@ -186,9 +186,7 @@ def data(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     job, rest = job_and_words(words, "data")
     making = getattr(job.job, "data", None)
     if making is None:
-        raise InputError(
-            f"data {words[0]}: this job has no data to make: it reads existing data, or makes them in a run"
-        )
+        raise InputError(f"data {words[0]}: this job has no data to make; train it")
     options = parse(making.options, rest, f"concord data {words[0]}")
     for option in ("output", "data_dir"):
         _require_disk(option, getattr(options, option, None), "give a local folder; copy the data afterwards")

@@ -36,9 +36,7 @@ def from_folder(
             corrupt or lacks an array or column.
     """
     if folder is None:
-        raise ArgumentError(
-            "data_dir", None, "is required; give the folder with one .npz or .parquet file for each environment"
-        )
+        raise ArgumentError("data_dir", None, "is required; give a folder with a .npz or .parquet file an environment")
     folder = Path(folder)
     names = listing(folder)
     if names is None:
@@ -47,16 +45,12 @@ def from_folder(
     for path in (folder / name for name in names):
         if path.suffix in {".npz", ".parquet"}:
             if path.stem in files:
-                raise ArgumentError(
-                    "data_dir",
-                    display_path(folder),
-                    f"has both {files[path.stem].name} and {path.name}; keep one of them",
-                )
+                twice = f"has both {files[path.stem].name} and {path.name}; keep one of them"
+                raise ArgumentError("data_dir", display_path(folder), twice)
             files[path.stem] = path
     if not files:
-        raise ArgumentError(
-            "data_dir", display_path(folder), "has no .npz or .parquet file; add one for each environment"
-        )
+        missing = "has no .npz or .parquet file; add one for each environment"
+        raise ArgumentError("data_dir", display_path(folder), missing)
     require_names([*validation, *test], files)
     train = [name for name in files if name not in {*validation, *test}]
 

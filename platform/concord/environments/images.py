@@ -215,9 +215,7 @@ def read_cifar10(archive: Path) -> ImageDataset:
     def labelled(part: str) -> LabelledImages:
         records = np.frombuffer(parts[part], np.uint8)
         if len(records) == 0 or len(records) % _CIFAR10_RECORD:
-            raise InputError(
-                f"{archive}: has {len(records)} bytes of {part} images, not a multiple of {_CIFAR10_RECORD}"
-            )
+            raise InputError(f"{archive}: {len(records)} bytes of {part} images, not a multiple of {_CIFAR10_RECORD}")
         records = records.reshape(-1, _CIFAR10_RECORD)
         return _labelled(f"{archive} {part}", records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0], _CLASSES)
 
@@ -232,9 +230,7 @@ def _parquet(path: Path) -> LabelledImages:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"{path}: cannot be read ({first_line(error)}); it is incomplete, or not a parquet file"
-        ) from error
+        raise InputError(f"{path}: cannot be read ({first_line(error)}); it is incomplete, or not parquet") from error
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None or "label" not in table.column_names:
         raise InputError(f"{path}: needs columns img (or image) and label; it has {', '.join(table.column_names)}")
@@ -276,9 +272,7 @@ def _image_folder(folder: Path) -> ImageDataset:
             for each in classes
         }
         if not any(found[part].values()):
-            raise ArgumentError(
-                "data", folder, f"has no images in {part}/CLASS/ with endings {' '.join(_IMAGE_ENDINGS)}"
-            )
+            raise ArgumentError("data", folder, f"no images in {part}/CLASS/ with endings {' '.join(_IMAGE_ENDINGS)}")
     names = list(found["train"])
     if empty := next((name for name, files in found["train"].items() if not files), None):
         raise ArgumentError("data", folder, f"has no image in train/{empty}")

@@ -199,9 +199,7 @@ def _difference(losses: EnvironmentLosses, through: TrainedModel, device: torch.
     other = torch.cat([value.reshape(-1) for value in parameters])
     if other.shape != losses.solution.shape:
         raise ArgumentError(
-            "through",
-            through.name,
-            f"has {len(other)} parameters, not {losses.size}; give a run of the same network",
+            "through", through.name, f"has {len(other)} parameters, not {losses.size}; give the same network"
         )
     if torch.equal(other, losses.solution):
         raise ArgumentError("through", through.name, "is the same model; a slice needs two different ones")

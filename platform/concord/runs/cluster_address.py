@@ -70,9 +70,7 @@ def _resolved(address: str) -> tuple[str, int]:
     if not separator and address != "auto" and not _host_and_port(address)[1]:
         raise ValueError("the address has no port")
     if not separator:
-        from ray._private import (
-            services,  # Ray has no public function that resolves `auto`, or its own address for 127.0.0.1
-        )
+        from ray._private import services  # Ray has no public function for `auto` and its own address of 127.0.0.1
 
         rest = services.canonicalize_bootstrap_address(address) or address
     host, port = _host_and_port(rest)

@@ -94,20 +94,15 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     num_gradients = config.num_gradients(environments)
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
     what = "example" if config.aggregation.per_example else what
-    if (
-        isinstance(test := config.rule(environments), TMask)
-        and config.aggregation.own_rule is None
-        and num_gradients > 1
-    ):
+    test, own_rule = config.rule(environments), config.aggregation.own_rule
+    if isinstance(test, TMask) and own_rule is None and num_gradients > 1:
         asked = f"a mean must be {test.quantile(num_gradients):.3g} standard errors from 0"
         lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(test.significance)}: {asked}"]
         return lines + _expectation(config, environments)
     if (rule := _sign_mask(config, environments)) is None:
         return []
-    chance, asked = (
-        rule.chance(num_gradients),
-        f"{agreeing_signs(rule.threshold, num_gradients)} of {num_gradients} signs",
-    )
+    agreeing, chance = agreeing_signs(rule.threshold, num_gradients), rule.chance(num_gradients)
+    asked = f"{agreeing} of {num_gradients} signs"
     passes = f"fewer than {asked} may agree" if isinstance(rule, XorMask) else f"{asked} must agree"
     lines = [
         f"mask: {_count(num_gradients, what)}, τ {rule.threshold:.4g}: {passes}; "

@@ -135,9 +135,7 @@ def _check_criterion(job: JobFile, reported: Mapping[str, Mode | None]) -> None:
             "its measure as Measure(function, mode=…)"
         )
     if None not in (known, mode) and known != mode:
-        raise InputError(
-            f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave mode out"
-        )
+        raise InputError(f"job {job.name}: mode {mode} of criterion {criterion}: its measure has {known}; leave it out")
 
 
 def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]) -> None:

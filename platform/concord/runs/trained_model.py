@@ -60,9 +60,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
     own = read_history(folder).get("")
     report = (own.ended or {}).get("report") if own is not None else None
     if own is None or report is None:
-        raise InputError(
-            f"--name {name}: is not finished; continue it by concord train {job.name} --name {name} --resume"
-        )
+        raise InputError(f"--name {name}: is not finished; run concord train {job.name} --name {name} --resume")
     job, config = _configured(job, record["config"], record.get("sources", {}), data_dir)
     if not own.checkpoints:
         raise InputError(f"--name {name}: has no checkpoint in {folder.display_path}")

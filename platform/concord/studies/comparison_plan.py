@@ -273,11 +273,8 @@ def _configured(base: RunConfig, options: Mapping[str, Any], given: Collection[s
             raise InputError(f"{where}: {known[name].flag} {value}: must be {kind_of(known[name].hint)}")
     given = with_alternatives(given)
     config = base.with_options(**{name: value for name, value in chosen.items() if name not in given})
-    if (
-        "significance" in given
-        and isinstance(config, TrainConfig)
-        and config.resolve().aggregation.aggregator == "mean"
-    ):
+    averaged = isinstance(config, TrainConfig) and config.resolve().aggregation.aggregator == "mean"
+    if averaged and "significance" in given:
         config = config.with_options(significance=None)  # the average uses neither significance nor threshold
     try:
         require_one_way(chosen)

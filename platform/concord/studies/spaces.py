@@ -203,46 +203,38 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
     Returns:
         The point, or None if the settings contradict each other there.
     """
-    own = _own(space.entries, space, base, num_environments, OwnPoint({}, {}))
+    options = options_of(type(base))
+
+    def within(entries: Mapping[str, Entry], so_far: OwnPoint) -> OwnPoint:
+        for name, entry in entries.items():
+            point, moved = so_far.point, so_far.moved
+            config = config_at(base, space, point)
+            resolved = config.resolve(num_environments)
+            if isinstance(entry, OneOf) and name not in options:
+                ways = [
+                    within(inner, _with_fixed(inner, resolved, OwnPoint({**point, name: branch}, moved)))
+                    for branch, inner in entry.branches.items()
+                ]
+                so_far = min(ways, key=lambda own: len(own.moved))
+            if name not in options or not isinstance(entry, _VARIED):
+                continue
+            domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
+            wanted = option_values(config)[name]
+            if not contains(domain, wanted):
+                wanted = option_values(resolved)[name]
+            value = _nearest(domain, wanted)
+            missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
+            so_far = OwnPoint({**point, name: value}, {**moved, **missing})
+            if isinstance(entry, OneOf):
+                so_far = within(entry.branches[str(value)], so_far)
+        return so_far
+
+    own = within(space.entries, OwnPoint({}, {}))
     try:
         config_at(base, space, own.point).check()
     except InputError:
         return None
     return own
-
-
-def _own(
-    entries: Mapping[str, Entry], space: Space, base: RunConfig, num_environments: int | None, so_far: OwnPoint
-) -> OwnPoint:
-    options = options_of(type(base))
-    for name, entry in entries.items():
-        point, moved = so_far.point, so_far.moved
-        config = config_at(base, space, point)
-        resolved = config.resolve(num_environments)
-        if isinstance(entry, OneOf) and name not in options:
-            ways = [
-                _own(
-                    inner,
-                    space,
-                    base,
-                    num_environments,
-                    _with_fixed(inner, resolved, OwnPoint({**point, name: branch}, moved)),
-                )
-                for branch, inner in entry.branches.items()
-            ]
-            so_far = min(ways, key=lambda own: len(own.moved))
-        if name not in options or not isinstance(entry, _VARIED):
-            continue
-        domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
-        wanted = option_values(config)[name]
-        if not contains(domain, wanted):
-            wanted = option_values(resolved)[name]
-        value = _nearest(domain, wanted)
-        missing = {} if contains(domain, wanted) else {name: _plainly(wanted)}
-        so_far = OwnPoint({**point, name: value}, {**moved, **missing})
-        if isinstance(entry, OneOf):
-            so_far = _own(entry.branches[str(value)], space, base, num_environments, so_far)
-    return so_far
 
 
 def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:

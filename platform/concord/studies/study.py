@@ -83,7 +83,7 @@ class _Search:
 def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     """Run the remaining parts of a study."""
     runs, done = pool.runs, len(pool.runs.ended("trial"))
-    looks = f"; the o.o.d. test decides {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
+    looks = f"; the o.o.d. test decides over {plan.looks_at_test} (oracle)" if plan.looks_at_test else ""
     info(
         f"study {plan.name}: {plan.method}, {plan.options.search}, "
         + (f"{done} of {plan.trials} trials are done" if done else f"{plan.trials} trials")

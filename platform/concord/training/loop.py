@@ -65,9 +65,7 @@ def build_model(job: Job[Any], config: RunConfig) -> nn.Module:
     return job.model(config)
 
 
-def initialize_objective(
-    job: Job[Any], config: TrainConfig, model: nn.Module, environments: int, steps: int
-) -> Objective:
+def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, count: int, steps: int) -> Objective:
     """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
     Call it after :func:`build_model`, whose random numbers it continues.
@@ -84,7 +82,7 @@ def initialize_objective(
             raise InputError(f"job {job.name}: objective gave {type(objective).__name__}, expected an Objective")
         objective.autocast = autocast
         check_own_objective(config, objective)
-    objective.begin(model, environments, steps)
+    objective.begin(model, count, steps)
     if objective.module is not None and not objective.coupled:
         raise InputError("objective: has a module of its own, which only a coupled one can have; set coupled = True")
     return objective
@@ -535,16 +533,8 @@ def check_own_objective(config: TrainConfig, objective: Objective) -> None:
         right = config.resolve().aggregation.aggregator == "mean" or objective.takes_aggregator
         config.require("aggregator", right, f"{coupled}; give mean")
         config.require("steps_per_update", config.aggregation.steps_per_update == 1, f"{coupled}; give 1")
-        config.require(
-            "nonfinite",
-            config.aggregation.nonfinite != "skip",
-            f"{coupled}; give raise",
-        )
-        config.require(
-            "per_example",
-            not config.aggregation.per_example,
-            f"{coupled}; leave it out",
-        )
+        config.require("nonfinite", config.aggregation.nonfinite != "skip", f"{coupled}; give raise")
+        config.require("per_example", not config.aggregation.per_example, f"{coupled}; leave it out")
 
 
 def check_environments(config: TrainConfig, environments: Environments) -> None:
