@@ -46,9 +46,8 @@ def direct(needs: Mapping[str, set[str]]) -> list[tuple[str, str]]:
     def reached(room: str) -> set[str]:
         return needs[room].union(*map(reached, needs[room]))
 
-    return [
-        (room, other) for room in needs for other in needs[room] if not any(other in reached(x) for x in needs[room])
-    ]
+    ways = ((room, other) for room in needs for other in needs[room])
+    return sorted((room, other) for room, other in ways if not any(other in reached(x) for x in needs[room]))
 
 
 def draw() -> None:
