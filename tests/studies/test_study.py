@@ -316,9 +316,7 @@ def test_a_study_varies_votes_and_both_ways_at_once_are_refused(ray_cluster: Non
         own = trained_here(config.with_options(**ended.run.point), job_file=MEASURED)
         assert comparable(ended.metrics) == own
     (failed,) = result.failed
-    assert str(failed.failure).startswith(
-        "--steps-per-update 3: with --environment-momentum all batches of an"
-    )
+    assert str(failed.failure).startswith("--steps-per-update 3: with --environment-momentum all batches of an")
 
 
 def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cluster: None, output: Path) -> None:
