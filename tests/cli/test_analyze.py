@@ -184,7 +184,7 @@ def test_examples_without_environments_are_dealt_out_to_groups(analyze: Callable
 
 REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "", "analyze: no model is named; give --name RUN, or several, or --model NAME@champion"),
-    ("synthetic", "--name mask-1 --model synthetic@champion", "analyze: of what?"),
+    ("synthetic", "--name mask-1 --model synthetic@champion", "analyze: no model is named"),
     ("synthetic", "--name mask", "--name mask: there is no such run"),
     ("synthetic", "--name own", "--name own: is a run of job sensors, not of synthetic"),
     ("synthetic", "--name alone", "job synthetic: has one training environment; consistency needs at least two"),
@@ -201,7 +201,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("synthetic", "--name mask-1 --environments 9999", "--environments 9999: there are 192 examples"),
     ("synthetic", "--name mask-1 --parts shape", "--parts shape: must be one of"),
     ("synthetic", "--name mask-1 --through mask-1", "--through mask-1: is the same model; a slice needs two"),
-    ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, and the model 298"),
+    ("synthetic", "--name mask-1 --through wide", "--through wide: has 594 parameters, not 298; give the same"),
     ("synthetic", "--name mask-1 mask-2 --through wide", "--through wide: needs one run to start from"),
     ("synthetic", "--name mask-1 --through wide --parts signs", "--through wide: is for slices"),
     ("synthetic", "--model synthetic", "--model synthetic: give NAME@champion, or NAME/VERSION"),
@@ -234,7 +234,7 @@ def test_an_unfinished_run_and_split_without_held_out_are_refused(
     try:
         said = analyze("synthetic", "--name", "mask-2")
         assert said.status == 2
-        assert "--name mask-2: is not finished; concord train synthetic --name mask-2 --resume" in said.err
+        assert "--name mask-2: is not finished; run concord train synthetic --name mask-2 --resume" in said.err
     finally:
         events.write_text(whole)
     words = ["train", "synthetic", *TINY, "--held-out", "0", "--name", "whole", "--output", str(output)]

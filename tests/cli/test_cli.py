@@ -387,7 +387,7 @@ def folder(tmp_path: Path) -> Path:
         (lambda folder: (folder / "a.npz").write_bytes(b"PK\3\4 cut"), "environment a: FOLDER/a.npz cannot be read ("),
         (lambda folder: np.savez(folder / "a", x=[1]), "environment a: FOLDER/a.npz has no array inputs; it has x"),
         (lambda folder: np.savez(folder / "a", inputs=[], targets=[]), "environment a: it is empty"),
-        (lambda folder: (folder / "a.parquet").write_bytes(b"x"), "--data-dir FOLDER: both a.npz and a.parquet"),
+        (lambda folder: (folder / "a.parquet").write_bytes(b"x"), "--data-dir FOLDER: has both a.npz and a.parquet"),
     ],
 )
 def test_a_data_folder_that_is_missing_or_damaged_is_refused(

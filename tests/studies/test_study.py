@@ -316,9 +316,7 @@ def test_a_study_varies_votes_and_both_ways_at_once_are_refused(ray_cluster: Non
         own = trained_here(config.with_options(**ended.run.point), job_file=MEASURED)
         assert comparable(ended.metrics) == own
     (failed,) = result.failed
-    assert str(failed.failure).startswith(
-        "--steps-per-update 3: with --environment-momentum an environment has one vote"
-    )
+    assert str(failed.failure).startswith("--steps-per-update 3: with --environment-momentum all batches of an")
 
 
 def test_trials_that_end_since_environments_are_equally_hard_are_finished(ray_cluster: None, output: Path) -> None:
@@ -710,17 +708,17 @@ def test_a_study_of_which_every_trial_fails_says_so_once(
         ({"vary": ("lr=log:1:0.1",)}, "space: lr: from 1.0 to 0.1: must be finite, the first smaller"),
         ({"vary": ("lr=0.1,0.2",), "lr": 0.1}, "--vary lr: contradicts --lr, which fixes it"),
         ({"vary": ("nothing=1,2",)}, "space: nothing: the job has no such option; it has .*"),
-        ({"method": "none"}, "--method none: there is no such method; there are masked, averaged"),
+        ({"method": "none"}, "--method none: there is no such method; there are masked, .*"),
         ({"metric": "f1"}, "--metric f1: the job does not report it; there are accuracy, loss, .*"),
         ({"selection": "validation", "held_out": 0.0}, "--selection validation: .*no validation environments"),
-        ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: nothing is held out; .*"),
+        ({"selection": "held-out", "held_out": 0.0}, "--selection held-out: no examples are held out; .*"),
         ({"selection": "leave-one-out", "folds": 4}, "--folds 4: there are 3 training environments"),
         ({"selection": "leave-one-out", "scheduler": "asha"}, "--scheduler asha: leave-one-out .*"),
         ({"stop_when": ("accuracy",)}, "--stop-when accuracy: give METRIC>NUMBER or METRIC<NUMBER"),
         ({"stop_when": ("f1>0",)}, "--stop-when f1: is not reported; there are .*"),
         ({"suggest": ("lr=5",)}, "--suggest lr=5: lr 5 is not in the space"),
         ({"search": "grid"}, "--search grid: lr is a number from 0.001 to 1; list its values, .*"),
-        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that loses its workers starts again"),
+        ({"workers": 2, "min_workers": 1}, "--min-workers 1: a trial that loses its workers .*"),
         ({"resume": True}, "--resume: the same --name continues a study; leave --resume out"),
         ({"name": "a/b"}, "--name a/b: must have letters, digits, .*"),
         ({"concurrent": -1}, "--concurrent -1: must not be negative"),

@@ -128,7 +128,7 @@ def _expectation(config: TrainConfig, environments: int) -> list[str]:
     by_chance, seldom = format_chance(chance_of(1.0, together)), format_chance(DEFAULT_SIGNIFICANCE)
     return [
         f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
-        f"{by_chance}, {enough} or more with at most {seldom}; concord compare JOB methods recommends a method"
+        f"{by_chance}, {enough} or more with at most {seldom}; to compare methods: concord compare JOB methods"
     ]
 
 
