@@ -265,7 +265,9 @@ def test_a_study_keeps_the_smallest_where_small_is_good(ray_cluster: None, outpu
     assert all(point != first for point in others)
     own = trained_here(load_job(MEASURED).job.config, job_file=MEASURED)
     assert comparable(in_order(result)[0].metrics).items() >= own.items()
-    with pytest.raises(InputError, match=r"judged by worst_held_out_off, the smaller the better; here the larger the"):
+    with pytest.raises(
+        InputError, match=r"a study scored by worst_held_out_off, the smaller the better; here the larger the"
+    ):
         planned(output, MEASURED, **options | {"mode": "max"})
 
 

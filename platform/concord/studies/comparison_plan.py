@@ -127,7 +127,8 @@ class ComparisonPlan(GroupPlan):
     @property
     def recorded_command(self) -> str:
         """The same as kept results have it, without folders of this machine."""
-        given = {name: value for name, value in self.given.items() if not isinstance(value, Path)}
+        values = option_values(self.base)
+        given = {name: value for name, value in self.given.items() if not isinstance(values.get(name), Path)}
         return shlex.join(["concord", "compare", Path(self.job.reference).name, *self.tables, *as_words(given)])
 
     @property
