@@ -38,8 +38,8 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
-    "test_study", "test_run", "test_submission", "test_methods", "test_run_lifecycle", "test_comparison",
-    "test_storage", "test_cloning", "test_collective", "test_objective_jobs", "test_agent", "test_tracking",
+    "test_study", "test_run", "test_resources", "test_submission", "test_methods", "test_run_lifecycle",
+    "test_comparison", "test_storage", "test_cloning", "test_collective", "test_objective_jobs", "test_agent", "test_tracking",
     "test_readme", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction",
     "test_cli", "test_hook", "test_watching", "test_custom_job", "test_ui", "test_training", "test_store_creation",
     "test_wire_model", "test_per_example", "test_objectives",
@@ -49,10 +49,10 @@ LONG = (
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Side by side where all tests are asked for; some that are named run in this process.
 
-    Two more than there are cores: tests of runs and clusters wait for processes most of their time.
+    One more than there are cores: tests of runs and clusters wait for processes most of their time.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return 2 + max(2, os.cpu_count() or 1) if whole else 0
+    return 1 + max(2, os.cpu_count() or 1) if whole else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

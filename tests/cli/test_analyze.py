@@ -247,7 +247,7 @@ def test_an_unfinished_run_and_split_without_held_out_are_refused(
 def test_a_job_whose_examples_are_environments_is_asked_for_groups(output: Path) -> None:
     trained = model_of_run(load_job("synthetic"), output, "mask-1")
     trained = replace(trained, config=trained.config.with_options(per_example=True))
-    with pytest.raises(ArgumentError, match="environments=0: in run mask-1 every example is an environment; give a"):
+    with pytest.raises(ArgumentError, match="environments=0: in run mask-1 every example is an environment; give the"):
         environment_losses(trained, Settings(), torch.device("cpu"))
     assert len(environment_losses(trained, Settings(environments=5), torch.device("cpu")).names) == 5
 

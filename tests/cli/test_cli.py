@@ -455,7 +455,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
 
 @pytest.mark.parametrize("words", ["models", "models show x", "models promote x 1", "ui"])
 def test_without_a_store_there_is_nothing_to_look_at(refused: Callable[..., str], words: str) -> None:
-    line = "--output concord-runs: has no MLflow store; a run of concord train makes one there"
+    line = "--output concord-runs: has no MLflow store; a run of concord train makes one"
     assert refused(*words.split()) == line
 
 

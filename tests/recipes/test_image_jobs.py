@@ -111,7 +111,7 @@ def test_the_laptops_version_of_the_figures_is_made_by_one_command(
         (["--workers", "11"], "--workers 11: more than the examples of a batch"),
         (["--model", "fast-resnet", "--data", "SMALL"], "--model fast-resnet: images of 4 × 8 are too small; take mlp"),
         (["--train-images", "-1"], "--train-images -1: must not be negative"),
-        (["--data", "cifar10"], "neither cifar-10-binary.tar.gz nor train.parquet and test.parquet are there"),
+        (["--data", "cifar10"], "has neither cifar-10-binary.tar.gz nor train.parquet and test.parquet"),
         (["--data", "nowhere"], "nowhere: is neither cifar10 nor mnist, nor a folder with images"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_run_on_a_full_disk_ends_in_one_line_and_resumes_with_space(
     fill(disk)
     os.truncate(disk / "filler", (disk / "filler").stat().st_size - (256 << 10))
     with pytest.raises(
-        RunFailedError, match=rf"^{folder}: no space left on the disk; 0\.\d MiB are free, 0\.0 MiB are to be"
+        RunFailedError, match=rf"^{folder}: no space left on the disk; 0\.\d MiB are free, 0\.0 MiB are needed"
     ):
         run(job, config, lambda _: None)
     (disk / "filler").unlink()

@@ -181,7 +181,7 @@ def test_links_out_of_the_folder_stay_and_a_home_is_not_sent(tmp_path: Path) -> 
 def test_a_package_over_the_limit_names_what_is_large(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("1")
     (tmp_path / "large.npz").write_bytes(bytes(3 << 20))
-    with pytest.raises(InputError, match=r"--size-limit is 3; the largest are large.npz \(3.0 MiB\), small.py"):
+    with pytest.raises(InputError, match=r"exceed --size-limit 3; the largest are large.npz \(3.0 MiB\), small.py"):
         packed(tmp_path, 3).__enter__()
 
 

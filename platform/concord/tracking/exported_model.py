@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concord.environments.collection import RawRows
 from concord.errors import RunFailedError
 from concord.process_environment import environment_variables
 from concord.tracking.client import failures, import_mlflow, one_line
@@ -20,13 +19,15 @@ from concord.tracking.store import Store
 if TYPE_CHECKING:
     import torch
 
+    from concord.environments.collection import RawRows
+
 _TABLE_MODEL = Path(__file__).with_name("table_model.py")  # run by MLflow when it loads the model
 # MLflow then refuses a model if it needed to unpickle anything, even a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
 def log_model(
-    store: Store, run_id: str, model: "torch.nn.Module", input_example: "torch.Tensor", raw: RawRows | None = None
+    store: Store, run_id: str, model: "torch.nn.Module", input_example: "torch.Tensor", raw: "RawRows | None" = None
 ) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
@@ -135,7 +136,7 @@ def _save(model: "torch.nn.Module", example: "torch.Tensor", path: Path, descrip
     return signature
 
 
-def _save_table(raw: RawRows, network: Path, path: Path, description: Any) -> Any:
+def _save_table(raw: "RawRows", network: Path, path: Path, description: Any) -> Any:
     """Save the exported network with the encoder of rows before it; gives MLflow's signature of both."""
     import mlflow.pyfunc
     import pandas
