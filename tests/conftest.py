@@ -39,10 +39,10 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
     "test_study", "test_run", "test_resources", "test_submission", "test_methods", "test_run_lifecycle",
-    "test_comparison", "test_storage", "test_cloning", "test_collective", "test_objective_jobs", "test_agent", "test_tracking",
-    "test_readme", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule", "test_redaction",
-    "test_cli", "test_hook", "test_watching", "test_custom_job", "test_ui", "test_training", "test_store_creation",
-    "test_wire_model", "test_per_example", "test_objectives",
+    "test_comparison", "test_storage", "test_cloning", "test_collective", "test_objective_jobs", "test_agent",
+    "test_tracking", "test_readme", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule",
+    "test_redaction", "test_cli", "test_hook", "test_watching", "test_custom_job", "test_ui", "test_training",
+    "test_store_creation", "test_wire_model", "test_per_example", "test_objectives",
 )  # fmt: skip
 
 
