@@ -76,7 +76,7 @@ def examples(config: LifeConfig, purpose: str) -> tuple[Tensor, Tensor]:
     return states[:, :1], with_privileged(states[:, STEPS, SIZE // 2, SIZE // 2], shown)
 
 
-class Student(nn.Module):
+class LifeStudent(nn.Module):
     """Nine convolutions 3 × 3 with ReLUs, as large as the board; the last layer's middle cell is read out."""
 
     def __init__(self, filters: int) -> None:
@@ -137,7 +137,7 @@ teacher_defaults = {"validation_fraction": 0.1, "teaching_weight": 30.0, "unroll
 run_defaults = {"batch_size": 32, "held_out": 0.0, "lr": 3e-3, "epochs": 30, "evaluations": 10, "milestones": ()}
 job = Job(
     environments=partial(student_environments, examples=examples),
-    model=lambda config: Student(config.filters),
+    model=lambda config: LifeStudent(config.filters),
     loss=loss,
     objective=objective,
     measures={"accuracy": Measure(accuracy, "max")},

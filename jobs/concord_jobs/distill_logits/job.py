@@ -82,7 +82,7 @@ def perceptron(inputs: int) -> nn.Sequential:
     return nn.Sequential(*hidden, nn.Linear(256, CLASSES))
 
 
-class Oracle(nn.Module):
+class LogitOracle(nn.Module):
     """Knows B, and says h = B⁺ x*."""
 
     def __init__(self, shown: Tensor) -> None:
@@ -114,7 +114,7 @@ def objective(config: LogitsConfig) -> Objective:
         return options.alone(by_label, lambda: nn.Linear(256, PRIVILEGED), "3", privileged_of)
     adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config, examples).outer, adam)
-    made = partial(Oracle, mixings(config)[1]) if options.teacher == "oracle" else partial(perceptron, PRIVILEGED)
+    made = partial(LogitOracle, mixings(config)[1]) if options.teacher == "oracle" else partial(perceptron, PRIVILEGED)
     return Distillation(by_label, made, Teaching(options.teaching_weight, divergence), learning, privileged_of)
 
 

@@ -11,9 +11,9 @@ from concord.errors import ArgumentError
 from concord.runs.sharded_data import Info, MakingOptions, SplitPart, make_sharded, split_parts
 from concord.storage import display_path
 from concord_jobs.distill_mujoco.simulator import (
+    MujocoTrajectories,
     Simulator,
     Split,
-    Trajectories,
     check_simulator,
     require_mujoco,
     simulate,
@@ -94,6 +94,6 @@ def returns_of(data_dir: Path | None, output: Path, simulator: str) -> ShardedDa
     return data
 
 
-def examples_of(data: ShardedData, split: Split) -> Trajectories:
+def examples_of(data: ShardedData, split: Split) -> MujocoTrajectories:
     """The examples of a split, in their order."""
-    return Trajectories(**data.read_all(data.groups(split)))
+    return MujocoTrajectories(**data.read_all(data.groups(split)))

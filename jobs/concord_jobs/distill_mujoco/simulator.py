@@ -51,7 +51,7 @@ _REWARDS: dict[str, _Reward] = {
 
 
 @dataclass(frozen=True)
-class Trajectories:
+class MujocoTrajectories:
     """Examples.
 
     Attributes:
@@ -86,7 +86,7 @@ def require_mujoco(what: str) -> None:
         raise InputError(f"{what} needs MuJoCo: pip install 'concord[mujoco]'")
 
 
-def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: int) -> Trajectories:
+def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: int) -> MujocoTrajectories:
     """Examples number ``first`` to ``first + count - 1`` of a split; each depends on seed, split and number alone.
 
     From an initial state of the environment's own distribution 10 to 30 random actions lead to s; a random action is
@@ -132,13 +132,13 @@ def _observed(
     actions: npt.NDArray[np.int8],
     positions: int,
     seconds: float,
-) -> Trajectories:
+) -> MujocoTrajectories:
     """Observations and rewards of the simulator's states ``(examples, 17, positions and velocities)``."""
     velocities = visited[..., positions:].clip(-reward.largest_velocity, reward.largest_velocity)
     seen = np.concatenate([visited[..., reward.skipped : positions], velocities], 2).astype(np.float32)
     forward = np.diff(visited[..., 0]) / seconds
     cost = reward.control_cost * np.square(actions.astype(np.float64)).sum(2)
-    return Trajectories(seen[:, 0], actions, seen[:, 1:], forward + reward.alive - cost)
+    return MujocoTrajectories(seen[:, 0], actions, seen[:, 1:], forward + reward.alive - cost)
 
 
 def _environment(simulator: str) -> tuple[Any, Any]:
@@ -242,7 +242,7 @@ class ReturnExamples:
     frames: npt.NDArray[np.float32]
 
 
-def standardized(train: Trajectories, wanted: Trajectories, bins: int = 32) -> ReturnExamples:
+def standardized(train: MujocoTrajectories, wanted: MujocoTrajectories, bins: int = 32) -> ReturnExamples:
     """Examples, standardized and binned by what the training data show; states in between as s is."""
 
     def flat(actions: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:

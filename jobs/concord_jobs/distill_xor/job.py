@@ -64,7 +64,7 @@ def teacher() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, TAUGHT))
 
 
-class Oracle(nn.Module):
+class SignOracle(nn.Module):
     """Knows how x* was made, and says h: each number to one half of the units."""
 
     def forward(self, privileged: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def objective(config: XorConfig) -> Objective:
         return options.alone(loss, lambda: nn.Linear(128, 4), "2")
     adam = partial(torch.optim.Adam, betas=(config.optimizer.betas[0], 0.999))
     learning = options.learning(lambda: training_parts(config, examples).outer, adam)
-    made = Oracle if options.teacher == "oracle" else teacher
+    made = SignOracle if options.teacher == "oracle" else teacher
     return Distillation(loss, made, Teaching(options.teaching_weight, layers=("0",)), learning)
 
 

@@ -28,12 +28,12 @@ class FastResNet(nn.Module):
             _convolution(channels, 64),
             _convolution(64, 128),
             nn.MaxPool2d(2),
-            _Residual(128),
+            _FastResidual(128),
             _convolution(128, 256),
             nn.MaxPool2d(2),
             _convolution(256, 512),
             nn.MaxPool2d(2),
-            _Residual(512),
+            _FastResidual(512),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
         )
@@ -45,7 +45,7 @@ class FastResNet(nn.Module):
         return logits * _OUTPUT_SCALE
 
 
-class _Residual(nn.Module):
+class _FastResidual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.branch = nn.Sequential(_convolution(channels, channels), _convolution(channels, channels))

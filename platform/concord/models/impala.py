@@ -31,7 +31,7 @@ class ImpalaCNN(nn.Module):
         self.pixels = Pixels()
         blocks: list[nn.Module] = []
         for width in widths:
-            blocks.append(_Block(channels, width))
+            blocks.append(_ImpalaBlock(channels, width))
             channels, size = width, (size + 1) // 2
         self.blocks = nn.Sequential(*blocks)
         self.hidden = nn.Linear(channels * size * size, features)
@@ -47,14 +47,17 @@ class ImpalaCNN(nn.Module):
         return relu(self.hidden(relu(seen).flatten(1)))
 
 
-class _Block(nn.Sequential):
+class _ImpalaBlock(nn.Sequential):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__(
-            nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), _Residual(width), _Residual(width)
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.MaxPool2d(3, 2, padding=1),
+            _ImpalaResidual(width),
+            _ImpalaResidual(width),
         )
 
 
-class _Residual(nn.Module):
+class _ImpalaResidual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(width, width, 3, padding=1)

@@ -29,7 +29,7 @@ class ResNet18(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         blocks, before = [], 64
         for width in (64, 128, 256, 512):
-            blocks += [_Block(before, width, stride=1 if width == 64 else 2), _Block(width, width)]
+            blocks += [_ResNetBlock(before, width, stride=1 if width == 64 else 2), _ResNetBlock(width, width)]
             before = width
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(before, classes)
@@ -45,7 +45,7 @@ class ResNet18(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class _ResNetBlock(nn.Module):
     def __init__(self, before: int, width: int, stride: int = 1) -> None:
         super().__init__()
         self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
