@@ -17,9 +17,7 @@ from concord.environments import Environment
 from concord.environments.files import RemoteFile, download, find
 from concord.environments.table import TableEnvironments, from_table
 from concord.errors import InputError
-from concord.models.mlp_options import MLPOptions
-from concord.models.table_network import TableNetwork
-from concord.options import option_values
+from concord.models.table_network import TableNetworkOptions
 from concord.training import EnvironmentEvaluation, Job, TrainConfig
 
 HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
@@ -43,9 +41,9 @@ class HeartDiseaseConfig(TrainConfig):
     # fmt: off
     test_hospital: Literal["cleveland", "hungarian", "switzerland", "va", "none"] = "va"
     """Hospital to test on; none trains on all four."""
-    network: Literal["linear", "mlp"] = "linear"
-    """Network; linear is logistic regression."""
-    mlp: MLPOptions = field(default_factory=lambda: MLPOptions(hidden_units=16))
+    network_options: TableNetworkOptions = field(
+        default_factory=lambda: TableNetworkOptions(network="linear", hidden_units=16)
+    )
     # fmt: on
 
 
@@ -82,8 +80,7 @@ def environments(config: HeartDiseaseConfig) -> TableEnvironments:
 def model(config: HeartDiseaseConfig) -> nn.Module:
     """Logistic regression, or a small network."""
     table = environments(config).table
-    layers = {"hidden_layers": 0} if config.network == "linear" else {}
-    return TableNetwork(*table.widest.widths, table.outputs, **option_values(config.mlp) | layers)
+    return config.network_options.build(*table.widest.widths, table.outputs)
 
 
 def auc(model: nn.Module, hospital: Environment) -> dict[str, float]:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from concord.environments.table import Kind, TableEnvironments, from_table
 from concord.environments.table_summary import lines, table_summary
 from concord.errors import ArgumentError
-from concord.models.mlp_options import MLPOptions
-from concord.models.table_network import TableNetwork
-from concord.options import OptionGroup, option_values
+from concord.models.table_network import TableNetworkOptions
+from concord.options import OptionGroup
 from concord.training import Job, TrainConfig
 from concord.training.job import Data
 
@@ -68,9 +67,7 @@ class TableConfig(TrainConfig):
 
     # fmt: off
     table: TableOptions = field(default_factory=TableOptions)
-    network: Literal["mlp", "linear"] = "mlp"
-    """Network; linear is logistic or linear regression."""
-    mlp: MLPOptions = field(default_factory=lambda: MLPOptions(hidden_units=64))
+    network_options: TableNetworkOptions = field(default_factory=lambda: TableNetworkOptions(hidden_units=64))
     # fmt: on
 
 
@@ -79,6 +76,7 @@ class TableCheck(TableOptions):
     """Says what is understood of a table, and trains nothing."""
 
     # fmt: off
+    # Its option is --check: ``check`` is the method of every group of options.
     checked: Annotated[Path | None, tyro.conf.arg(name="check")] = None
     """CSV or Parquet file, or a folder with a file an environment, to look at."""
     # fmt: on
@@ -119,8 +117,7 @@ def environments(config: TableConfig) -> TableEnvironments:
 def model(config: TableConfig) -> nn.Module:
     """A network as wide as the table's columns ask for."""
     table = _table(config.table).table
-    layers = {} if config.network == "mlp" else {"hidden_layers": 0}
-    return TableNetwork(*table.widest.widths, table.outputs, **option_values(config.mlp) | layers)
+    return config.network_options.build(*table.widest.widths, table.outputs)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A group is an environment, where environments go through a model as one batch, s
 :class:`~concord.gradients.example_hooks.ExampleHooks`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -47,7 +48,7 @@ class Pass:
 OwnPass = TypeVar("OwnPass", bound=Pass)
 
 
-class Capture(Generic[OwnPass]):
+class Capture(ABC, Generic[OwnPass]):
     """Forward hooks that keep what each layer was called with, and wait for the gradient of its output.
 
     Args:
@@ -69,9 +70,9 @@ class Capture(Generic[OwnPass]):
         """Whether a call of a layer is none that backward will come back from."""
         return not torch.is_grad_enabled()
 
+    @abstractmethod
     def pass_of(self, arguments: Any, keywords: Any) -> OwnPass | None:
         """The pass that a layer's call belongs to; None for one that has been counted before."""
-        raise NotImplementedError
 
     def with_examples(
         self, current: OwnPass | None, layer: CapturedLayer, arguments: Any, output: Tensor
@@ -83,9 +84,9 @@ class Capture(Generic[OwnPass]):
     def waits(self, current: OwnPass, call: Call, sources: Sequence[Tensor]) -> None:
         """A call's outputs, or what they are views of, wait for their gradients."""
 
+    @abstractmethod
     def arrived(self, current: OwnPass, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Backward has brought the gradients of a call's outputs."""
-        raise NotImplementedError
 
     def _hook(self, layer: CapturedLayer) -> Callable[..., Any]:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:

@@ -1,11 +1,15 @@
 """A network for encoded rows of a table: embeddings of categories beside the numbers, then a linear layer or an MLP."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from concord.models.mlp import MLP
+from concord.models.mlp_options import MLPOptions
+from concord.options import option_values
 
 
 class TableNetwork(nn.Module):
@@ -55,3 +59,19 @@ class TableNetwork(nn.Module):
             return outputs + sum(embedded) if embedded else outputs
         answer: Tensor = self.rest(torch.cat([numbers, *embedded], dim=1))
         return answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableNetworkOptions(MLPOptions):
+    """Which network, and how large it is."""
+
+    # fmt: off
+    network: Literal["mlp", "linear"] = "mlp"
+    """Network; linear is logistic or linear regression."""
+    # fmt: on
+
+    def build(self, numeric: int, levels: Sequence[int], outputs: int) -> TableNetwork:
+        """The network of these widths."""
+        sizes = {**option_values(self), **({"hidden_layers": 0} if self.network == "linear" else {})}
+        del sizes["network"]
+        return TableNetwork(numeric, levels, outputs, **sizes)
