@@ -498,7 +498,7 @@ def test_blocks_do_not_change_the_result(name: Any, monkeypatch: pytest.MonkeyPa
         whole = aggregate(rule, gradients)
         for elements in (12, 1):  # four components at once, and one (a block cannot be smaller)
             with monkeypatch.context() as patch:
-                patch.setattr(rule_module, "_BLOCK_ELEMENTS", elements)
+                patch.setattr(rule_module, "BLOCK_ELEMENTS", elements)
                 found = aggregate(rule, gradients)
                 twice = sum_over_environments(rule, gradients, sum_over_environments(rule, gradients), accumulate=True)
             bitwise(found.value, whole.value)
@@ -508,7 +508,7 @@ def test_blocks_do_not_change_the_result(name: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rule_of_ones_own_sees_blocks_no_larger_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_module, "_BLOCK_ELEMENTS", 12)
+    monkeypatch.setattr(rule_module, "BLOCK_ELEMENTS", 12)
     rule, gradients = Recording(), torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
     bitwise(aggregate(rule, gradients).value, aggregate(AndMask(0.5), gradients).value)
     assert rule.shapes[-3:] == [(3, 4), (3, 4), (3, 2)]

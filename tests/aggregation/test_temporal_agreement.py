@@ -112,7 +112,7 @@ def test_pieces_of_a_large_tensor_are_updated_as_the_whole_is(
     fused: bool, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def update(block: int) -> Tensor:
-        monkeypatch.setattr(temporal_agreement, "_CPU_BLOCK", block)
+        monkeypatch.setattr(temporal_agreement, "CPU_BLOCK", block)
         torch.manual_seed(0)
         weight = torch.nn.Parameter(torch.randn(8, 6, 5, 5).contiguous(memory_format=layout))
         optimizer = TemporalAndMaskAdam([weight], 0.01, (0.5, 0.9, 0.5), 0.3, fused=fused)

@@ -1,5 +1,5 @@
-"""A DDP step with the AND-mask hook against the same model with plain DDP, and the hook with environments' momentum
-against that without: 4 gloo processes, 6.5 million parameters."""
+"""Steps of 4 gloo processes with rules against plain ones, 6.5 million parameters: DDP with the AND-mask hook, with
+environments' momentum, and with PCGrad; FSDP2 with the AND-mask."""
 
 import functools
 import os
@@ -14,9 +14,9 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import AndMask
+from concord.aggregation import AndMask, PCGrad
 from concord.benchmark import Row, interleaved
-from concord.gradients import register_aggregation_hook
+from concord.gradients import register_aggregation, register_aggregation_hook
 from concord.training.process import tune_process
 
 PROCESSES, BATCH, WIDTH, LAYERS = 4, 128, 1024, 6
@@ -28,14 +28,29 @@ def _network() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 200))
 
 
+def _sharded() -> nn.Module:
+    """The network, each of its layers a module of FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = _network()
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
 def _measure(rank: int, port: int, result: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     tune_process(threads=1)
     dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
     inputs, targets = torch.randn(BATCH, WIDTH), torch.randint(0, 200, (BATCH,))
-    models = [DistributedDataParallel(_network()) for _ in range(3)]
-    register_aggregation_hook(models[0], AndMask(0.8))
-    register_aggregation_hook(models[2], AndMask(0.8), environment_momentum=0.9)
+    replicas = [DistributedDataParallel(_network()) for _ in range(4)]
+    register_aggregation_hook(replicas[0], AndMask(0.8))
+    register_aggregation_hook(replicas[2], AndMask(0.8), environment_momentum=0.9)
+    register_aggregation_hook(replicas[3], PCGrad())
+    models = [*replicas, _sharded(), _sharded()]
+    register_aggregation(models[4], AndMask(0.8))
     optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in models]
 
     def step(which: int) -> None:
@@ -43,10 +58,10 @@ def _measure(rank: int, port: int, result: str) -> None:
         cross_entropy(models[which](inputs), targets).backward()
         optimizers[which].step()
 
-    steps = [functools.partial(step, which) for which in range(3)]
+    steps = [functools.partial(step, which) for which in range(len(models))]
     measured = [
         interleaved(steps[one], steps[other], repeats=25, warmup=5, synchronize=dist.barrier)
-        for one, other in ((0, 1), (2, 0))
+        for one, other in ((0, 1), (2, 0), (3, 1), (4, 5))
     ]
     if rank == 0:
         torch.save(torch.tensor(measured), result)
@@ -61,10 +76,15 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         result = str(Path(folder) / "measured.pt")
         spawn(_measure, (port, result), nprocs=PROCESSES)
-        (hooked, plain, ratio), momentum = torch.load(result, weights_only=True).tolist()
+        (hooked, plain, ratio), momentum, weighted, sharded = torch.load(result, weights_only=True).tolist()
     parameters = sum(parameter.numel() for parameter in _network().parameters())
-    name = f"DDP step with the AND-mask hook, {PROCESSES} gloo processes, {parameters / 1e6:.1f} M parameters"
+    setting = f"{PROCESSES} gloo processes, {parameters / 1e6:.1f} M parameters"
+    name = f"DDP step with the AND-mask hook, {setting}"
     return [
         Row(name, hooked, "plain DDP step", plain, ratio, "≤ 1.10"),
         Row(f"{name}, with momentum", momentum[0], "without momentum", momentum[1], momentum[2], "≤ 1.05"),
+        Row(f"DDP step with PCGrad, {setting}", weighted[0], "plain DDP step", weighted[1], weighted[2], "≤ 2.0"),
+        Row(
+            f"FSDP2 step with the AND-mask, {setting}", sharded[0], "plain FSDP2 step", sharded[1], sharded[2], "≤ 1.3"
+        ),
     ]

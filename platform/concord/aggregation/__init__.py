@@ -9,21 +9,33 @@ and it turns the sums into the update (``finish``). Three rules as instances:
 * geometric mean: statistics ``g, sign g, log|g|``; finish ``sign(Σg) · exp(Σ log|g| / d)`` under the same mask.
 
 So a new rule is a frozen dataclass with these two parts, one file, and runs wherever the others do; a statistic of its
-own is a :class:`Statistic`, a name and a function. In a training loop of one's own, with ``gradients`` of shape
-``(environments, *parameter.shape)``::
+own is a :class:`Statistic`, a name and a function. Rules that need more than sums belong to one of two other families:
+:mod:`weightings <concord.aggregation.weighting>`, which need the inner products of whole gradients, and
+:mod:`column rules <concord.aggregation.column_rule>`, which need all values of a component. In a training loop of one's
+own, with ``gradients`` of shape ``(environments, *parameter.shape)``::
 
     parameter.grad = aggregate(AndMask(threshold=0.8), gradients).value
 """
 
 from concord.aggregation.agreement import kept_where_signs_agree, required_agreement, rescaled, rescaling_factor
 from concord.aggregation.and_mask import AndMask
+from concord.aggregation.cagrad import CAGrad
 from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, agreeing_signs, chance_of, threshold_at_chance
+from concord.aggregation.clipping import Clipping
+from concord.aggregation.column_rule import ColumnRule
+from concord.aggregation.families import Rule
 from concord.aggregation.geometric_mean import GeometricMean
+from concord.aggregation.krum import Krum
 from concord.aggregation.mean import Mean
+from concord.aggregation.median import Median
+from concord.aggregation.mgda import MGDA
+from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator, Update, aggregate, sum_over_environments
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.selection import (
     AGGREGATORS,
+    COMPARING,
+    RULES,
     SIGN_MASKS,
     WITH_CHANCE,
     AggregatorName,
@@ -43,13 +55,19 @@ from concord.aggregation.statistic import (
 )
 from concord.aggregation.t_mask import TMask
 from concord.aggregation.temporal_agreement import TemporalAgreementAdam, TemporalAndMaskAdam
+from concord.aggregation.trimmed_mean import TrimmedMean
+from concord.aggregation.upgrad import UPGrad
+from concord.aggregation.weighting import Weighting, weights_of
 from concord.aggregation.xor_mask import XorMask
 
 __all__ = [
     "AGGREGATORS",
+    "COMPARING",
     "DEFAULT_SIGNIFICANCE",
     "GRADIENT",
     "LOG_MAGNITUDE",
+    "MGDA",
+    "RULES",
     "SIGN",
     "SIGN_MASKS",
     "SQUARE",
@@ -57,8 +75,15 @@ __all__ = [
     "Aggregator",
     "AggregatorName",
     "AndMask",
+    "CAGrad",
+    "Clipping",
+    "ColumnRule",
     "GeometricMean",
+    "Krum",
     "Mean",
+    "Median",
+    "PCGrad",
+    "Rule",
     "SandMask",
     "SignMask",
     "Statistic",
@@ -66,7 +91,10 @@ __all__ = [
     "TMask",
     "TemporalAgreementAdam",
     "TemporalAndMaskAdam",
+    "TrimmedMean",
+    "UPGrad",
     "Update",
+    "Weighting",
     "XorMask",
     "aggregate",
     "aggregator",
@@ -81,4 +109,5 @@ __all__ = [
     "rescaling_factor",
     "sum_over_environments",
     "threshold_at_chance",
+    "weights_of",
 ]

@@ -16,7 +16,10 @@ from typing import Any, get_type_hints
 
 import torch
 
-from concord.aggregation.rule import Aggregator, aggregate
+from concord.aggregation.column_rule import ColumnRule, combined
+from concord.aggregation.families import Rule, as_rule
+from concord.aggregation.rule import aggregate
+from concord.aggregation.weighting import Weighting, weights_of
 from concord.errors import ArgumentError, InputError
 from concord.source_file import read_source, reason, run_source
 
@@ -80,11 +83,13 @@ class RuleFile:
         module = run_source(self.path, self.source, "rule", refusal)
         kind = getattr(module, self.name, None)
         if kind is None:
-            there = [name for name, each in vars(module).items() if callable(getattr(each, "finish", None))]
+            parts = ("finish", "weights", "combine")
+            there = [name for name, each in vars(module).items() if any(hasattr(each, part) for part in parts)]
             raise refusal(f"there is no {self.name} in the file; it has {', '.join(there) or 'no rule'}")
         if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
             raise refusal(
-                "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments)"
+                "is no dataclass; a rule is a frozen dataclass with statistics and finish(sums, environments), with "
+                "weights(gram), or with combine(columns)"
             )
         try:
             hints = get_type_hints(kind)
@@ -119,25 +124,36 @@ class OwnRule:
                 found[statement.target.id] = " ".join(str(after.value.value).split())
         return found
 
-    def made(self, values: Mapping[str, Any]) -> Aggregator:
+    @property
+    def masks(self) -> bool:
+        """Whether the rule decides component by component what it keeps."""
+        return hasattr(self.kind, "finish")
+
+    def made(self, values: Mapping[str, Any]) -> Rule:
         """Make the rule with these values of its fields; other values are ignored.
 
         Raises:
             InputError: the class refuses them.
         """
         try:
-            rule: Aggregator = self.kind(**{name: values[name] for name in self.options})
+            rule: Rule = self.kind(**{name: values[name] for name in self.options})
         except InputError:
             raise
         except Exception as error:  # the class is the user's: anything can be raised
             raise self._refused(f"cannot be made ({reason(error, self.file.path)})") from error
         return rule
 
-    def check(self, rule: Aggregator) -> None:
+    def check(self, rule: Rule) -> None:
         """Refuse a rule that fails on a few numbers (ArgumentError)."""
         gradients = torch.linspace(-1, 1, 12).reshape(3, 4)
         try:
-            aggregate(rule, gradients)
+            known = as_rule(rule)
+            if isinstance(known, Weighting):
+                weights_of(known, gradients @ gradients.T)
+            elif isinstance(known, ColumnRule):
+                combined(known, gradients)
+            else:
+                aggregate(known, gradients)
         except InputError as error:
             raise self._refused(str(error)) from error
         except Exception as error:  # its functions are the user's: anything can be raised

@@ -1,21 +1,41 @@
 """The rules by the names that the command line and configurations use."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from concord.aggregation.and_mask import AndMask
+from concord.aggregation.cagrad import CAGrad
 from concord.aggregation.chance import DEFAULT_SIGNIFICANCE, threshold_at_chance
+from concord.aggregation.clipping import Clipping
 from concord.aggregation.geometric_mean import GeometricMean
+from concord.aggregation.krum import Krum
 from concord.aggregation.mean import Mean
+from concord.aggregation.median import Median
+from concord.aggregation.mgda import MGDA
+from concord.aggregation.pcgrad import PCGrad
 from concord.aggregation.rule import Aggregator
 from concord.aggregation.sand_mask import SandMask
 from concord.aggregation.sign_mask import SignMask
 from concord.aggregation.t_mask import TMask
+from concord.aggregation.trimmed_mean import TrimmedMean
+from concord.aggregation.upgrad import UPGrad
 from concord.aggregation.xor_mask import XorMask
 from concord.errors import ArgumentError
 
 AggregatorName = Literal["mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask"]
 AGGREGATORS: tuple[str, ...] = get_args(AggregatorName)
+
+# Rules that compare environments, for which sums are not enough; their fields have the names of options.
+COMPARING: dict[str, type[Any]] = {
+    "pcgrad": PCGrad,
+    "mgda": MGDA,
+    "cagrad": CAGrad,
+    "upgrad": UPGrad,
+    "krum": Krum,
+    "clip": Clipping,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+}
 
 
 _RULES: dict[str, Callable[[float], Aggregator]] = {
@@ -26,6 +46,7 @@ _RULES: dict[str, Callable[[float], Aggregator]] = {
     "sand-mask": SandMask,
     "t-mask": lambda _: TMask(),
 }
+RULES: tuple[str, ...] = (*AGGREGATORS, *COMPARING)
 # The SAND-mask is not among them: how much it keeps depends on magnitudes as well.
 SIGN_MASKS: tuple[str, ...] = tuple(
     name for name, rule in _RULES.items() if isinstance(rule, type) and issubclass(rule, SignMask)

@@ -13,13 +13,14 @@ from torch.optim.adam import adam
 from concord.aggregation.agreement import kept_where_signs_agree
 from concord.aggregation.and_mask import AndMask
 from concord.aggregation.draws import with_draws
+from concord.aggregation.families import of_sums
 from concord.aggregation.rule import Aggregator, Update, accumulation_dtype, aggregate, sum_over_environments
 from concord.aggregation.statistic import GRADIENT, SIGN, Statistic, Statistics
 from concord.aggregation.strides import match_strides
 from concord.errors import ArgumentError, InputError
 
 # Elements that are updated together: on a CPU their state stays in the cache, on a GPU few kernels are started.
-_CPU_BLOCK, _BLOCK = 1 << 18, 1 << 26
+CPU_BLOCK, _BLOCK = 1 << 18, 1 << 26
 
 _Part = list[Tensor]
 """Step, parameter, gradient, m, v, averages and draws: of a parameter, or of a run of its components."""
@@ -282,7 +283,7 @@ def _blocks(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
     for part in sorted(parts, key=lambda part: part[1].numel()):
         alike.setdefault((part[1].device, part[1].dtype), []).append(part)
     for (device, _), those in alike.items():
-        limit = _CPU_BLOCK if device.type == "cpu" else _BLOCK
+        limit = CPU_BLOCK if device.type == "cpu" else _BLOCK
         block: list[_Part] = []
         for step, *tensors in those:
             # State and gradient lie densely in memory; if the parameter does not, its strides differ from theirs.
@@ -328,7 +329,7 @@ def _check(group: dict[str, Any], rule: Aggregator) -> None:
     """Refuse a rule that cannot mask, as far as a few numbers tell, and options that are wrong."""
     kind, lr, betas = type(rule).__name__, group["lr"], group["betas"]
     probe = torch.tensor([[-0.75, 0.0, 0.3, 250.0]])
-    aggregate(rule, probe)
+    aggregate(of_sums(rule, "an average over steps"), probe)
     if any(each.name == "exp" for each in rule.statistics):
         raise InputError("a statistic's name is exp, and its average would be kept as exp_avg, which is Adam's own")
     averages = with_draws(rule, sum_over_environments(rule, probe), 0, lambda: torch.arange(4))

@@ -4,6 +4,7 @@
   group, the two-level form: several environments in each of several processes.
 * :func:`register_aggregation_hook`: one environment a process, as a communication hook of
   ``DistributedDataParallel`` that overlaps with backward.
+* :func:`register_aggregation`: the same for a model that ``fully_shard`` has divided among the processes.
 * :func:`per_example`: every example an environment of its own, from one ordinary backward pass of any loop;
   :class:`PerExampleGradients` is the same as one call.
 """
@@ -13,6 +14,7 @@ from concord.gradients.nonfinite import NonFinite, NonFiniteGradientError
 from concord.gradients.per_example import PerExample, per_example
 from concord.gradients.per_example_gradients import ExampleGradient, PerExampleGradients
 from concord.gradients.risk import Batch, Loss, Risk, Supervised
+from concord.gradients.sharded_hook import ShardedAggregation, register_aggregation
 from concord.gradients.stacked import StackedGradients
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep, GradientSource
 from concord.gradients.step_clock import StepClock
@@ -32,10 +34,12 @@ __all__ = [
     "PerExample",
     "PerExampleGradients",
     "Risk",
+    "ShardedAggregation",
     "StackedGradients",
     "StepClock",
     "Supervised",
     "aggregation_hook",
     "per_example",
+    "register_aggregation",
     "register_aggregation_hook",
 ]

@@ -6,7 +6,9 @@ statistics, adds them and applies the rule; in the second it shares its slice of
 network at all where every process has one environment: the gradients themselves arrive, and the receiver forms the
 statistics. Where processes hold several environments each, their sums travel, those of whole numbers as the smallest
 integer that holds them (signs as one byte beside a gradient's four; the counts of several processes are added only
-after they arrived, in floating point). Once a step the processes exchange what they kept of each layer.
+after they arrived, in floating point); for rules that compare environments the gradients of all of them do. The inner
+products that weightings need are formed slice by slice, and added in between: a message of d × d numbers. Once a step
+the processes exchange what they kept of each layer.
 
 Gradients leave from, and updates arrive in, the caller's own memory: packing them into one message would cost
 two passes over it. On a GPU the wait, the rule and the second phase have a stream of their own, so that the backward
@@ -26,10 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from concord.aggregation import Aggregator, Statistics, sum_over_environments
+from concord.aggregation import ColumnRule, Rule, Statistics, Weighting, sum_over_environments, weights_of
+from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.rule import accumulation_dtype
+from concord.aggregation.weighting import gram_of
 from concord.errors import InputError
-from concord.gradients.finish import finish_in_blocks, poison, rescale_layers
+from concord.gradients.finish import combine_in_blocks, finish_in_blocks, poison, rescale_layers
 from concord.gradients.layout import Layers
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation
@@ -87,6 +91,10 @@ class Processes:
             work.wait()
         return result
 
+    def by_environment(self, gathered: Tensor) -> Tensor:
+        """What every process has of each of its environments, ``(processes, most)``, one after the other."""
+        return torch.cat([row[:count] for row, count in zip(gathered, self.counts, strict=True)])
+
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
         """Start to send ``own`` to every process, and to receive theirs in ``parts``, whose sizes all know."""
         if own.is_cuda:
@@ -106,18 +114,16 @@ def owned_slices(components: int, processes: int) -> list[slice]:
     return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
 
-def sent_dtypes(
-    rule: Aggregator, dtype: torch.dtype, environments: int, *, sends_statistics: bool
-) -> dict[str, torch.dtype]:
+def sent_dtypes(rule: Rule, dtype: torch.dtype, environments: int, *, sends_statistics: bool) -> dict[str, torch.dtype]:
     """The dtype in which each statistic leaves a process.
 
     Args:
         rule: the aggregator.
         dtype: of the gradients, or of the sums.
         environments: the most of one process.
-        sends_statistics: whether processes send sums of statistics, or the gradients of their only environments.
+        sends_statistics: whether processes send sums of statistics, or their environments' gradients.
     """
-    if not sends_statistics:
+    if not sends_statistics or isinstance(rule, Weighting | ColumnRule):
         return {"gradient": dtype}
     return {each.name: each.wire_dtype(environments, dtype) for each in rule.statistics}
 
@@ -152,7 +158,7 @@ class SliceExchange:
         dtype: dtype of what is sent: of the gradients, or of the sums.
         device: where it lies.
         processes: those of the group.
-        sends_statistics: False if processes send gradients of their only environment, of which the receivers form
+        sends_statistics: False if processes send the gradients of all their environments, of which the receivers form
             the statistics; True if they send sums of statistics.
     """
 
@@ -182,8 +188,9 @@ class SliceExchange:
             # What is not finite cannot travel as an integer.
             self._wire = {name: torch.promote_types(wire, dtype) for name, wire in self._wire.items()}
         own = self._sizes[processes.rank]
+        self._rows = [1] * len(self._sizes) if sends_statistics else list(processes.counts)
         self._got = {
-            name: torch.zeros(len(self._sizes), own, dtype=wire, device=device) for name, wire in self._wire.items()
+            name: torch.zeros(sum(self._rows), own, dtype=wire, device=device) for name, wire in self._wire.items()
         }
         self._works: list[Any] = []
         self._under_way: list[Tensor] = []
@@ -191,13 +198,14 @@ class SliceExchange:
         self.out = torch.empty(0, device=device)
         self.kept = torch.empty(0, device=device)
         self.present = torch.empty(0, device=device)
+        self.gram = torch.empty(0)
 
     def send(self, contributions: Statistics, present: Tensor) -> None:
         """Start the first phase.
 
         Args:
-            contributions: ``gradient`` alone, or the summed statistics; each flat, of all components, contiguous.
-                They must not change before :meth:`apply_rule`.
+            contributions: ``gradient`` alone, or the summed statistics; each flat, of all components, contiguous, or as
+                :meth:`send_rows` has several gradients. They must not change before :meth:`apply_rule`.
             present: ``(local environments,)`` float32: 1 for an environment that is in the contributions, -1 for
                 one whose gradient is not finite.
         """
@@ -212,15 +220,35 @@ class SliceExchange:
                 dist.all_to_all_single(
                     incoming,
                     outgoing,
-                    output_split_sizes=[self._sizes[self.processes.rank] * width] * len(self._sizes),
-                    input_split_sizes=[size * width for size in self._sizes],
+                    output_split_sizes=[self._sizes[self.processes.rank] * width * rows for rows in self._rows],
+                    input_split_sizes=[size * width * self._rows[self.processes.rank] for size in self._sizes],
                     group=self.processes.group,
                     async_op=True,
                 )
             )
         self.aggregation.clock.switch(before)
 
-    def apply_rule(self, out: Tensor, step: int, presence: Tensor | None = None, scale: Tensor | None = None) -> None:
+    def send_rows(self, rows: Tensor, present: Tensor) -> None:
+        """Start the first phase with the gradients ``(local environments, components)``."""
+        self.send({"gradient": torch.cat([rows[:, part].reshape(-1) for part in self._slices])}, present)
+
+    def form_gram(self) -> None:
+        """Wait for the first phase, and form the inner products of all environments in this process's slice."""
+        before = self.aggregation.clock.switch("exchange")
+        with self._aside():
+            self._wait()
+            self.aggregation.clock.switch("optimizer")
+            self.gram = gram_of(self._got["gradient"])
+        self.aggregation.clock.switch(before)
+
+    def apply_rule(
+        self,
+        out: Tensor,
+        step: int,
+        presence: Tensor | None = None,
+        scale: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
         """Wait for the first phase, put this process's slice of the update into ``out``, start the second phase.
 
         Args:
@@ -229,6 +257,7 @@ class SliceExchange:
             presence: everybody's ``present``, ``(processes, most environments)``, where environments that are not
                 finite are left out; None: all are in. Reading it makes the host wait for the device.
             scale: the gradients that were sent are multiplied by it, and so is the update. None: by nothing.
+            weights: of all environments, if the rule is a weighting.
         """
         clock = self.aggregation.clock
         before = clock.switch("exchange")
@@ -238,20 +267,29 @@ class SliceExchange:
             rows: slice | Tensor = slice(None)
             environments = self.processes.total
             if presence is not None:
-                present = presence.clamp(min=0).sum(1)
+                by_row = presence if self.sends_statistics else self.processes.by_environment(presence)[:, None]
+                present = by_row.clamp(min=0).sum(1)
                 environments = int(present.sum())
                 if bool((present == 0).any()):
                     rows = present.nonzero().flatten()
             own = out[self._own]
-            self.kept = finish_in_blocks(
-                self.rule,
-                lambda block: self._sums(rows, block, scale),
-                own,
-                self.layers,
-                self._own.start,
-                environments,
-                step,
-            )
+            rule: Any = self.rule if weights is None else WeightedSum(weights)
+            if isinstance(rule, ColumnRule):
+                self.kept = self.kept.new_zeros(len(self.layers.sizes))
+                if environments > 0:
+                    combine_in_blocks(rule, lambda block: self._gradients(rows, block, scale), own)
+                else:
+                    own.zero_()
+            else:
+                self.kept = finish_in_blocks(
+                    rule,
+                    lambda block: self._sums(rows, block, scale),
+                    own,
+                    self.layers,
+                    self._own.start,
+                    environments,
+                    step,
+                )
             if scale is not None:
                 own.mul_(scale)
             clock.switch("exchange")
@@ -283,13 +321,17 @@ class SliceExchange:
             rescale_layers(self.out, self.layers, kept_fraction)
         return kept_fraction
 
+    def _gradients(self, rows: slice | Tensor, block: slice, scale: Tensor | None) -> Tensor:
+        gradients = self._got["gradient"][rows, block].to(self._dtype)
+        return gradients if scale is None else gradients / scale
+
     def _sums(self, rows: slice | Tensor, block: slice, scale: Tensor | None) -> Statistics:
+        rule: Any = self.rule
         if not self.sends_statistics:
-            gradients = self._got["gradient"][rows, block].to(self._dtype)
-            return sum_over_environments(self.rule, gradients if scale is None else gradients / scale)
+            return sum_over_environments(rule, self._gradients(rows, block, scale))
         return {
             each.name: self._got[each.name][rows, block].sum(0, dtype=torch.promote_types(self._dtype, each.dtype))
-            for each in self.rule.statistics
+            for each in rule.statistics
         }
 
     def _share(self, out: Tensor) -> None:
@@ -311,6 +353,40 @@ class SliceExchange:
         for work in self._works:
             work.wait()
         self._works, self._under_way = [], []
+
+
+def weigh(exchanges: Sequence[SliceExchange], step: int, scale: Tensor | None = None) -> Tensor:
+    """The weights of the environments of all processes, the same numbers in every process.
+
+    Args:
+        exchanges: with the inner products of all slices, in the same order in all processes; the rule is a weighting.
+        step: for errors, and for rules that draw.
+        scale: the gradients that were sent are multiplied by it. None: by nothing.
+
+    Returns:
+        ``(environments,)`` float64; 0 for one that is not finite.
+
+    Raises:
+        InputError: the rule gives another number of weights, or weights that are not finite.
+    """
+    first = exchanges[0]
+    rule, aggregation, processes = first.rule, first.aggregation, first.processes
+    assert isinstance(rule, Weighting)
+    partial = torch.stack([exchange.gram for exchange in exchanges]).sum(0)
+    before = aggregation.clock.switch("exchange")
+    present = torch.stack([exchange.present for exchange in exchanges]).amin(0)
+    message = torch.cat([present.double(), partial.flatten().to(present.device)])
+    # Added by every process in the same order: not all ways to reduce give all processes the same bits.
+    flags, products = processes.gathered(message).cpu().split([len(present), processes.total**2], 1)
+    aggregation.clock.switch(before)
+    gram = products.sum(0).view(processes.total, processes.total)
+    if scale is not None:
+        gram = gram / float(scale) ** 2
+    left = (processes.by_environment(flags) > 0) & torch.isfinite(gram.diagonal())
+    weights = torch.zeros(processes.total, dtype=torch.float64)
+    if bool(left.all()) or (aggregation.policy == "skip" and bool(left.any())):
+        weights[left] = weights_of(rule, gram[left][:, left], step)
+    return weights
 
 
 def complete(exchanges: Sequence[SliceExchange], step: int) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from concord.aggregation import Aggregator, Statistics, rescaling_factor
+from concord.aggregation import Aggregator, ColumnRule, Statistics, rescaling_factor
+from concord.aggregation.column_rule import combined
 from concord.aggregation.draws import with_draws
 from concord.errors import InputError
 from concord.gradients.layout import Layers
@@ -68,6 +69,23 @@ def finish_in_blocks(
             for index, piece in pieces:
                 counted[index] += float(mask[piece].sum(dtype=torch.float32))
     return kept if out.is_cuda else kept + torch.tensor(counted, dtype=torch.float32)
+
+
+def combine_in_blocks(rule: ColumnRule, columns: Callable[[slice], Tensor], out: Tensor) -> None:
+    """Combine the environments' values of neighbouring components.
+
+    Args:
+        rule: the rule.
+        columns: gives the gradients of a slice of ``out``, ``(environments, components)``.
+        out: where the update goes, flat.
+
+    Raises:
+        InputError: the rule gives an update of another shape.
+    """
+    width = max(1, len(out) if out.is_cuda else _BLOCK)
+    for first in range(0, len(out), width):
+        block = slice(first, min(first + width, len(out)))
+        out[block] = combined(rule, columns(block))
 
 
 def rescale_layers(out: Tensor, layers: Layers, kept_fraction: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from concord.aggregation import Statistic
 from concord.aggregation.rule import accumulation_dtype, add_statistics
+from concord.aggregation.weighting import gram_of
 
 Wanted = Sequence[tuple[Statistic, Tensor]]
 """Statistics, and the sum of each, to which is added: contiguous, shaped as the parameter."""
@@ -37,6 +38,8 @@ _MANY_POSITIONS = 100
 _BYTE = 127  # the largest number of eight bits
 _PATCH_BYTES = 32 << 20
 _PRODUCT_BYTES = 2 << 20
+# Bytes of all groups' gradients of some components.
+_COLUMN_BYTES = 8 << 20
 
 
 class GroupGradients(Protocol):
@@ -317,6 +320,28 @@ class SummedGradients:
         """Form, map and sum some groups at a time."""
         for part in chunks(self.groups, memory_limit // max(2 * wanted[0][1].nbytes, 1)):
             add_statistics(wanted, self.of_groups(part))
+
+
+def columns_of(form: GroupGradients, groups: int) -> Iterator[tuple[slice, Tensor]]:
+    """The gradients of all groups, some components at a time: which, and ``(groups, components)``."""
+    if not isinstance(form, Product):
+        gradients = form.of_groups(slice(0, groups)).flatten(1)
+        yield slice(0, gradients.shape[1]), gradients
+        return
+    m, n = form.rows.shape[1], form.columns.shape[2]
+    for rows in chunks(m, _COLUMN_BYTES // (groups * n * form.rows.itemsize)):
+        yield slice(rows.start * n, rows.stop * n), torch.bmm(form.rows[:, rows], form.columns).flatten(1)
+
+
+def gram_of_groups(form: GroupGradients, groups: int) -> Tensor:
+    """The inner products of the groups' gradients; of products by (GGᵀ) ⊙ (XXᵀ) where that is less work."""
+    if isinstance(form, Product):
+        _, m, positions = form.rows.shape
+        n = form.columns.shape[2]
+        if groups * positions**2 * (m + n) < m * n * (positions + groups):
+            left, right = gram_of(form.rows.mT.reshape(-1, m)), gram_of(form.columns.reshape(-1, n))
+            return left.mul_(right).view(groups, positions, groups, positions).sum((1, 3))
+    return torch.stack([gram_of(columns) for _, columns in columns_of(form, groups)]).sum(0)
 
 
 @functools.cache

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from concord.aggregation import Aggregator
+from concord.aggregation import Rule, Weighting
+from concord.aggregation.families import masks
+from concord.aggregation.weighting import name_of
 from concord.errors import InputError
 from concord.gradients.environment_momentum import EnvironmentMomentum
-from concord.gradients.exchange import Processes, SliceExchange, complete
+from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
 from concord.gradients.layout import Layers, Layout, require_unchanged, trainable
 from concord.gradients.nonfinite import presence
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
@@ -52,7 +54,8 @@ class AggregationHook:
     ``no_sync()``. The result replaces the average that DDP would have formed.
 
     Args:
-        rule: the aggregator.
+        rule: the rule. With a weighting no bucket can be aggregated before all are there: half of the messages still
+            travel beside backward.
         environment: this process's name in errors; ``rank N`` if None.
         group: the process group of the DDP model; None is the default group.
         parameters: the model's trainable parameters by name, in its order, which number the components for a rule
@@ -66,6 +69,8 @@ class AggregationHook:
         step: the number of backward passes that were aggregated.
         skipped: names of the environments left out of the last one.
         skipped_total: how often an environment was left out so far.
+        weights: of the environments of all processes in the last one, ``(environments,)`` float64, 0 for one that was
+            left out; None if the rule is no weighting.
 
     Raises:
         InputError: the rule's statistics are not what they say, or ``parameters`` are needed and missing.
@@ -73,7 +78,7 @@ class AggregationHook:
 
     def __init__(
         self,
-        rule: Aggregator,
+        rule: Rule,
         *,
         environment: str | None = None,
         group: dist.ProcessGroup | None = None,
@@ -97,6 +102,7 @@ class AggregationHook:
         self.step = 0
         self.skipped: tuple[str, ...] = ()
         self.skipped_total = 0
+        self.weights: Tensor | None = None
         self._kept: dict[int, Tensor] = {}
         self._exchanges: dict[tuple[int, torch.dtype, tuple[int, ...]], SliceExchange] = {}
         self._waiting: list[_Bucket] = []
@@ -108,7 +114,10 @@ class AggregationHook:
 
         Raises:
             KeyError: the parameter was in no aggregated bucket.
+            InputError: the rule lets whole gradients through.
         """
+        if not masks(self.aggregation.rule):
+            raise InputError(f"rule {name_of(self.aggregation.rule)}: drops no components; there is no kept fraction")
         return self._kept[id(parameter)]
 
     def aggregate(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
@@ -137,7 +146,7 @@ class AggregationHook:
             )
         future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
         self._waiting.append(_Bucket(self._exchanges[key], buffer, present, parameters, future))
-        if self.aggregation.policy != "skip":
+        if not self._waits:
             self._send(present)
         elif bucket.is_last():
             present = torch.stack([waiting.present for waiting in self._waiting]).amin(0)
@@ -158,6 +167,11 @@ class AggregationHook:
         """
         if self._momentum is not None:
             self._momentum.load_state_dict(state, self.processes.names[self.processes.rank])
+
+    @property
+    def _waits(self) -> bool:
+        """Whether no bucket is sent before it is known which environments are finite in all of them."""
+        return self.aggregation.policy == "skip" and not isinstance(self.aggregation.rule, Weighting)
 
     def _average(
         self,
@@ -189,14 +203,22 @@ class AggregationHook:
             self._apply_rule(self._sent[-1], everyones)
 
     def _apply_rule(self, bucket: _Bucket, everyones: Tensor | None = None) -> None:
+        if isinstance(self.aggregation.rule, Weighting):  # which has weights when all are there
+            bucket.exchange.form_gram()
+            return
         scale = self.aggregation.scale(bucket.buffer.device)
         bucket.exchange.apply_rule(bucket.buffer, self.step, everyones, scale)
 
     def _receive(self) -> None:
         sent, self._sent = self._sent, []
-        if self.aggregation.policy != "skip":
+        if not self._waits:
             self._apply_rule(sent[-1])
         step, self.step = self.step, self.step + 1
+        if isinstance(self.aggregation.rule, Weighting):
+            scale = self.aggregation.scale(sent[0].buffer.device)
+            self.weights = weigh([bucket.exchange for bucket in sent], step, scale)
+            for bucket in sent:
+                bucket.exchange.apply_rule(bucket.buffer, step, weights=self.weights)
         kept, self.skipped = complete([bucket.exchange for bucket in sent], step)
         self.skipped_total += len(self.skipped)
         for bucket, fractions in zip(sent, kept, strict=True):
@@ -212,7 +234,7 @@ def aggregation_hook(state: AggregationHook, bucket: dist.GradBucket) -> Future[
 
 def register_aggregation_hook(
     model: DistributedDataParallel,
-    rule: Aggregator,
+    rule: Rule,
     *,
     environment: str | None = None,
     **options: Unpack[AggregationOptions],
@@ -263,7 +285,7 @@ class HookedGradients:
         self,
         model: nn.Module,
         loss: Loss | Risk,
-        rule: Aggregator,
+        rule: Rule,
         *,
         environment: str | None = None,
         find_unused_parameters: bool = False,
@@ -291,6 +313,8 @@ class HookedGradients:
         check_weights(weight)
         scale = self.hook.aggregation.scale(weight.device)
         (risk if scale is None else risk * scale).backward()
-        kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])
-        environments = self.hook.processes.total - len(self.hook.skipped)
-        return EnvironmentStep(risk.detach()[None], kept, self.hook.skipped, weight[None], environments)
+        kept = torch.empty(0, device=weight.device)
+        if masks(self.hook.aggregation.rule):
+            kept = torch.stack([self.hook.kept_fraction(parameter) for parameter in self._parameters])
+        skipped, environments = self.hook.skipped, self.hook.processes.total - len(self.hook.skipped)
+        return EnvironmentStep(risk.detach()[None], kept, skipped, weight[None], environments, self.hook.weights)

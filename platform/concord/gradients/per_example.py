@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from concord.aggregation import GRADIENT, Aggregator
+from concord.aggregation import GRADIENT, Rule
 from concord.errors import ArgumentError, InputError
 from concord.gradients.example_hooks import ExampleHooks, Reduction
 from concord.gradients.exchange import Processes, SliceExchange
@@ -46,7 +46,7 @@ class PerExample:
     Args:
         model: the model. Its inputs and its layers have the examples in the first dimension. What all examples share,
             such as embeddings of positions, may have a 1 there, or come from ``nn.Embedding`` of a line of positions.
-        rule: the rule.
+        rule: the rule, which needs sums alone.
         reduction: whether the loss is the mean or the sum over the examples of a pass. Do not divide the loss by
             the number of microbatches: the result is the rule's over all examples since the last :meth:`aggregate`.
         group: other processes of this group have other examples; the rule is applied to all of them together, and
@@ -67,7 +67,7 @@ class PerExample:
     def __init__(
         self,
         model: nn.Module,
-        rule: Aggregator,
+        rule: Rule,
         *,
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | None = None,
@@ -177,12 +177,12 @@ class PerExample:
                 everyones = tuple(tuple(_names(counts, rank)) for rank in range(len(counts)))
                 self._exchange = self.sums.exchange(Processes(self.group, everyones, dist.get_rank(self.group)))
             names = _names(counts, self._exchange.processes.rank if self._exchange is not None else 0)
-            kept, skipped, in_all = self.sums.apply_rule(finite, names, step, self._exchange)
+            applied = self.sums.apply_rule(finite, names, step, self._exchange)
         finally:
             self.discard()
         self.aggregation.scale_gradients(self.sums.parameters.values())
         nothing = torch.empty(0, device=self.sums.device)
-        return EnvironmentStep(nothing, kept, skipped, nothing, in_all)
+        return EnvironmentStep(nothing, applied.kept, applied.skipped, nothing, applied.environments)
 
     def gradients_are_finite(self) -> bool:
         """Whether the sums in ``parameter.grad`` are; a sum of finite gradients may overflow."""

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.aggregation import Aggregator
+from concord.aggregation import Rule
 from concord.errors import ArgumentError
 from concord.gradients.finite_groups import collect_finite
 from concord.gradients.group_gradients import MEMORY_LIMIT
@@ -70,7 +70,7 @@ class PerExampleGradients:
         self,
         model: nn.Module,
         loss: Loss | Risk,
-        rule: Aggregator,
+        rule: Rule,
         *,
         definition: ExampleGradient = "contribution",
         group: dist.ProcessGroup | None = None,

@@ -17,28 +17,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from concord.errors import InputError
 from concord.gradients.capture import Capture, Pass
-from concord.gradients.group_gradients import MEMORY_LIMIT
+from concord.gradients.collected import Collected
 from concord.gradients.layer_gradients import Call, formula_of, is_unit
 from concord.gradients.risk import Batch, MeanRisk, autocast_to, pair
 from concord.gradients.sums import Sums
 
 
 class PooledPass(Capture[Pass]):
-    """Sums the statistics of environments by one pass through the model.
+    """Collects the gradients of environments, or their sums, by one pass through the model.
 
     Args:
         risk: of the model; it has to be a loss of outputs and targets.
-        sums: where the statistics are added.
+        sums: where they go.
 
     Raises:
         InputError: the risk is no loss of outputs and targets, or a parameter belongs to no known kind of layer.
     """
 
-    def __init__(self, risk: MeanRisk, sums: Sums) -> None:
+    def __init__(self, risk: MeanRisk, sums: Collected) -> None:
         super().__init__(risk.model, sums.parameters)
         if not getattr(risk.risk, "of_outputs", False):
             raise InputError("pooled: the risk is no function of outputs and targets")
-        if sums.gradient is None:
+        if isinstance(sums, Sums) and sums.gradient is None:
             raise InputError("pooled: the rule has no sum of gradients, which would tell whether they are finite")
         if any(isinstance(module, _BatchNorm) for module in risk.model.modules()):
             raise InputError("pooled: batch norm normalizes each environment by itself")
@@ -53,7 +53,7 @@ class PooledPass(Capture[Pass]):
         self._scale: Tensor | None = None
 
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add the statistics of these environments to the sums; gives their risks and weights, ``(environments,)``.
+        """Add what is collected of these environments; gives their risks and weights, ``(environments,)``.
 
         Args:
             batch: inputs and targets, ``(environments, examples, ...)``.
@@ -108,6 +108,4 @@ class PooledPass(Capture[Pass]):
             self._add(index)
 
     def _add(self, index: int) -> None:
-        part = self._sums.part(index)
-        wanted = [(statistic, part[statistic.name]) for statistic in self._sums.rule.statistics]
-        self._pass.pop(index).add_to(wanted, MEMORY_LIMIT)
+        self._sums.add_form(index, self._pass.pop(index), self._pass.groups)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack
@@ -11,14 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from concord.aggregation import Aggregator
+from concord.aggregation import Rule
+from concord.aggregation.families import masks
 from concord.errors import ArgumentError, InputError
+from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.finite_groups import collect_finite, random_state, set_random_state
 from concord.gradients.group_gradients import chunks
 from concord.gradients.layout import require_no_hooks_after_accumulation, require_unchanged
 from concord.gradients.pooled import PooledPass
 from concord.gradients.risk import Batch, Calls, Loss, MeanRisk, Risk, as_risk, check_weights, take
+from concord.gradients.rows import Rows
 from concord.gradients.step import Aggregation, AggregationOptions, EnvironmentStep
 from concord.gradients.sums import Sums
 from concord.machine import last_level_cache
@@ -46,7 +50,8 @@ class StackedGradients:
 
     The environments go through the model as one batch, or their gradients are computed by ``vmap(grad)``, in chunks of
     about the same size that hold at most ``memory_limit`` bytes of gradients; the statistics of each chunk are added to
-    the sums at once.
+    the sums at once. A rule that compares environments gets them all: the gradients are kept while they fit
+    ``memory_limit`` (1 GiB if None); else layer by layer, where the environments go through the model as one batch.
 
     Dropout draws its own mask for each environment, from the process's default generator.
     Batch norm normalizes each environment's batch by that batch alone, and the running statistics become the mean
@@ -57,7 +62,7 @@ class StackedGradients:
     Args:
         model: its parameters that require gradients get ``grad``, which is replaced, not added to.
         loss: the loss or the risk.
-        rule: the aggregator.
+        rule: the rule.
         names: the environments' names, for errors; ``environment 0…`` if None.
         group: the two-level form: other processes of this group hold other environments, and the rule is applied
             to all of them together. Every process must then call with the same frequency. Give ``names``, since
@@ -76,14 +81,15 @@ class StackedGradients:
 
     Raises:
         InputError: the model has no parameter that requires a gradient, ``group`` came without ``names``, the rule's
-            statistics are not what they say, or ``pooled`` came with ``environment_momentum``.
+            statistics are not what they say, or ``pooled`` came with ``environment_momentum``. Later: the environments'
+            gradients do not fit ``memory_limit``, and the rule needs them all.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss | Risk,
-        rule: Aggregator,
+        rule: Rule,
         *,
         names: Sequence[str] | None = None,
         group: dist.ProcessGroup | None = None,
@@ -92,7 +98,9 @@ class StackedGradients:
         **options: Unpack[AggregationOptions],
     ) -> None:
         self.aggregation = Aggregation(rule, **options)
-        self._sums = Sums(model, self.aggregation)
+        limit = _LARGEST_CHUNK if memory_limit is None else memory_limit
+        compares = not masks(self.aggregation.rule)
+        self._sums: Collected = Rows(model, self.aggregation, limit) if compares else Sums(model, self.aggregation)
         self._momentum = self.aggregation.momentum(self._sums.parameters)
         if self._momentum is not None and vectorize == "pooled":
             raise ArgumentError(
@@ -106,9 +114,8 @@ class StackedGradients:
         self._device = self._sums.device
         self._risk = MeanRisk(model, as_risk(loss), self.aggregation.autocast, self._device)
         self._calls = Calls()
-        self._chunk = _environments_together(
-            self._sums.layout.components * self._sums.layout.dtype.itemsize, self._device, memory_limit
-        )
+        size = self._sums.layout.components * self._sums.layout.dtype.itemsize
+        self._chunk = sys.maxsize if compares else _environments_together(size, self._device, memory_limit)
         self._chosen = vectorize is False
         self._pooled: PooledPass | None = None
         self._finite_flags: list[Tensor] | None = None
@@ -148,6 +155,8 @@ class StackedGradients:
             summed.append(self._sum(part, count, at))
 
         def find(left: Tensor | None) -> Tensor:
+            if isinstance(self._sums, Rows):
+                return self._sums.finite()
             self._finite_flags = []
             collect(left)
             found, self._finite_flags = torch.cat(self._finite_flags).cpu(), None
@@ -158,11 +167,12 @@ class StackedGradients:
         )
         risks, weights, _ = summed[0]
         check_weights(weights)
-        kept, skipped, in_all = self._sums.apply_rule(finite, names, at, self._exchange)
+        applied = self._sums.apply_rule(finite, names, at, self._exchange)
         if bool(finite.any()):
             self._write_buffers(summed[-1][2])
         self.aggregation.scale_gradients(self._sums.parameters.values())
-        return EnvironmentStep(risks, kept, skipped, weights, in_all)
+        kept, skipped, in_all, environment_weights = applied
+        return EnvironmentStep(risks, kept, skipped, weights, in_all, environment_weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: the averages of these environments' gradients, if there are any; by their names."""
@@ -191,6 +201,9 @@ class StackedGradients:
         batch, (environments, _) = self._calls.check(batch, self.names)
         if environments == 1:
             return
+        if isinstance(self._sums, Rows) and environments > self._sums.most:  # compared by some of them
+            environments = self._sums.most
+            batch = take(batch, slice(environments))
         momentum, self._momentum = self._momentum, None  # nothing of this enters the averages
         random = random_state(self._device)
         try:
@@ -236,6 +249,8 @@ class StackedGradients:
 
     def _sum_separately(self, batch: Batch, environments: int, step: int) -> tuple[_Sum, str | None]:
         """The sum by vmap, else by one backward pass an environment and why there is none by vmap."""
+        if isinstance(self._sums, Rows):
+            self._sums.require_room(environments)
         random = random_state(self._device)
         result = self._try_vectorized(batch, environments, step)
         if not isinstance(result, str):
@@ -265,7 +280,7 @@ class StackedGradients:
 
     def _pooled_gives(self, expected: _Sum, batch: Batch, environments: int, step: int) -> bool:
         """Whether one pass for all gives the same as what has just been summed: it does not where examples meet."""
-        sums = {name: total.clone() for name, total in self._sums.flat.items()}
+        sums = {name: total.clone() for name, total in self._sums.values().items()}
         old = dict(self.model.named_buffers())
         if any(not torch.equal(new, old[name]) for name, new in expected[2].items()):
             return False
@@ -275,7 +290,8 @@ class StackedGradients:
             return False
         half = self.aggregation.autocast is not None
         close = torch.allclose(risks, expected[0], rtol=0.02 if half else 1e-4, atol=1e-5)
-        errors = [(self._sums.flat[name] - total).nan_to_num().norm() for name, total in sums.items()]
+        found = self._sums.values()
+        errors = [(found[name] - total).nan_to_num().norm() for name, total in sums.items()]
         norms = [total.nan_to_num(neginf=0, posinf=0).norm() for total in sums.values()]
         # Signs of gradients that are rounding differ.
         return close and all(

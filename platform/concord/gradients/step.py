@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypedDict
 import torch
 from torch import Tensor
 
-from concord.aggregation import Aggregator, check_statistics
+from concord.aggregation import Rule
+from concord.aggregation.families import as_rule, masks
+from concord.aggregation.weighting import name_of
 from concord.errors import ArgumentError
 from concord.gradients.environment_momentum import EnvironmentMomentum
 from concord.gradients.nonfinite import NonFinite, check_nonfinite
@@ -21,11 +23,13 @@ class EnvironmentStep(NamedTuple):
         losses: ``(local environments,)``, each environment's mean risk in this process; empty where the source never
             sees it.
         kept_fraction: ``(parameters,)``, the part of each parameter tensor's components that the rule let through,
-            in the order of ``model.named_parameters()``; float32.
+            in the order of ``model.named_parameters()``; float32. Empty if the rule lets whole gradients through.
         skipped: names of environments that were left out, in any process, because their gradient was not finite.
         weights: ``(local environments,)``, what each of ``losses`` weighs in a mean over several parts of its
             environment: the number of examples of its batch, or the weight that the risk gave.
         environments: the number of environments, of all processes.
+        environment_weights: ``(environments,)`` float64, what each environment of all processes, in the processes'
+            order, weighs in the update, 0 if it was left out; None if the rule is no weighting.
     """
 
     losses: Tensor
@@ -33,6 +37,7 @@ class EnvironmentStep(NamedTuple):
     skipped: tuple[str, ...]
     weights: Tensor
     environments: int
+    environment_weights: Tensor | None = None
 
 
 class GradientSource(Protocol):
@@ -58,7 +63,7 @@ class Aggregation:
     """How the gradients of a step become one, whichever way they are obtained.
 
     Args:
-        rule: the aggregator.
+        rule: the rule, of any family.
         rescale: divide each parameter tensor's update by its kept fraction.
         environment_momentum: β of an average of each environment's gradients over its steps, which the rule sees in
             their place, see :mod:`~concord.gradients.environment_momentum`; in [0, 1), 0 keeps none.
@@ -70,11 +75,11 @@ class Aggregation:
         clock: records how long each phase of a step takes.
 
     Raises:
-        InputError: the rule's statistics are not what they say, ``environment_momentum`` is out of its range, or
-            ``nonfinite`` is unknown.
+        InputError: the rule's statistics are not what they say, ``rescale`` came with a rule that drops no components,
+            ``environment_momentum`` is out of its range, or ``nonfinite`` is unknown.
     """
 
-    rule: Aggregator
+    rule: Rule
     rescale: bool = False
     environment_momentum: float = 0.0
     nonfinite: NonFinite | None = None
@@ -83,7 +88,9 @@ class Aggregation:
     clock: StepClock = field(default_factory=StepClock)
 
     def __post_init__(self) -> None:
-        check_statistics(self.rule)
+        object.__setattr__(self, "rule", as_rule(self.rule))
+        if self.rescale and not masks(self.rule):
+            raise ArgumentError("rescale", True, f"{name_of(self.rule)} drops no components; give False")
         check_nonfinite(self.nonfinite)
         if not 0 <= self.environment_momentum < 1:
             raise ArgumentError("environment_momentum", self.environment_momentum, "must lie in [0, 1)")

@@ -1,21 +1,23 @@
 """A model's statistics summed over this process's environments, and what the rule makes of them, alone or together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from concord.aggregation import GRADIENT, Statistics, sum_over_environments
+from concord.aggregation.families import of_sums
 from concord.aggregation.rule import new_statistics
-from concord.errors import InputError
+from concord.gradients.collected import Applied, Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete
 from concord.gradients.finish import finish_in_blocks, poison, rescale_layers
-from concord.gradients.layout import Layout, leave_gradients, trainable
+from concord.gradients.group_gradients import MEMORY_LIMIT, GroupGradients
+from concord.gradients.layout import leave_gradients
 from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation
 
 
-class Sums:
+class Sums(Collected):
     """Room for the sums of a rule's statistics over environments, for all trainable parameters of a model.
 
     Args:
@@ -23,24 +25,17 @@ class Sums:
         aggregation: the rule, and how it is applied.
 
     Attributes:
-        parameters: the trainable ones, by name.
-        layout: where each lies in ``flat``.
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
         seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
 
     Raises:
-        InputError: the model has no parameter that requires a gradient.
+        InputError: the model has no parameter that requires a gradient, or the rule needs more than sums.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
-        self.parameters = trainable(model)
-        if not self.parameters:
-            raise InputError("model: none of its parameters requires a gradient")
-        self.aggregation = aggregation
-        self.rule = aggregation.rule
-        self.layout = Layout.of(self.parameters)
-        self.device = next(iter(self.parameters.values())).device
+        super().__init__(model, aggregation)
+        self.rule = of_sums(aggregation.rule, "a sum over examples")
         self.flat = new_statistics(self.rule, (self.layout.components,), self.layout.dtype, self.device)
         # Its sum tells whether gradients are finite.
         self.gradient = next((each.name for each in self.rule.statistics if each.of is GRADIENT.of), None)
@@ -56,6 +51,15 @@ class Sums:
         if self.gradient is None:
             begun = accumulate or index > 0
             self.seen = (self.seen if begun else 0) + gradients.sum(dtype=torch.float32)
+
+    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:  # noqa: ARG002
+        """Add groups' gradients of parameter ``index``."""
+        part = self.part(index)
+        form.add_to([(statistic, part[statistic.name]) for statistic in self.rule.statistics], MEMORY_LIMIT)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """The statistics."""
+        return self.flat
 
     def total(self) -> Tensor:
         """A scalar that is finite where all gradients, and their sum, are."""
@@ -80,23 +84,8 @@ class Sums:
 
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> tuple[Tensor, tuple[str, ...], int]:
-        """Apply the rule and leave the result in ``parameter.grad``.
-
-        Args:
-            finite: ``(environments,)`` bool: which of this process's environments are in the sums; the gradients
-                of the others were not finite.
-            names: of this process's environments.
-            step: the step's number, for errors and for rules that draw.
-            exchange: with the processes that have the other environments; None if there are none.
-
-        Returns:
-            The kept fraction of each parameter, float32, the names of environments that were left out, and how many
-            are in the sums, in all processes.
-
-        Raises:
-            NonFiniteGradientError: with ``nonfinite="raise"``.
-        """
+    ) -> Applied:
+        """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
         clock = self.aggregation.clock
         before = clock.switch("optimizer")
         update = torch.empty(self.layout.components, dtype=self.layout.dtype, device=self.device)
@@ -120,7 +109,7 @@ class Sums:
             environments = exchange.processes.total - len(skipped)
         leave_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
-        return kept, skipped, environments
+        return Applied(kept, skipped, environments)
 
     def _apply_here(
         self, update: Tensor, finite: Tensor, names: Sequence[str], step: int

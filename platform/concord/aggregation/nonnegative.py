@@ -1,0 +1,55 @@
+"""Small quadratic programs over nonnegative vectors, solved exactly."""
+
+import torch
+from torch import Tensor
+
+
+def nonnegative_minimum(quadratic: Tensor, linear: Tensor) -> Tensor:
+    """The x ≥ 0 that minimize xᵀQx / 2 + cᵀx, for several c at once.
+
+    By block principal pivoting (Kim and Park: Fast nonnegative matrix factorization, 2011, algorithm 2). x is solved on
+    a set of variables, and all that violate a condition change sides. Where that does not reduce their number three
+    times in a row, the last of them alone changes (Murty's rule), which ends.
+
+    Args:
+        quadratic: Q, positive definite, ``(d, d)``, float64.
+        linear: c, ``(problems, d)``.
+
+    Returns:
+        x, ``(problems, d)``.
+    """
+    problems, size = linear.shape
+    eye = torch.eye(size, dtype=linear.dtype)
+    free = torch.zeros(problems, size, dtype=torch.bool)  # the others are 0
+    fewest, chances = torch.full((problems,), size + 1), torch.full((problems,), 3)
+    tolerance = 1e-11 * linear.abs().amax(1, keepdim=True)
+    solution = torch.zeros_like(linear)
+    for _ in range(100 * size):
+        gradient = solution @ quadratic + linear
+        wrong = torch.where(free, solution < 0, gradient < -tolerance)
+        count = wrong.sum(1)
+        if not bool(count.any()):
+            break
+        fewer = count < fewest
+        chances = torch.where(fewer, 3, chances - 1)
+        fewest = torch.minimum(fewest, count)
+        last = size - 1 - wrong.flip(1).to(torch.int8).argmax(1)
+        alone = wrong & (torch.arange(size) == last[:, None])
+        free ^= torch.where((chances > 0)[:, None], wrong, alone)
+        system = torch.where(free[:, :, None] & free[:, None, :], quadratic, eye)
+        solution = torch.linalg.solve(system, torch.where(free, -linear, 0))
+    return solution.clamp_(min=0)
+
+
+def minimum_norm(gram: Tensor) -> Tensor:
+    """The weights w ≥ 0 with Σ w = 1 of the point of least norm among Σ w_e g_e, from the Gram matrix of the g_e.
+
+    It is the x ≥ 0 that minimizes xᵀ(G + s 11ᵀ)x / 2 - s 1ᵀx, divided by its sum, for any s > 0.
+    """
+    scale = gram.diagonal().mean()
+    if scale <= 0:
+        return torch.full((len(gram),), 1 / len(gram), dtype=gram.dtype)
+    # Equal or dependent gradients have no unique weights; this takes those of least norm.
+    quadratic = gram / scale + 1 + 1e-12 * torch.eye(len(gram), dtype=gram.dtype)
+    solution = nonnegative_minimum(quadratic, gram.new_full((1, len(gram)), -1.0))[0]
+    return solution / solution.sum()

@@ -1,0 +1,29 @@
+"""PCGrad (Yu, Kumar, Gupta, Levine, Hausman, Finn: Gradient surgery for multi-task learning, NeurIPS 2020)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PCGrad:
+    """The sum of the gradients, each without its parts against the others: g_i ← g_i - ⟨g_i, g_j⟩ / ‖g_j‖² g_j.
+
+    For every j in a random order, where the inner product is negative (algorithm 1).
+    """
+
+    seed: int = 0
+    """Of the random orders."""
+    draws: ClassVar[tuple[str, ...]] = ("order",)
+
+    def weights(self, gram: Tensor, order: Tensor) -> Tensor:
+        """The sums over i of what algorithm 1 makes of each gradient's weights, in the order of row i."""
+        count = len(gram)
+        weights, rows = torch.eye(count, dtype=gram.dtype), torch.arange(count)
+        for other in order.argsort(1).unbind(1):
+            inner = (weights * gram[other]).sum(1)
+            against = (inner < 0) & (other != rows) & (gram.diagonal()[other] > 0)
+            weights[rows, other] -= torch.where(against, inner / gram.diagonal()[other], 0)
+        return weights.sum(0)

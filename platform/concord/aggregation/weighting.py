@@ -1,0 +1,97 @@
+"""Rules that weigh the environments by the inner products of their gradients: Gram matrix, weights, weighted sum.
+
+With the gradients g_e of d environments, G_ef = ⟨g_e, g_f⟩ is a sum over components, so it is formed where parts of the
+gradients lie, and added. A rule maps G to d weights, and the update is Σ w_e g_e. Its own work does not grow with the
+model. Two rules as instances:
+
+* clipping: w_e = min(1, c / √G_ee) / d.
+* Krum: w is 1 for the environment with the smallest sum of G_ee + G_ff - 2 G_ef over its nearest neighbours, else 0.
+
+A new rule is a frozen dataclass with ``weights(gram)``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, SupportsInt, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from concord.aggregation.draws import with_draws
+from concord.errors import InputError
+
+# Components that are multiplied at once: a block is read once, and rounding in float32 stays within it.
+_BLOCK = 1 << 16
+
+
+@runtime_checkable
+class Weighting(Protocol):
+    """A rule that needs the inner products of whole gradients.
+
+    A rule that draws at random has ``draws``, names under which ``weights`` gets uniform numbers in [0, 1), ``(d, d)``,
+    as further arguments, and ``seed``; see :mod:`concord.aggregation.draws`.
+    """
+
+    @property
+    def weights(self) -> Callable[..., Tensor]:
+        """The method ``weights(gram)``: the environments' weights ``(d,)`` of a Gram matrix, float64 on the CPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class GramFunction:
+    """A module that maps a Gram matrix to weights, such as TorchJD's ``UPGradWeighting``, as a rule."""
+
+    module: Any
+
+    def weights(self, gram: Tensor) -> Tensor:
+        """What the module gives."""
+        weights: Tensor = self.module(gram)
+        return weights
+
+
+def gram_of(rows: Tensor, columns: Tensor | None = None) -> Tensor:
+    """The inner products of rows with rows, or with others of the same length; float64 on the CPU.
+
+    Products are formed in float32, or float64 where these overflow, and added in float64.
+    """
+    columns = rows if columns is None else columns
+    for dtype in (torch.promote_types(rows.dtype, torch.float32), torch.float64):
+        total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
+        for start in range(0, rows.shape[1], _BLOCK):
+            block = slice(start, start + _BLOCK)
+            total += rows[:, block].to(dtype) @ columns[:, block].to(dtype).T
+        if bool(torch.isfinite(total).all()):
+            break
+    return total.cpu()
+
+
+def weights_of(rule: Weighting, gram: Tensor, step: SupportsInt = 0) -> Tensor:
+    """The weights that a rule gives the environments of a Gram matrix, ``(d,)``, float64.
+
+    Args:
+        rule: the rule.
+        gram: of their gradients, ``(d, d)``.
+        step: for a rule that draws at random.
+
+    Raises:
+        InputError: the rule gives another number of weights, or weights that are not finite.
+    """
+    gram = gram.detach().to("cpu", torch.float64)
+    count = len(gram)
+    drawn = with_draws(rule, {}, step, lambda: torch.arange(count * count).view(count, count))
+    weights = rule.weights(gram, **drawn)
+    name = name_of(rule)
+    if not isinstance(weights, Tensor) or weights.shape != (count,):
+        found = f"shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise InputError(f"rule {name}: gives weights of {found} for {count} environments; expected ({count},)")
+    weights = weights.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(weights).all()):
+        norms = ", ".join(f"{float(norm):.3g}" for norm in gram.diagonal().sqrt())
+        raise InputError(f"rule {name}: gives weights that are not finite at step {int(step)}, for norms {norms}")
+    return weights
+
+
+def name_of(rule: Any) -> str:
+    """The name of a rule in messages."""
+    return type(rule.module if isinstance(rule, GramFunction) else rule).__name__

@@ -1,0 +1,185 @@
+"""The gradients of this process's environments side by side, for rules that compare them.
+
+The gradients are kept while they fit the limit. Where they do not, what goes into each layer and what backward brings
+to its output is kept instead, as much as an ordinary backward pass needs; the gradients of all environments are formed
+from it layer by layer, in blocks, once for their inner products and once for the update.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from concord.aggregation import ColumnRule, Weighting, weights_of
+from concord.aggregation.column_rule import WeightedSum
+from concord.aggregation.weighting import gram_of, name_of
+from concord.errors import InputError
+from concord.gradients.collected import Applied, Collected
+from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
+from concord.gradients.finish import combine_in_blocks
+from concord.gradients.group_gradients import GroupGradients, Product, columns_of, gram_of_groups
+from concord.gradients.layout import leave_gradients
+from concord.gradients.nonfinite import NonFiniteGradientError
+from concord.gradients.step import Aggregation
+
+
+class Rows(Collected):
+    """The environments' gradients of all trainable parameters of a model.
+
+    Args:
+        model: the model.
+        aggregation: the rule, a weighting or a column rule, and how it is applied.
+        memory_limit: bytes of gradients that may be kept; two environments' are in any case.
+    """
+
+    def __init__(self, model: nn.Module, aggregation: Aggregation, memory_limit: int) -> None:
+        super().__init__(model, aggregation)
+        assert isinstance(aggregation.rule, Weighting | ColumnRule)
+        self.rule: Weighting | ColumnRule = aggregation.rule
+        self._size = self.layout.components * self.layout.dtype.itemsize
+        self._room: dict[int, Tensor] = {}
+        self.most = max(2, memory_limit // self._size)
+        self.zero()
+
+    def require_room(self, environments: int) -> None:
+        """Refuse more environments than whose gradients may be kept (InputError)."""
+        if environments > self.most:
+            raise InputError(
+                f"memory_limit: {name_of(self.rule)} compares the gradients of {environments} environments, which take "
+                f"{environments * self._size} bytes; give as many, or fewer environments to a process"
+            )
+
+    def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
+        """Keep environments' gradients of parameter ``index``, ``(environments, *shape)``."""
+        if not accumulate and index == 0:
+            self.zero()
+        self._kept[index].append(gradients.flatten(1).to(self.layout.dtype))
+
+    def add_form(self, index: int, form: GroupGradients, groups: int) -> None:
+        """Keep the gradients of parameter ``index``, or the form they come in."""
+        self._groups = groups
+        if groups > self.most:
+            self._forms[index] = form
+        else:
+            self._kept[index].append(self._formed(index, form, groups).flatten(1).to(self.layout.dtype))
+
+    def _formed(self, index: int, form: GroupGradients, groups: int) -> Tensor:
+        """The gradients of all groups; products in the memory of the step before, which costs no page faults."""
+        if not isinstance(form, Product):
+            return form.of_groups(slice(0, groups))
+        shape, room = (groups, *self.layout.shapes[index]), self._room.get(index)
+        if room is None or room.shape != shape or room.dtype != form.rows.dtype:
+            room = self._room[index] = torch.empty(shape, dtype=form.rows.dtype, device=self.device)
+        return torch.bmm(form.rows, form.columns, out=room)
+
+    def values(self) -> Mapping[str, Tensor]:
+        """All gradients."""
+        return {"gradient": torch.cat([columns for _, columns in self._columns()], 1)}
+
+    def zero(self) -> None:
+        """Begin anew."""
+        self._kept: list[list[Tensor]] = [[] for _ in self.parameters]
+        self._forms: dict[int, GroupGradients] = {}
+        self._groups = 0
+        self.__dict__.pop("gram", None)
+
+    @functools.cached_property
+    def gram(self) -> Tensor:
+        """The inner products of this process's gradients."""
+        parts = [gram_of(columns) for _, columns in self._columns(in_forms=False)]
+        parts += [gram_of_groups(form, self._groups) for form in self._forms.values()]
+        return torch.stack(parts).sum(0)
+
+    def finite(self) -> Tensor:
+        """Which of the gradients are finite, bool."""
+        if isinstance(self.rule, Weighting):
+            return torch.isfinite(self.gram.diagonal())
+        return torch.stack([torch.isfinite(columns).all(1) for _, columns in self._columns()]).all(0).cpu()
+
+    def are_finite(self) -> bool:
+        """Whether all are."""
+        return bool(self.finite().all())
+
+    def exchange(self, processes: Processes) -> SliceExchange:
+        """The exchange of all gradients between processes."""
+        return SliceExchange(
+            self.aggregation, self.layout.layers, self.layout.dtype, self.device, processes, sends_statistics=False
+        )
+
+    def apply_rule(
+        self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
+    ) -> Applied:
+        """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
+        clock = self.aggregation.clock
+        before = clock.switch("optimizer")
+        update = torch.zeros(self.layout.components, dtype=self.layout.dtype, device=self.device)
+        apply = self._apply_here if exchange is None else functools.partial(self._apply_together, exchange)
+        weights, skipped, environments = apply(update, finite, names, step)
+        leave_gradients(list(self.parameters.values()), self.layout, update)
+        self.zero()
+        clock.switch(before)
+        return Applied(torch.empty(0, device=self.device), skipped, environments, weights)
+
+    def _apply_here(
+        self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
+    ) -> tuple[Tensor | None, tuple[str, ...], int]:
+        skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
+        if skipped and self.aggregation.policy == "raise":
+            raise NonFiniteGradientError(skipped, step)
+        rule, weights = self.rule, None
+        if isinstance(rule, Weighting):
+            weights = torch.zeros(len(finite), dtype=torch.float64)
+        if self.aggregation.policy == "propagate" and not self.are_finite():
+            update.fill_(torch.nan)
+        elif bool(finite.any()):
+            if isinstance(rule, Weighting):
+                assert weights is not None
+                weights[finite] = weights_of(rule, self.gram, step)
+                rule = WeightedSum(weights[finite])
+            for part, columns in self._columns():
+                combine_in_blocks(rule, functools.partial(_block, columns), update[part])
+        return weights, skipped, len(finite) - len(skipped)
+
+    def _apply_together(
+        self, exchange: SliceExchange, update: Tensor, finite: Tensor, names: Sequence[str], step: int
+    ) -> tuple[Tensor | None, tuple[str, ...], int]:
+        collected = torch.cat([columns for _, columns in self._columns()], 1)
+        rows = collected
+        if len(collected) < len(names):
+            rows = collected.new_zeros(len(names), collected.shape[1])
+            rows[finite.to(rows.device)] = collected[: int(finite.sum())]
+        present = torch.where(finite, 1.0, -1.0)
+        if self.aggregation.policy == "propagate":
+            present = torch.where(self.finite(), present, -1.0)
+        exchange.send_rows(rows, present.to(self.device))
+        weights = None
+        if isinstance(self.rule, Weighting):
+            exchange.form_gram()
+            weights = weigh([exchange], step)
+        by_presence = weights is None and self.aggregation.policy == "skip"
+        exchange.apply_rule(
+            update, step, exchange.processes.gathered(exchange.present) if by_presence else None, weights=weights
+        )
+        _, skipped = complete([exchange], step)
+        return weights, skipped, exchange.processes.total - len(skipped)
+
+    def _columns(self, *, in_forms: bool = True) -> Iterator[tuple[slice, Tensor]]:
+        """Which components, and the gradients of all environments of them."""
+        for index, start in enumerate(self.layout.offsets[:-1]):
+            if self._kept[index]:
+                columns = self._kept[index]
+                yield (
+                    slice(start, self.layout.offsets[index + 1]),
+                    columns[0] if len(columns) == 1 else torch.cat(columns),
+                )
+            elif index in self._forms and in_forms:
+                for part, block in columns_of(self._forms[index], self._groups):
+                    yield slice(start + part.start, start + part.stop), block.to(self.layout.dtype)
+            elif in_forms:  # the loss did not depend on it
+                end = self.layout.offsets[index + 1]
+                yield slice(start, end), torch.zeros(self._groups, end - start, device=self.device)
+
+
+def _block(columns: Tensor, block: slice) -> Tensor:
+    return columns[:, block]

@@ -1,0 +1,324 @@
+"""Weightings: what their papers say of them, and what TorchJD gives for the same gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize, nnls
+from torch import Tensor
+from torch.testing import assert_close
+from torchjd.aggregation import KrumWeighting, MGDAWeighting, PCGradWeighting, UPGradWeighting
+from torchjd.aggregation import TrimmedMean as TorchJDTrimmedMean
+from torchjd.linalg import DualConeProjector
+
+from concord.aggregation import (
+    COMPARING,
+    MGDA,
+    CAGrad,
+    Clipping,
+    Krum,
+    Median,
+    PCGrad,
+    TrimmedMean,
+    UPGrad,
+    Weighting,
+    weights_of,
+)
+from concord.aggregation.column_rule import ordered
+from concord.aggregation.draws import uniform
+from concord.aggregation.families import as_rule
+from concord.aggregation.nonnegative import minimum_norm, nonnegative_minimum
+from concord.aggregation.weighting import gram_of
+from concord.errors import ArgumentError, InputError
+
+claim = settings(max_examples=60, deadline=None)
+WEIGHTINGS: list[Weighting] = [
+    rule
+    for rule in (each() for each in COMPARING.values())
+    if isinstance(rule, Weighting) and not isinstance(rule, Krum)
+]
+
+
+@st.composite
+def matrices(draw: st.DrawFn, most: int = 32) -> Tensor:
+    """Gradients (environments, components) of any rank, some equal, opposite or zero."""
+    environments, rank = draw(st.integers(1, most)), draw(st.integers(1, 40))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
+    rows = torch.randn(environments, rank, generator=generator, dtype=torch.float64)
+    rows += draw(st.sampled_from([0.0, 0.3, 3.0])) * torch.randn(rank, generator=generator, dtype=torch.float64)
+    basis = torch.randn(rank, 50, generator=generator, dtype=torch.float64)
+    special = draw(st.sampled_from(["none", "equal", "opposite", "zero"]))
+    if special != "none":
+        rows[-1] = {"equal": 1, "opposite": -1, "zero": 0}[special] * rows[0]
+    return draw(st.sampled_from([1e-3, 1.0, 1e3])) * rows @ basis
+
+
+def update(rule: Weighting, gradients: Tensor, step: int = 0) -> Tensor:
+    return weights_of(rule, gram_of(gradients), step) @ gradients.double()
+
+
+def assert_near(found: Tensor, expected: Tensor, gradients: Tensor, tolerance: float = 1e-5) -> None:
+    """Two updates differ by no more than this part of the largest gradient."""
+    assert (found - expected).norm() <= tolerance * gradients.norm(dim=1).max()
+
+
+# Against TorchJD, on the same matrices
+
+
+class Projector(DualConeProjector):
+    """TorchJD's projection (normalized by the trace, regularized by 1e-4), by SciPy's solver in place of quadprog's."""
+
+    def __call__(self, U: Tensor, G: Tensor) -> Tensor:  # noqa: N803
+        trace = G.trace()
+        regular = (G / trace if trace > 0 else G) + 1e-4 * torch.eye(len(G), dtype=G.dtype)
+        factor = torch.linalg.cholesky(regular).T.numpy()
+        return torch.from_numpy(np.stack([u + nnls(factor, -factor @ u, maxiter=100_000)[0] for u in U.numpy()]))
+
+
+@claim
+@given(matrices())
+def test_upgrad_is_torchjds(gradients: Tensor) -> None:
+    gram = gram_of(gradients)
+    theirs = UPGradWeighting(projector=Projector())(gram)
+    assert_close(weights_of(UPGrad(), gram), theirs, rtol=1e-5, atol=1e-5)
+
+
+@claim
+@given(matrices(), st.integers(0, 1000))
+def test_pcgrad_is_torchjds_in_the_same_order(gradients: Tensor, step: int) -> None:
+    gram, count = gram_of(gradients), len(gradients)
+    orders = iter(uniform(torch.arange(count**2), f"0 {step} order").view(count, count).argsort(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randperm", lambda _: next(orders))
+        theirs = PCGradWeighting()(gram)
+    assert_near(update(PCGrad(), gradients, step), torch.nan_to_num(theirs) @ gradients, gradients)
+
+
+@claim
+@given(matrices())
+def test_mgda_is_where_torchjds_iterations_go(gradients: Tensor) -> None:
+    # TorchJD ends its Frank-Wolfe iterations early: its error falls with 1 / iterations.
+    theirs = MGDAWeighting(epsilon=1e-12, max_iters=3000)(gram_of(gradients)) @ gradients
+    ours, size = update(MGDA(), gradients), gradients.norm(dim=1).max()
+    assert ours.norm() <= theirs.norm() + 1e-6 * size
+    assert_near(ours, theirs, gradients, 1e-5 if len(gradients) == 2 else 0.06)
+
+
+@claim
+@given(matrices().filter(lambda gradients: len(gradients) > 3))
+def test_krum_is_torchjds_where_one_neighbour_counts(gradients: Tensor) -> None:
+    # With more neighbours TorchJD adds distances, and the paper (section 4) squared distances.
+    rule = Krum(byzantine=len(gradients) - 3)
+    theirs = KrumWeighting(n_byzantine=len(gradients) - 3)(gram_of(gradients))
+    scores = torch.cdist(gradients, gradients).sort(1).values[:, 1]
+    ours = weights_of(rule, gram_of(gradients))
+    assert abs(scores[ours.argmax()] - scores[theirs.argmax()]) <= 1e-5 * gradients.norm(dim=1).max()
+
+
+@claim
+@given(matrices(), st.integers(0, 3))
+def test_the_trimmed_mean_is_torchjds(gradients: Tensor, trimmed: int) -> None:
+    count = len(gradients)
+    if 2 * trimmed < count:
+        assert_close(TrimmedMean(trimmed / count).combine(gradients), TorchJDTrimmedMean(trimmed)(gradients))
+
+
+# What the papers say
+
+
+@claim
+@given(matrices(12))
+def test_cagrad_serves_the_worst_environment_best_in_its_ball(gradients: Tensor) -> None:
+    mean = gradients.mean(0)
+    found = update(CAGrad(0.5), gradients)
+    size = gradients.norm(dim=1).max()
+    if not bool(found.any()):
+        return  # ‖g_w‖ is 0
+    assert (found - mean).norm() <= 0.5 * mean.norm() * (1 + 1e-6)
+    worst = float((gradients @ found).min())
+    gram, reach = gram_of(gradients) / size**2, 0.5 * float(mean.norm() / size)
+
+    def dual(weights: Any) -> float:
+        return float(weights @ gram.numpy().mean(1) + reach * np.sqrt(max(weights @ gram.numpy() @ weights, 1e-30)))
+
+    start = np.full(len(gram), 1 / len(gram))
+    bounds, one = [(0, 1)] * len(gram), {"type": "eq", "fun": lambda weights: weights.sum() - 1}
+    best = minimize(dual, start, bounds=bounds, constraints=one, options={"maxiter": 500, "ftol": 1e-12}).fun
+    assert worst / float(size**2) >= best - 1e-5  # equal by duality; no smaller than a feasible dual value's best
+
+
+def test_cagrad_is_torchjds() -> None:
+    pytest.importorskip("cvxpy")
+    from torchjd.aggregation import CAGradWeighting
+
+    for seed in range(20):
+        gram = gram_of(torch.randn(2 + seed, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+        assert_close(weights_of(CAGrad(0.5), gram), CAGradWeighting(0.5)(gram), rtol=1e-4, atol=1e-5)
+
+
+@claim
+@given(matrices())
+def test_upgrad_and_mgda_oppose_no_environment(gradients: Tensor) -> None:
+    size = gradients.norm(dim=1).max()
+    assert (gradients @ update(UPGrad(1e-9), gradients)).min() >= -1e-6 * size**2
+    found = update(MGDA(), gradients)
+    assert (gradients @ found).min() >= found @ found - 1e-6 * size**2  # the variational inequality of a projection
+
+
+@claim
+@given(matrices(8))
+def test_pcgrad_of_gradients_without_conflict_is_their_sum(gradients: Tensor) -> None:
+    agreeing = gradients.abs()
+    assert_near(update(PCGrad(), agreeing), agreeing.sum(0), agreeing)
+
+
+def test_pcgrad_draws_another_order_at_each_step_and_the_same_again() -> None:
+    gradients = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    of_steps = [update(PCGrad(), gradients.double(), step) for step in (0, 1, 0)]
+    assert not torch.allclose(of_steps[0], of_steps[1])
+    assert torch.equal(of_steps[0], of_steps[2])
+
+
+@claim
+@given(matrices().filter(lambda gradients: len(gradients) > 4), st.integers(0, 3), st.integers(1, 3))
+def test_krum_takes_the_smallest_sums_of_squared_distances(gradients: Tensor, wrong: int, taken: int) -> None:
+    wrong = min(wrong, len(gradients) - 3)
+    distances = torch.cdist(gradients, gradients).square()
+    scores = distances.sort(1).values[:, 1 : len(gradients) - wrong - 1].sum(1)
+    weights = weights_of(Krum(wrong, taken), gram_of(gradients))
+    assert weights.count_nonzero() == taken
+    size = gradients.norm(dim=1).max() ** 2
+    assert scores[weights > 0].max() <= scores[weights == 0].min() + 1e-9 * size
+
+
+@claim
+@given(matrices())
+def test_no_environment_moves_the_model_further_than_its_norm(gradients: Tensor) -> None:
+    factors = (2.0 / gradients.norm(dim=1)).clamp(max=1)
+    expected = (gradients * torch.nan_to_num(factors, posinf=1)[:, None]).mean(0)
+    assert_near(update(Clipping(2.0), gradients), expected, gradients)
+
+
+@claim
+@given(matrices())
+def test_the_median_is_numpys(gradients: Tensor) -> None:
+    assert_close(Median().combine(gradients), torch.from_numpy(np.median(gradients.numpy(), axis=0)))
+
+
+@pytest.mark.parametrize("count", range(1, 41))
+def test_any_number_of_values_is_put_in_order(count: int) -> None:
+    columns = torch.randn(count, 50, generator=torch.Generator().manual_seed(count)).round(decimals=1)
+    assert torch.equal(torch.stack(ordered(columns)), columns.sort(0).values)
+
+
+def test_a_trimmed_mean_keeps_the_middle_whatever_it_leaves_out() -> None:
+    columns = torch.tensor([[-100.0], [1.0], [50.0]])
+    assert float(TrimmedMean(0.49).combine(columns)) == 1
+    assert_close(TrimmedMean(0.0).combine(columns), columns.mean(0))
+
+
+@claim
+@given(matrices(), st.randoms())
+def test_weights_move_with_their_environments(gradients: Tensor, random: Any) -> None:
+    order = list(range(len(gradients)))
+    random.shuffle(order)
+    for rule in (UPGrad(), MGDA(), CAGrad(), Clipping()):
+        assert_near(update(rule, gradients), update(rule, gradients[order]), gradients)
+
+
+@claim
+@given(matrices(), st.sampled_from([1e-15, 1e-4, 1e6, 1e15]))
+def test_scaling_gradients_changes_no_weight(gradients: Tensor, scale: float) -> None:
+    for rule in (UPGrad(), MGDA(), CAGrad(), PCGrad()):
+        assert_near(update(rule, scale * gradients) / scale, update(rule, gradients), gradients)
+
+
+@pytest.mark.parametrize("rule", WEIGHTINGS, ids=lambda rule: type(rule).__name__)
+def test_gradients_of_zero_have_an_update_of_zero(rule: Weighting) -> None:
+    assert torch.equal(update(rule, torch.zeros(5, 3)), torch.zeros(3, dtype=torch.float64))
+
+
+# The solver
+
+
+@claim
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 1 << 20))
+def test_the_quadratic_programs_are_solved_exactly(size: int, rank: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(size, rank, generator=generator, dtype=torch.float64)
+    quadratic, linear = rows @ rows.T + 1e-6 * torch.eye(size), torch.randn(5, size, generator=generator).double()
+    solution = nonnegative_minimum(quadratic, linear)
+    gradient = solution @ quadratic + linear
+    assert solution.min() >= 0
+    assert gradient.min() >= -1e-6
+    assert (solution * gradient).abs().max() <= 1e-6 * (1 + solution.abs().max())
+
+
+def test_the_point_of_least_norm_of_a_hundred_gradients_of_one_rank() -> None:
+    weights = minimum_norm(gram_of(torch.randn(100, 1, generator=torch.Generator().manual_seed(0)).double()))
+    assert_close(weights.sum(), torch.ones((), dtype=torch.float64))
+    assert weights.min() >= 0
+
+
+# What a user can get wrong
+
+
+def test_gradients_whose_squares_overflow_have_their_weights() -> None:
+    half = torch.full((2, 4), 6e4, dtype=torch.float16)
+    assert_close(weights_of(Clipping(2.4e5), gram_of(half)), torch.full((2,), 0.5, dtype=torch.float64))
+    large = torch.tensor([[1e30, 0], [0, 3e30]], dtype=torch.bfloat16)
+    assert_close(weights_of(MGDA(), gram_of(large)), torch.tensor([0.9, 0.1], dtype=torch.float64), atol=1e-2, rtol=0)
+
+
+class Wrong:
+    def __init__(self, weights: Callable[[Tensor], Any]) -> None:
+        self.weights = weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        (lambda gram: torch.ones(3), r"rule Wrong: gives weights of shape \(3,\) for 4 environments; expected \(4,\)"),
+        (lambda gram: [1.0] * 4, "rule Wrong: gives weights of list for 4 environments"),
+        (lambda gram: gram[0] / 0, "rule Wrong: gives weights that are not finite at step 7, for norms 1, 1, 1, 1"),
+    ],
+)
+def test_weights_that_are_wrong_are_refused_by_name(weights: Callable[[Tensor], Any], found: str) -> None:
+    with pytest.raises(InputError, match=found):
+        weights_of(Wrong(weights), torch.eye(4), step=7)
+
+
+def test_krum_of_too_few_environments_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="byzantine=1: needs 4 environments at least, and there are 3"):
+        weights_of(Krum(), torch.eye(3))
+    with pytest.raises(ArgumentError, match="selected=5: there are only 4 environments"):
+        weights_of(Krum(selected=5), torch.eye(4))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Krum(-1),
+        lambda: Krum(selected=0),
+        lambda: Clipping(0.0),
+        lambda: CAGrad(-0.1),
+        lambda: UPGrad(0.0),
+        lambda: TrimmedMean(0.5),
+    ],
+)
+def test_options_out_of_their_range_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError):
+        make()
+
+
+def test_torchjds_weightings_of_gram_matrices_are_rules() -> None:
+    gram = gram_of(torch.randn(4, 9, generator=torch.Generator().manual_seed(0)))
+    rule = as_rule(KrumWeighting(1))
+    assert isinstance(rule, Weighting)
+    assert_close(weights_of(rule, gram), KrumWeighting(1)(gram))
+    with pytest.raises(InputError, match="rule TrimmedMean: needs statistics"):
+        as_rule(TorchJDTrimmedMean(1))

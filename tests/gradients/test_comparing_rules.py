@@ -1,0 +1,359 @@
+"""Rules that compare environments, weightings and column rules, are the same in every placement that runs them."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective import TINY, assert_same_everywhere, batches, ddp, local, network, poisoned, two_level
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from own_rules import Averages
+from process_groups import in_processes
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torchjd.aggregation import KrumWeighting
+
+from concord.aggregation import (
+    MGDA,
+    CAGrad,
+    Clipping,
+    ColumnRule,
+    Krum,
+    Median,
+    PCGrad,
+    TemporalAgreementAdam,
+    TrimmedMean,
+    UPGrad,
+    Weighting,
+    weights_of,
+)
+from concord.aggregation.families import Rule
+from concord.errors import ArgumentError, InputError
+from concord.gradients import (
+    HookedGradients,
+    NonFiniteGradientError,
+    PerExampleGradients,
+    StackedGradients,
+    per_example,
+    register_aggregation_hook,
+)
+
+RULES: dict[str, Any] = {
+    "pcgrad": PCGrad(seed=3),
+    "mgda": MGDA(),
+    "cagrad": CAGrad(0.5),
+    "upgrad": UPGrad(),
+    "krum": Krum(byzantine=0, selected=2),
+    "clip": Clipping(0.3),
+    "median": Median(),
+    "trimmed-mean": TrimmedMean(0.2),
+    "torchjd": KrumWeighting(0),
+}
+PLACEMENTS = ["vectorized", "one by one", "pooled", "layer by layer", "chosen", "chosen layer by layer"]
+
+
+def source(model: nn.Module, rule: Rule, placement: str, **options: Any) -> StackedGradients:
+    two = 2 * 8 * sum(parameter.numel() for parameter in model.parameters())
+    ways: dict[str, dict[str, Any]] = {
+        "vectorized": {"vectorize": True},
+        "one by one": {"vectorize": False},
+        "pooled": {"vectorize": "pooled"},
+        "layer by layer": {"vectorize": "pooled", "memory_limit": two},
+        "chosen": {},
+        "chosen layer by layer": {"memory_limit": two},
+    }
+    return StackedGradients(model, mse_loss, rule, **ways[placement], **options)
+
+
+def gradients_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """(environments, components), one backward pass each in float64."""
+    model = copy.deepcopy(model).double()
+    rows = []
+    for x, y in zip(inputs.double(), targets.double(), strict=True):
+        parts = torch.autograd.grad(mse_loss(model(x), y), list(model.parameters()))
+        rows.append(torch.cat([part.reshape(-1) for part in parts]))
+    return torch.stack(rows)
+
+
+def expected_update(rule: Any, rows: Tensor, step: int = 0) -> tuple[Tensor, Tensor | None]:
+    if isinstance(rule, ColumnRule):
+        return rule.combine(rows), None
+    gram = rows @ rows.T
+    weights = weights_of(rule, gram, step) if isinstance(rule, Weighting) else rule(gram)
+    return weights @ rows, weights
+
+
+def left(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])  # type: ignore[union-attr]
+
+
+def assert_is(model: nn.Module, result: Any, rule: Any, rows: Tensor, step: int = 0, tolerance: float = 1e-9) -> None:
+    update, weights = expected_update(rule, rows, step)
+    assert (left(model).double() - update).norm() <= tolerance * rows.norm(dim=1).max()
+    assert result.environments == len(rows)
+    assert result.kept_fraction.numel() == 0
+    assert (result.environment_weights is None) == (weights is None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(RULES)),
+    environments=st.integers(3, 9),
+    examples=st.integers(1, 5),
+    scale=st.sampled_from([1e-3, 1.0, 1e2]),
+    form=st.sampled_from(["different", "equal", "opposite"]),
+    seed=st.integers(0, 1000),
+)
+def test_every_rule_is_that_of_a_loop_in_every_stacked_placement(
+    name: str, environments: int, examples: int, scale: float, form: str, seed: int
+) -> None:
+    model, rule = network(seed).double(), RULES[name]
+    inputs, targets = (each.double() for each in batches(environments, seed, examples))
+    targets = targets * scale
+    if form != "different":  # gradients of two environments are equal, or opposite
+        outputs = model(inputs[0]).detach()
+        inputs[1] = inputs[0]
+        targets[1] = targets[0] if form == "equal" else 2 * outputs - targets[0]
+    rows = gradients_of(model, inputs, targets)
+    for placement in PLACEMENTS:
+        gradients = source(model, rule, placement)
+        for step in (0, 5):  # a rule that draws draws anew at each
+            result = gradients((inputs, targets), step)
+            assert_is(model, result, rule, rows, step, tolerance=1e-5 if name in ("mgda", "cagrad") else 1e-9)
+
+
+class Convolutional(nn.Module):
+    """Layers whose gradients come in every form, and a parameter without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Embedding(5, 4), nn.Conv1d(3, 6, 2), nn.GroupNorm(2, 6), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)
+        )
+        self.shared = nn.Linear(2, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = self.shared(self.shared(self.layers(tokens)).tanh())
+        return hidden
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", ["upgrad", "median"])
+def test_gradients_of_every_form_of_layer_are_compared(name: str, placement: str) -> None:
+    model = Convolutional().double()
+    tokens, targets = torch.randint(0, 5, (6, 3, 3)), torch.randn(6, 3, 2, dtype=torch.float64)
+    result = source(model, RULES[name], placement)((tokens, targets), 0)
+    rows = []
+    parameters = list(model.parameters())
+    for x, y in zip(tokens, targets, strict=True):
+        parts = torch.autograd.grad(mse_loss(model(x), y), parameters, materialize_grads=True)
+        rows.append(torch.cat([part.reshape(-1) for part in parts]))
+    assert_is(model, result, RULES[name], torch.stack(rows))
+
+
+def test_dropout_draws_once_for_weights_and_update() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Linear(16, 3)).double()
+    inputs, targets = (each.double() for each in batches(4))
+    gradients = source(model, UPGrad(), "vectorized")
+    torch.manual_seed(1)
+    gradients((inputs, targets), 0)
+    found = left(model)
+    torch.manual_seed(1)
+    source(model, UPGrad(), "vectorized")((inputs, targets), 0)
+    assert torch.equal(found, left(model))
+
+
+def test_each_environments_average_over_steps_is_compared() -> None:
+    model, averages = network().double(), Averages(0.8)
+    gradients = StackedGradients(model, mse_loss, RULES["pcgrad"], environment_momentum=0.8)
+    for step in range(3):
+        inputs, targets = (each.double() for each in batches(5, step))
+        result = gradients((inputs, targets), step)
+        assert_is(model, result, RULES["pcgrad"], averages(gradients_of(model, inputs, targets)), step)
+
+
+# Over processes
+
+
+@in_processes(3, rule=list(RULES), placement=["hook", "small buckets", "two-level", "one each"])
+def test_every_rule_is_that_of_a_loop_over_processes(rule: str, placement: str) -> None:
+    rank, counts = dist.get_rank(), {"two-level": [3, 1, 2]}.get(placement, [1, 1, 1])
+    model, own, made = network().double(), local(counts, rank), RULES[rule]
+    gradients: Any
+    if placement in ("hook", "small buckets"):
+        gradients = HookedGradients(model, mse_loss, made, find_unused_parameters=placement == "small buckets")
+    else:
+        gradients = two_level(model, made, counts)
+    for step in range(3):  # DDP lays its buckets out anew after the first
+        inputs, targets = (each.double() for each in batches(sum(counts), step, batch=4))
+        rows = gradients_of(model, inputs, targets)
+        result = gradients((inputs[own], targets[own]), step)
+        assert_is(model, result, made, rows, step, tolerance=1e-5 if rule in ("mgda", "cagrad") else 1e-9)
+        assert_same_everywhere(left(model))
+        if result.environment_weights is not None:
+            assert_same_everywhere(result.environment_weights)
+
+
+@in_processes(2)
+def test_a_ddp_model_with_the_hook_has_the_weights_of_all_processes() -> None:
+    model = ddp(network(), bucket_cap_mb=TINY)
+    hook = register_aggregation_hook(model, PCGrad())
+    inputs, targets = batches(2)
+    for _ in range(2):
+        model.zero_grad()
+        mse_loss(model(inputs[dist.get_rank()]), targets[dist.get_rank()]).backward()
+        rows = gradients_of(model.module, inputs, targets)
+        update, weights = expected_update(PCGrad(), rows, hook.step - 1)
+        torch.testing.assert_close(left(model.module).double(), update, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(hook.weights, weights, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="rule PCGrad: drops no components; there is no kept fraction"):
+        hook.kept_fraction(model.module[0].weight)
+
+
+def placed(model: nn.Module, rule: Any, form: str, counts: Sequence[int], **options: Any) -> Any:
+    if form == "hook":
+        return HookedGradients(model, mse_loss, rule, environment=f"site {dist.get_rank()}.0", **options)
+    return two_level(model, rule, counts, **options)
+
+
+@in_processes(2, form=["hook", "two-level"], rule=["krum", "median"], nonfinite=["raise", "skip", "propagate"])
+def test_an_environment_that_is_not_finite_is_treated_as_asked(form: str, rule: str, nonfinite: Any) -> None:
+    rank, counts = dist.get_rank(), [3, 2] if form == "two-level" else [1, 1]
+    made = Clipping(0.3) if rule == "krum" else RULES[rule]
+    inputs, targets = batches(sum(counts))
+    model, own = network(), local(counts, rank)
+    gradients = placed(model, made, form, counts, nonfinite=nonfinite)
+    broken = poisoned(inputs, 1)
+    name = "site 1.0" if form == "hook" else "site 0.1"
+    if nonfinite == "raise":
+        with pytest.raises(NonFiniteGradientError, match=name):
+            gradients((broken[own], targets[own]), 0)
+        return
+    result = gradients((broken[own], targets[own]), 0)
+    if nonfinite == "propagate":
+        assert not torch.isfinite(left(model)).all()
+        return
+    others = [index for index in range(sum(counts)) if index != 1]
+    update, _ = expected_update(made, gradients_of(model, inputs[others], targets[others]))
+    torch.testing.assert_close(left(model).double(), update, rtol=1e-4, atol=1e-6)
+    assert result.skipped == (name,)
+    if result.environment_weights is not None:
+        assert (result.environment_weights == 0).nonzero().tolist() == [[1]]
+
+
+@pytest.mark.parametrize("placement", ["vectorized", "pooled", "layer by layer"])
+def test_a_stacked_environment_that_is_not_finite_is_left_out(placement: str) -> None:
+    model, (inputs, targets) = network(), batches(5)
+    names = [f"site {index}" for index in range(5)]
+    result = source(model, Clipping(0.3), placement, nonfinite="skip", names=names)((poisoned(inputs, 3), targets), 0)
+    others = [0, 1, 2, 4]
+    update, _ = expected_update(Clipping(0.3), gradients_of(model, inputs[others], targets[others]))
+    torch.testing.assert_close(left(model).double(), update, rtol=1e-4, atol=1e-6)
+    assert (result.skipped, result.environments, float(result.environment_weights[3])) == (("site 3",), 4, 0)
+    with pytest.raises(NonFiniteGradientError, match="site 3"):
+        source(model, Clipping(0.3), placement, names=names)((poisoned(inputs, 3), targets), 0)
+    source(model, Clipping(0.3), placement, nonfinite="propagate")((poisoned(inputs, 3), targets), 0)
+    assert not torch.isfinite(left(model)).all()
+
+
+@in_processes(2, form=["hook", "two-level"])
+def test_a_scaled_loss_changes_no_weight(form: str) -> None:
+    rank, counts = dist.get_rank(), [2, 2] if form == "two-level" else [1, 1]
+    inputs, targets = batches(sum(counts))
+    model, own = network(), local(counts, rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    placed(model, Clipping(0.3), form, counts, scaler=scaler)((inputs[own], targets[own]), 0)
+    update, _ = expected_update(Clipping(0.3), gradients_of(model, inputs, targets))
+    torch.testing.assert_close(left(model).double() / 1024, update, rtol=1e-4, atol=1e-6)
+
+
+@in_processes(2)
+def test_half_precision_gradients_whose_squares_overflow_are_compared() -> None:
+    model = ddp(network().half())
+    hook = register_aggregation_hook(model, MGDA())
+    inputs, targets = (each.half() for each in batches(2))
+    (1e4 * (model(inputs[dist.get_rank()]) - targets[dist.get_rank()]).mean()).backward()
+    assert hook.weights is not None
+    torch.testing.assert_close(float(hook.weights.sum()), 1.0)
+    assert torch.isfinite(left(model.module)).all()
+
+
+# What a user can get wrong
+
+
+class Wrong:
+    """A weighting that gives what it is told to."""
+
+    def __init__(self, weights: Callable[[Tensor], Any]) -> None:
+        self.weights = weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        (lambda gram: gram.new_ones(2), r"rule Wrong: gives weights of shape \(2,\) for 4"),
+        (lambda gram: gram[0] * torch.nan, "not finite at step 0"),
+    ],
+)
+def test_wrong_weights_are_refused_and_no_gradient_is_left(weights: Any, found: str) -> None:
+    model, (inputs, targets) = network(), batches(4)
+    with pytest.raises(InputError, match=found):
+        StackedGradients(model, mse_loss, Wrong(weights))((inputs, targets), 0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@in_processes(2, form=["hook", "two-level"])
+def test_wrong_weights_are_refused_in_every_process(form: str) -> None:
+    counts = [2, 2] if form == "two-level" else [1, 1]
+    inputs, targets = batches(sum(counts))
+    own = local(counts, dist.get_rank())
+    gradients = placed(network(), Wrong(lambda gram: gram[0] * torch.nan), form, counts)
+    with pytest.raises(InputError, match="rule Wrong: gives weights that are not finite at step 0"):
+        gradients((inputs[own], targets[own]), 0)
+
+
+def test_a_column_rule_of_another_shape_is_refused() -> None:
+    class Flat:
+        def combine(self, columns: Tensor) -> Tensor:
+            return columns
+
+    with pytest.raises(InputError, match=r"rule Flat: combine gives \(4, 96\) for gradients of shape \(4, 96\)"):
+        StackedGradients(network(), mse_loss, Flat())(batches(4))
+
+
+@pytest.mark.parametrize("rule", [PCGrad(), Median()], ids=["PCGrad", "Median"])
+def test_where_a_rule_cannot_run_it_is_refused_by_name(rule: Any) -> None:
+    where = f"rule {type(rule).__name__}: needs .*; it runs with StackedGradients, HookedGradients"
+    with pytest.raises(InputError, match=where):
+        per_example(network(), rule)
+    with pytest.raises(InputError, match=where):
+        PerExampleGradients(network(), mse_loss, rule)
+    with pytest.raises(InputError, match=where):
+        TemporalAgreementAdam(network().parameters(), rule)
+
+
+def test_rescaling_what_drops_no_components_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="rescale=True: PCGrad drops no components; give False"):
+        StackedGradients(network(), mse_loss, PCGrad(), rescale=True)
+
+
+def test_more_gradients_than_the_limit_of_a_model_that_is_not_pooled_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    one = 4 * sum(parameter.numel() for parameter in model.parameters())
+    needed = f"memory_limit: MGDA compares the gradients of 5 environments, which take {5 * one} bytes"
+    with pytest.raises(InputError, match=needed):
+        StackedGradients(model, mse_loss, MGDA(), memory_limit=2 * one)(batches(5))
+    StackedGradients(model, mse_loss, MGDA(), memory_limit=5 * one)(batches(5))
+
+
+def test_one_environment_has_its_own_gradient() -> None:
+    model, (inputs, targets) = network(), batches(1)
+    for rule in (PCGrad(), MGDA(), UPGrad(), Median(), TrimmedMean()):
+        StackedGradients(model, mse_loss, rule)((inputs, targets), 0)
+        rows = gradients_of(model, inputs, targets)
+        torch.testing.assert_close(left(model).double(), rows[0], rtol=1e-4, atol=1e-6)
