@@ -1,5 +1,6 @@
 """Objectives over several processes: the same gradients and losses as in one."""
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -15,9 +16,11 @@ from collective import (
     local,
     network,
 )
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from process_groups import in_processes
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from concord.aggregation import (
     Mean,
@@ -28,15 +31,23 @@ from concord.gradients import (
     NonFiniteGradientError,
 )
 from concord.objectives import (
+    CORAL,
     DANN,
+    EQRM,
+    IGA,
+    MMD,
+    Fishr,
+    GroupDRO,
     IRMv1,
     MetaIRM,
     MMREx,
     Objective,
     ObjectiveGradients,
     PenaltyWeight,
+    SpectralDecoupling,
     VREx,
 )
+from concord.objectives import OBJECTIVES as NAMES
 from concord.objectives import objective as objective_named
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
@@ -45,6 +56,13 @@ OBJECTIVES: dict[str, Objective] = {
     "irm": IRMv1(mse_loss, PenaltyWeight(0.5)),
     "vrex": VREx(mse_loss, PenaltyWeight(0.5)),
     "mm-rex": MMREx(mse_loss, PenaltyWeight(0.5)),
+    "group-dro": GroupDRO(mse_loss, 0.5),
+    "eqrm": EQRM(mse_loss),
+    "fishr": Fishr(mse_loss, PenaltyWeight(0.5)),
+    "iga": IGA(mse_loss, PenaltyWeight(0.5)),
+    "coral": CORAL(mse_loss, PenaltyWeight(0.5)),
+    "mmd": MMD(mse_loss, PenaltyWeight(0.5)),
+    "sd": SpectralDecoupling(mse_loss, PenaltyWeight(0.5)),
     "dann": DANN(mse_loss, PenaltyWeight(0.5)),
     "meta-irm": MetaIRM(mse_loss, 0.1, 2, PenaltyWeight(0.5)),
 }
@@ -59,8 +77,11 @@ def test_objectives_do_not_depend_on_placement(objective: str) -> None:
     model, ours = network(), OBJECTIVES[objective]
     ours.begin(model, 5, 1)
     trained = [*model.parameters(), *(ours.module.parameters() if ours.module is not None else ())]
+    kept = copy.deepcopy(ours.module.state_dict()) if ours.module is not None else {}
     whole = ObjectiveGradients(model, ours, environment_names([5])[0])(inputs, targets, 0)
     expected = [parameter.grad for parameter in trained]
+    if ours.module is not None:
+        ours.module.load_state_dict(kept)
     mine = local(counts, rank)
     source = ObjectiveGradients(model, ours, environment_names(counts)[rank], dist.group.WORLD)
     part = source(inputs[mine], targets[mine], 0)
@@ -71,12 +92,57 @@ def test_objectives_do_not_depend_on_placement(objective: str) -> None:
         assert_same_everywhere(parameter.grad)
 
 
-@in_processes(2, part=["dann", "own"])
+@in_processes(1, 2, 4, objective=NAMES)
+def test_two_steps_are_the_same_for_any_counts_weights_and_shapes(objective: Any) -> None:
+    """Hypothesis draws the same in every process; nothing is shrunk, since processes would then part."""
+
+    @settings(derandomize=True, database=None, max_examples=4, phases=[Phase.generate], deadline=None)
+    @given(
+        counts=st.lists(st.integers(1, 3), min_size=dist.get_world_size(), max_size=dist.get_world_size()),
+        examples=st.integers(2, 6),
+        width=st.integers(1, 5),
+        weighted=st.booleans() if objective != "mixup" else st.just(False),
+        seed=st.integers(0, 99),
+    )
+    def two_steps(counts: list[int], examples: int, width: int, weighted: bool, seed: int) -> None:
+        counts[0] += sum(counts) == 1
+        torch.manual_seed(seed)
+        inputs = torch.randn(2, sum(counts), examples, width, dtype=torch.float64)
+        classes = torch.randint(3, (2, sum(counts), examples))
+        one = nn.Sequential(nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        loss: Any = of_weighted if weighted else cross_entropy
+        made = [objective_named(objective, loss, penalty_weight=0.5, variance_momentum=0.9) for _ in range(2)]
+        made[0].begin(one, sum(counts), 2)
+        if made[0].module is not None:
+            made[0].module.double()
+        made[1].module = copy.deepcopy(made[0].module)
+        models = [one, copy.deepcopy(one)]
+        rank, mine = dist.get_rank(), local(counts, dist.get_rank())
+        alone = ObjectiveGradients(models[0], made[0], environment_names([sum(counts)])[0])
+        together = ObjectiveGradients(models[1], made[1], environment_names(counts)[rank], dist.group.WORLD)
+        for step in range(2):
+            torch.manual_seed(seed)
+            whole = alone(inputs[step], classes[step], step)
+            torch.manual_seed(seed + rank)  # the first process draws for all
+            part = together(inputs[step, mine], classes[step, mine], step)
+            torch.testing.assert_close(part.losses, whole.losses[mine], rtol=1e-10, atol=1e-12)
+            for theirs, ours in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-11)
+
+    two_steps()
+
+
+def of_weighted(model: nn.Module, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+    weights = batch[0][:, 0].exp()
+    return (cross_entropy(model(batch[0]), batch[1], reduction="none") * weights).sum(), weights.sum()
+
+
+@in_processes(2, part=["dann", "group-dro", "fishr", "mixup", "own"])
 def test_training_an_objectives_parameters_is_placement_free(part: str) -> None:
     """The job's own evaluation, too: what it draws at random is the same."""
     job = load_job(str(Path(__file__).parents[1] / "jobs" / "calibrated.py")).job
     job = job if part == "own" else dataclasses.replace(job, objective=None)
-    objective = "erm" if part == "own" else "dann"
+    objective = "erm" if part == "own" else part
     config = job.config.with_options(epochs=2, batch_size=8, lr=1e-2, objective=objective, clip=1.0)
     alone = train(job, config, ProcessContext(), Silent()).metrics
     together = train(job, config, ProcessContext(dist.get_rank(), dist.get_world_size()), Silent()).metrics
@@ -113,13 +179,13 @@ def test_objectives_of_a_risk_do_not_depend_on_placement(objective: Any) -> None
         assert_same_everywhere(several.grad)
 
 
-@in_processes(2, unused=[False, True])
-def test_hooked_processes_take_irms_risk(unused: bool) -> None:
-    """One environment a process; the risk scales what the wrapped model gives."""
+@in_processes(2, unused=[False, True], objective=["irm", "sd"])
+def test_hooked_processes_take_uncoupled_risks(unused: bool, objective: Any) -> None:
+    """One environment a process; the risk scales or squares what the wrapped model gives."""
     inputs, targets = batches(2)
     batch = {"inputs": inputs, "targets": targets, "counts": inputs[:, :, 0] > -1}
     part = {name: leaf[dist.get_rank()][None] for name, leaf in batch.items()}
-    ours = IRMv1(masked_risk, PenaltyWeight(0.5))
+    ours = objective_named(objective, masked_risk, penalty_weight=0.5)
     models = [network() for _ in range(2)]
     ObjectiveGradients(models[0], ours, ["a", "b"])(batch, 0)
     HookedGradients(models[1], ours.risk, Mean(), find_unused_parameters=unused)(part, 0)
@@ -127,10 +193,10 @@ def test_hooked_processes_take_irms_risk(unused: bool) -> None:
         torch.testing.assert_close(several.grad, one.grad, rtol=1e-4, atol=1e-6)
 
 
-@in_processes(2)
-def test_batches_that_go_to_other_processes_have_one_shape() -> None:
+@in_processes(2, objective=["meta-irm", "mmd"])
+def test_batches_that_go_to_other_processes_have_one_shape(objective: str) -> None:
     inputs, targets = batches(4, batch=12 - dist.get_rank())
-    source = ObjectiveGradients(network(), OBJECTIVES["meta-irm"], ["a", "b"], dist.group.WORLD)
+    source = ObjectiveGradients(network(), OBJECTIVES[objective], ["a", "b"], dist.group.WORLD)
     with pytest.raises(InputError, match=r"\[12, 6, 12, 3\] in process 0, \[11, 6, 11, 3\]"):
         source(inputs[:2], targets[:2], 0)
 

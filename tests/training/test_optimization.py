@@ -92,6 +92,17 @@ def test_weights_follow_the_update_rule(optimizer: Any, regularization: Any, pen
     assert_close(found, reference(options, weights(), gradients()), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("warmup", [0.0, 0.5])
+@pytest.mark.parametrize(("schedule", "decay_per_step"), [("cosine", 1.0), ("cosine", 0.9), ("constant", 1.0)])
+def test_the_rate_is_the_schedules_times_the_warm_ups(schedule: Any, decay_per_step: float, warmup: float) -> None:
+    options = config(schedule=schedule, warmup=warmup, milestones=(0.5,), decay_per_step=decay_per_step)
+    _, rates = run(options, weights(), gradients())
+    falling = [0.5 * (1 + math.cos(math.pi * step / STEPS)) if schedule == "cosine" else 1.0 for step in range(STEPS)]
+    rising = [min(1.0, (step + 1) / (warmup * STEPS)) if warmup else 1.0 for step in range(STEPS)]
+    expected = [0.1 * falling[step] * rising[step] * decay_per_step**step for step in range(STEPS)]
+    assert rates == pytest.approx(expected)
+
+
 def test_a_decay_at_every_step_goes_on_from_where_a_checkpoint_was_written() -> None:
     options = config(lr=1.0, milestones=(0.5,), decay=0.5, decay_per_step=0.9)
     parameter = nn.Parameter(torch.ones(2))
@@ -205,7 +216,7 @@ def test_learning_rate_falls_at_the_milestones() -> None:
         ({"held_out": 1.0}, "--held-out 1.0"),
         ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
         ({"epochs": 0}, "--epochs 0"),
-        ({"aggregator": "median"}, "--aggregator median: must be one of mean"),
+        ({"aggregator": "mode"}, "--aggregator mode: must be one of mean"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from forked import run_group
+from forked import run_group, run_program
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -137,6 +137,42 @@ def test_every_step_and_epoch_is_logged_once_with_its_metrics() -> None:
     assert {f"kept_fraction/{name}" for name in layers} <= set(last)
 
 
+@pytest.mark.parametrize("changes", [{}, {"steps_per_update": 2}], ids=str)
+def test_what_a_weighting_gives_each_environment_is_a_metric(changes: dict[str, Any]) -> None:
+    kept = Kept()
+    metrics = train(JOB, CONFIG.with_options(aggregator="mgda", epochs=3, **changes), ProcessContext(), kept).metrics
+    weights = [metrics[f"weight/{name}"] for name in "abcd"]
+    assert sum(weights) == pytest.approx(1)
+    assert min(weights) >= 0
+    assert not any("kept_fraction" in name for _, logged in kept.logged for name in logged)
+
+
+def test_a_step_of_changing_environments_has_no_weights_by_name() -> None:
+    config = CONFIG.with_options(aggregator="mgda", epochs=3, environments_per_step=2)
+    metrics = train(JOB, config, ProcessContext(), Kept()).metrics
+    assert not any(name.startswith("weight/") for name in metrics)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"environments_per_step": 1}, "--aggregator mgda: compares environments, and a step has only one"),
+        ({"per_example": True}, "--aggregator mgda: compares whole gradients, which --per-example does not form"),
+        ({"clip_norm": 0.0}, "--clip-norm 0.0: must be above 0"),
+        ({"trimmed_fraction": 0.5}, "--trimmed-fraction 0.5: must be at least 0, and below 0.5"),
+        ({"byzantine": -1}, "--byzantine -1: must be at least 0"),
+        ({"selected": 0}, "--selected 0: must be at least 1"),
+        ({"conflict_radius": -1.0}, "--conflict-radius -1.0: must be at least 0"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_rule_that_cannot_compare_is_refused_before_it_trains(changes: dict[str, Any], problem: str) -> None:
+    config = CONFIG.with_options(aggregator="mgda", **changes)
+    with pytest.raises(InputError) as caught:
+        config.check() or train(JOB, config, ProcessContext(), Kept())  # type: ignore[func-returns-value]
+    assert str(caught.value).startswith(problem)
+
+
 def test_where_no_environment_is_for_validation_the_held_out_parts_are() -> None:
     job = dataclasses.replace(JOB, environments=lambda _: Environments(blobs, train=["a", "b"]))
     metrics = train(job, CONFIG, ProcessContext(), Kept()).metrics
@@ -196,24 +232,30 @@ def _train_in_group(rank: int, world_size: int, folder: Path, config: TrainConfi
 
 MOMENTUM_CONFIG, VOTES_CONFIG = CONFIG.with_options(environment_momentum=0.9), CONFIG.with_options(steps_per_update=3)
 EXAMPLES_CONFIG = CONFIG.with_options(per_example=True, threshold=0.2)
+PCGRAD_CONFIG = CONFIG.with_options(aggregator="pcgrad")
 
 
 @pytest.mark.parametrize(
     ("world_size", "config"),
     [
         (2, CONFIG),
+        (2, CONFIG.with_options(average="ema:0.9", schedule="cosine", warmup=0.2)),
+        (3, CONFIG.with_options(average="swa:0.5", keep="best")),
         pytest.param(4, CONFIG, marks=pytest.mark.slow),
         (3, EXAMPLES_CONFIG),
         (3, MOMENTUM_CONFIG),
         pytest.param(4, MOMENTUM_CONFIG, marks=pytest.mark.slow),
         (4, VOTES_CONFIG),
+        (2, PCGRAD_CONFIG),
+        (4, PCGRAD_CONFIG.with_options(steps_per_update=2)),
     ],
 )
 def test_processes_that_share_the_work_train_what_one_process_trains(
     tmp_path: Path, world_size: int, config: TrainConfig
 ) -> None:
     """2 processes with 2 environments each (two-level), 4 with one each (the DDP hook), and 3 that share the examples
-    of each batch of 4 × 16, against one with all; 3 and 4 with averages, and 4 with 3 batches of one environment."""
+    of each batch of 4 × 16, against one with all; 3 and 4 with averages, 4 with 3 batches of one environment; PCGrad.
+    """
     alone = Kept(tmp_path / "alone")
     metrics = train(dataclasses.replace(JOB, model=plain_network), config, ProcessContext(), alone).metrics
     run_group(_train_in_group, world_size, tmp_path, tmp_path, config)
@@ -581,22 +623,23 @@ def test_a_run_resumed_anywhere_computes_gradients_in_the_same_way(
 
 
 _FRESH = """
-import sys, test_training
+import test_training
 from concord.training import ProcessContext, train
 for model in ("plain_network", "network"):
     job = test_training.dataclasses.replace(test_training.JOB, model=getattr(test_training, model))
-    kept = test_training.Kept(test_training.Path(sys.argv[1]) / model)
+    kept = test_training.Kept(test_training.Path(model))
     metrics = train(job, test_training.CONFIG, ProcessContext(), kept).metrics
     print(test_training.json.dumps(test_training.without_time(metrics)))
 """
 
 
 def test_two_fresh_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
-    ends, environment = [], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    """One in an interpreter of its own and one that is forked: strings have other hashes there."""
     for name in ("one", "other"):
-        command = [sys.executable, "-c", _FRESH, str(tmp_path / name)]
-        ends.append(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
-    assert ends[0] == ends[1]
+        (tmp_path / name).mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    own = subprocess.check_output([sys.executable, "-c", _FRESH], cwd=tmp_path / "one", env=environment, text=True)
+    assert run_program(_FRESH, tmp_path / "other") == own
     for model, checkpoint in itertools.product(("plain_network", "network"), range(3)):
         one, other = (
             load_file(tmp_path / each / model / f"checkpoint-{checkpoint}" / MODEL) for each in ("one", "other")
@@ -747,7 +790,7 @@ def test_the_first_weights_depend_on_the_seed_alone() -> None:
         ("min_workers", 2, "--min-workers 2: between 1 and --workers 1"),
         ("workers", 0, "--workers 0"),
         ("milestones", (0.5, 1.5), "--milestones 0.5 1.5"),
-        ("aggregator", "median", "--aggregator median"),
+        ("aggregator", "mode", "--aggregator mode"),
         ("environment_momentum", 1.0, "--environment-momentum 1.0: must lie in [0, 1)"),
         ("steps_per_update", 0, "--steps-per-update 0: must be at least 1"),
         ("name", "../elsewhere", "--name ../elsewhere"),

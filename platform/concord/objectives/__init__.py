@@ -6,36 +6,52 @@ Each is a function of a model and of a batch of each environment, for any loop::
 
 With a risk in place of the loss (:mod:`concord.gradients.risk`), batches are any tree of tensors.
 
-:class:`ERM` and :class:`IRMv1` average a term of each environment, so any aggregator can take the average's place:
-their ``risk`` is what a gradient source of :mod:`concord.gradients` takes. The others couple environments;
-:class:`ObjectiveGradients` computes their gradient, also over several processes.
+:class:`ERM`, :class:`IRMv1` and :class:`SpectralDecoupling` average a term of each environment, so any aggregator can
+take the average's place: their ``risk`` is what a gradient source of :mod:`concord.gradients` takes. The others couple
+environments; :class:`ObjectiveGradients` computes their gradient, also over several processes.
 """
 
+from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN, DomainClassifier, reverse_gradient
+from concord.objectives.eqrm import EQRM
 from concord.objectives.erm import ERM
+from concord.objectives.fishr import Fishr
 from concord.objectives.gradients import ObjectiveGradients
+from concord.objectives.group_dro import GroupDRO
+from concord.objectives.iga import IGA
 from concord.objectives.irm import Estimator, IRMv1, irm_penalty
 from concord.objectives.meta_irm import MetaIRM
+from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
+from concord.objectives.mmd import MMD
 from concord.objectives.objective import Objective, Penalized
 from concord.objectives.penalty_weight import PenaltyWeight
 from concord.objectives.selection import OBJECTIVES, ObjectiveName, objective, objective_type
+from concord.objectives.spectral_decoupling import SpectralDecoupling
 from concord.objectives.vrex import VREx
 
 __all__ = [
+    "CORAL",
     "DANN",
+    "EQRM",
     "ERM",
+    "IGA",
+    "MMD",
     "OBJECTIVES",
     "DomainClassifier",
     "Estimator",
+    "Fishr",
+    "GroupDRO",
     "IRMv1",
     "MMREx",
     "MetaIRM",
+    "Mixup",
     "Objective",
     "ObjectiveGradients",
     "ObjectiveName",
     "Penalized",
     "PenaltyWeight",
+    "SpectralDecoupling",
     "VREx",
     "irm_penalty",
     "objective",

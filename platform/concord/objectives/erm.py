@@ -9,3 +9,4 @@ class ERM(Objective):
     """The mean of the environments' risks: (1/d) Σ R_e(f)."""
 
     coupled: ClassVar[bool] = False
+    compares: ClassVar[bool] = False

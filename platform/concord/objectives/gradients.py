@@ -98,8 +98,9 @@ class ObjectiveGradients:
             require_unchanged(module, parameters)
             require_no_hooks_after_accumulation(parameters)
         raises = self.aggregation.policy == "raise"
-        if self.objective.others and self._processes is not None:
+        if (self.objective.others or self.objective.by_example) and self._processes is not None:
             self._require_one_shape(pytree.tree_leaves(batch), self._processes)
+        if self.objective.others:
             batch = pytree.tree_map(self._everyones, batch)
         self.objective.prepare(self.model, at, self._own, self._total)
         terms, weights = self.objective.terms(self.model, batch, at, self._own)
@@ -147,8 +148,8 @@ class ObjectiveGradients:
         if any(each != everyones[0] for each in everyones):
             found = ", ".join(f"{each} in process {rank}" for rank, each in enumerate(everyones))
             raise InputError(
-                f"batch: after the environments its leaves have the sizes {found}; this objective sends them to the "
-                "other processes, so they must be the same (pad to one length)"
+                f"batch: after the environments its leaves have the sizes {found}; this objective sends them, or what "
+                "they give, to the other processes, so they must be the same (pad to one length)"
             )
 
     def _refuse(self, terms: Tensor, step: int) -> None:

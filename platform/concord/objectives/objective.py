@@ -48,6 +48,9 @@ class Objective:
             place of a loss, together with any aggregator.
         coupled: the gradient is no mean of gradients of environments that an aggregator could replace.
         others: the terms of an environment depend on the batches of the other ones.
+        by_example: an environment has terms for each of its examples, so batches of all processes have one shape.
+        every: each step needs all environments of the run, of which the objective keeps something.
+        compares: environments are compared, so that a run needs two or more.
         module: the objective's own network; it is in a run's checkpoints, but no part of the trained model.
         optimizer: of the module's parameters. None: they are trained like the model's, with the run's optimizer.
         schedule: of this optimizer, stepped with it; None: its learning rate stays.
@@ -61,6 +64,9 @@ class Objective:
 
     coupled: ClassVar[bool] = True
     others: ClassVar[bool] = False
+    by_example: ClassVar[bool] = False
+    every: ClassVar[bool] = False
+    compares: ClassVar[bool] = True
     alternates: ClassVar[bool] = False
     default_weight: ClassVar[float | None] = None
     takes_aggregator: bool = False

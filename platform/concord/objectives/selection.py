@@ -6,23 +6,54 @@ import torch
 
 from concord.errors import ArgumentError
 from concord.gradients.risk import Loss, Risk
+from concord.objectives.coral import CORAL
 from concord.objectives.dann import DANN
+from concord.objectives.eqrm import EQRM
 from concord.objectives.erm import ERM
+from concord.objectives.fishr import Fishr
+from concord.objectives.group_dro import GroupDRO
+from concord.objectives.iga import IGA
 from concord.objectives.irm import Estimator, IRMv1
 from concord.objectives.meta_irm import MetaIRM
+from concord.objectives.mixup import Mixup
 from concord.objectives.mm_rex import MMREx
+from concord.objectives.mmd import MMD
 from concord.objectives.objective import Objective
 from concord.objectives.penalty_weight import PenaltyWeight
+from concord.objectives.spectral_decoupling import SpectralDecoupling
 from concord.objectives.vrex import VREx
 
-ObjectiveName = Literal["erm", "irm", "vrex", "mm-rex", "dann", "meta-irm"]
+ObjectiveName = Literal[
+    "erm",
+    "irm",
+    "vrex",
+    "mm-rex",
+    "group-dro",
+    "eqrm",
+    "fishr",
+    "iga",
+    "coral",
+    "mmd",
+    "dann",
+    "mixup",
+    "sd",
+    "meta-irm",
+]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
 _TYPES: dict[str, type[Objective]] = {
     "erm": ERM,
     "irm": IRMv1,
     "vrex": VREx,
     "mm-rex": MMREx,
+    "group-dro": GroupDRO,
+    "eqrm": EQRM,
+    "fishr": Fishr,
+    "iga": IGA,
+    "coral": CORAL,
+    "mmd": MMD,
     "dann": DANN,
+    "mixup": Mixup,
+    "sd": SpectralDecoupling,
     "meta-irm": MetaIRM,
 }
 
@@ -52,6 +83,10 @@ def objective(
     first_order: bool = False,
     same_environment: bool = False,
     domain_units: int = 256,
+    group_rate: float = 0.01,
+    quantile: float = 0.75,
+    variance_momentum: float = 0.95,
+    mixup_alpha: float = 0.2,
     representation: str | None = None,
     autocast: torch.dtype | None = None,
 ) -> Objective:
@@ -60,12 +95,16 @@ def objective(
     Args:
         name: of the objective.
         loss: the loss or the risk of one environment.
-        penalty_weight: λ of ``irm``, ``dann`` and ``meta-irm``, β of ``vrex``, -λ_min of ``mm-rex``; None takes
-            1e4 for ``irm`` and ``vrex``, 1 for ``mm-rex`` and ``dann``, 0 for ``meta-irm``.
+        penalty_weight: the weight of the penalty, λ, β of ``vrex``, -λ_min of ``mm-rex``; None takes the objective's
+            ``default_weight``.
         warmup_steps: steps before the penalty has its weight.
         estimator: of the penalty of ``irm``.
         inner_lr, inner_steps, drop_grad, outer, first_order, same_environment: see :class:`MetaIRM`.
-        domain_units, representation: of the domain classifier of ``dann``, see :class:`DomainClassifier`.
+        domain_units: of the domain classifier of ``dann``, see :class:`DomainClassifier`.
+        group_rate, quantile, variance_momentum, mixup_alpha: η of ``group-dro``, α of ``eqrm``, γ of ``fishr``, α of
+            ``mixup``.
+        representation: name of the linear layer whose input ``dann``, ``coral`` and ``mmd`` take, and which is the head
+            of ``fishr``; None takes the last one.
         autocast: what layers compute in.
 
     Raises:
@@ -82,8 +121,24 @@ def objective(
             return VREx(loss, weight, autocast)
         case "mm-rex":
             return MMREx(loss, weight, autocast)
+        case "group-dro":
+            return GroupDRO(loss, group_rate, autocast)
+        case "eqrm":
+            return EQRM(loss, quantile, warmup_steps, autocast)
+        case "fishr":
+            return Fishr(loss, weight, autocast, layer=representation, momentum=variance_momentum)
+        case "iga":
+            return IGA(loss, weight, autocast)
+        case "coral":
+            return CORAL(loss, weight, autocast, layer=representation)
+        case "mmd":
+            return MMD(loss, weight, autocast, layer=representation)
         case "dann":
             return DANN(loss, weight, autocast, hidden_units=domain_units, layer=representation)
+        case "mixup":
+            return Mixup(loss, mixup_alpha, autocast)
+        case "sd":
+            return SpectralDecoupling(loss, weight, autocast)
     return MetaIRM(
         loss,
         inner_lr,

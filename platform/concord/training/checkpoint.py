@@ -21,6 +21,7 @@ from concord.training.optimization import Optimization
 from concord.training.outcome import Evaluation
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.pt", "progress.json"
+TRAINED = "trained.safetensors"  # the weights that are trained, where the model is their average
 MOMENTUM = "environment_momentum.safetensors"
 CHECKSUMS = "checksums.json"  # SHA-256 of every other file, by name; written last
 # Metrics of a resumed run.
@@ -36,6 +37,7 @@ class Progress:
         seconds: time spent in the loop so far.
         skipped: how often an environment was left out of a step.
         history: all evaluations up to now.
+        averaged: the number of weights in the average that is the model.
         model_evaluations: the number in training, if the risk counts them.
         ended: an option ended the run before its last epoch.
         written: the time of writing, in seconds since 1970.
@@ -44,6 +46,7 @@ class Progress:
     epoch: int = 0
     seconds: float = 0.0
     skipped: int = 0
+    averaged: int = 0
     model_evaluations: float = 0.0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     ended: bool = False
@@ -61,11 +64,15 @@ def write_checkpoint(
     optimization: Optimization,
     progress: Progress,
     momentum: Mapping[str, Tensor] | None = None,
+    trained: nn.Module | None = None,
 ) -> None:
-    """Write the files of a checkpoint into an existing folder: three, and a fourth for environments' ``momentum``."""
-    # Clones, since safetensors refuses tensors that share memory, as tied weights do.
-    weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, folder / MODEL)
+    """Write the files of a checkpoint into an existing folder: three, one for environments' ``momentum``, and one for
+    the ``trained`` weights of which the model is an average."""
+    for name, part in {MODEL: model, TRAINED: trained}.items():
+        if part is not None:
+            # Clones, since safetensors refuses tensors that share memory, as tied weights do.
+            weights = {name: value.detach().cpu().clone().contiguous() for name, value in part.state_dict().items()}
+            save_file(weights, folder / name)
     if momentum:
         save_file({name: value.cpu() for name, value in momentum.items()}, folder / MOMENTUM)
     with (folder / OPTIMIZER).open("wb") as file:  # opened here: PyTorch hides the error of a full disk
@@ -114,15 +121,15 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
     return Progress(**progress, history=history)
 
 
-def read_weights(folder: Path, model: nn.Module) -> None:
+def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:
     """Load a checkpoint's weights into the model.
 
     Raises:
         InputError: the checkpoint is of another model.
         CheckpointError: the file is missing or damaged.
     """
-    _verify(folder, MODEL)
-    weights = load_file(folder / MODEL)
+    _verify(folder, file)
+    weights = load_file(folder / file)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     if expected != found:

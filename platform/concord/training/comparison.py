@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from concord.errors import InputError
+from concord.training.evaluation import Mode
 from concord.training.outcome import Evaluation
 
 
@@ -26,6 +27,21 @@ class FinishedRun:
     def metrics(self) -> Mapping[str, float]:
         """The metrics at the end of the run."""
         return self.history[-1].metrics
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Training environments that a comparison leaves out in turn, one a run.
+
+    Attributes:
+        environments: their names.
+        measure: the measure that chooses, on the others' held-out examples, and that is shown of the one left out.
+        mode: of the measure.
+    """
+
+    environments: tuple[str, ...]
+    measure: str
+    mode: Mode
 
 
 Runs = Mapping[str, Sequence[FinishedRun]]
@@ -52,6 +68,7 @@ class Comparison:
         detail: prefixes of the metrics of single environments or layers that columns and figures need, such as
             ``accuracy/ood/``; others are not kept.
         title: one line.
+        folds: environments that each configuration and seed leaves out in turn.
     """
 
     configurations: Mapping[str, Mapping[str, Any]]
@@ -65,6 +82,7 @@ class Comparison:
     figures: Mapping[str, Callable[[Runs], Any]] = field(default_factory=dict)
     detail: tuple[str, ...] = ()
     title: str = ""
+    folds: Folds | None = None
 
     def __post_init__(self) -> None:
         if not self.configurations:

@@ -1,10 +1,12 @@
 """Loss and further measures on every environment by name, over all workers."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,6 +14,9 @@ from torch.utils import _pytree as pytree
 
 from concord.environments import Environment
 from concord.environments.collection import generator_for
+from concord.environments.readers import read_ahead
+from concord.environments.source import InMemory
+from concord.environments.tree import Tree
 from concord.errors import InputError
 from concord.gradients.risk import Batch, Loss, MeanRisk, Risk, Supervised, as_risk
 from concord.training.metric_names import environment_metric, split_metric
@@ -121,6 +126,23 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 ACCURACY = Measure(correct, "max")
+
+
+def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
+    """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one of them."""
+    from sklearn.metrics import roc_auc_score
+
+    scores, targets = scores_of(model, environment)
+    return {"auc": float(roc_auc_score(targets, scores)) if 0 < targets.mean() < 1 else 0.5}
+
+
+def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """By how much the second of two classes is more likely, and whether it is right; ``(examples,)`` each."""
+    scores = model(environment.inputs).diff(dim=1).squeeze(1).nan_to_num()
+    return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
+
+
+AUC = EnvironmentEvaluation(auc, {"auc": "max"})
 
 
 def default_measures(outputs: Tensor, targets: Tensor) -> dict[str, Measure]:
@@ -234,6 +256,7 @@ def evaluate(
     step: int = 0,
     evaluation: EnvironmentEvaluation | None = None,
     numbers: Sequence[Mapping[str, float]] = (),
+    readers: int = 0,
 ) -> dict[str, float]:
     """Evaluate all parts; every worker calls it with the same parts and its own data.
 
@@ -248,6 +271,7 @@ def evaluate(
         step: the number of training steps done, for the risk.
         evaluation: the job's own.
         numbers: its results for each part.
+        readers: processes that read ahead what is not in memory.
 
     Returns:
         For each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
@@ -263,20 +287,20 @@ def evaluate(
     weights = torch.zeros_like(sums)
     training = model.training
     model.eval()
-    for row, weight, part in zip(sums, weights, parts, strict=True):
-        if part.data is None:
-            continue
-        for start in range(0, len(part.data), examples_at_once):
-            batch = part.data.take(slice(start, start + examples_at_once))
-            batch = pytree.tree_map(lambda leaf: leaf.to(device), batch)
-            evaluated = evaluate_batch(model, risk, known, batch, step)
-            in_batch = float(evaluated.weight)
-            if in_batch != 0:  # a batch of weight 0 has no mean
-                row[0] += float(evaluated.risk) * in_batch
-            weight[0] += in_batch
-            for index, values in enumerate(evaluated.values.values(), start=1):
-                row[index] += float(values.double().sum())
-                weight[index] += len(values)
+    own = {at: part.data for at, part in enumerate(parts) if part.data is not None}
+    pieces = [(at, start) for at, data in own.items() for start in range(0, len(data), examples_at_once)]
+    readers = 0 if all(isinstance(data.source, InMemory) for data in own.values()) else readers
+    batches = read_ahead(functools.partial(_piece, own, examples_at_once), pieces, readers, device)
+    for (at, _), batch in zip(pieces, batches, strict=True):
+        row, weight = sums[at], weights[at]
+        evaluated = evaluate_batch(model, risk, known, batch, step)
+        in_batch = float(evaluated.weight)
+        if in_batch != 0:  # a batch of weight 0 has no mean
+            row[0] += float(evaluated.risk) * in_batch
+        weight[0] += in_batch
+        for index, values in enumerate(evaluated.values.values(), start=1):
+            row[index] += float(values.double().sum())
+            weight[index] += len(values)
     model.train(training)
     for row, weight, part, given in zip(sums, weights, parts, numbers, strict=False):
         for index, value in enumerate(given.values(), start=1 + len(known)):
@@ -298,3 +322,8 @@ def evaluate(
             for at, value in zip(rows, means.tolist(), strict=True):
                 metrics[environment_metric(measure_name, split, parts[at].name)] = value
     return metrics
+
+
+def _piece(own: Mapping[int, Environment], size: int, piece: tuple[int, int]) -> Tree:
+    at, start = piece
+    return own[at].take(slice(start, start + size))

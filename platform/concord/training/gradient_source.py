@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from concord.aggregation import Aggregator
+from concord.aggregation import Rule
 from concord.gradients import (
     AggregationOptions,
     Batch,
@@ -40,7 +40,7 @@ from concord.objectives import Objective, ObjectiveGradients
 def gradient_source(
     model: nn.Module,
     objective: Objective,
-    rule: Aggregator,
+    rule: Rule,
     names: Sequence[str],
     group: dist.ProcessGroup | None = None,
     *,
@@ -54,7 +54,7 @@ def gradient_source(
     Args:
         model: the trained model.
         objective: the objective; unless it is ``coupled``, its ``risk`` is that of one environment.
-        rule: the aggregator; objectives that couple environments have none.
+        rule: the rule; objectives that couple environments have none.
         names: the environments of this process at a step.
         group: the processes; None: this one alone.
         first_batch: returns the run's first batch, leaves ``(environments, batch, ...)``. It and the model's current
@@ -73,7 +73,7 @@ def gradient_source(
             model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
         )
     stacked = StackedGradients(model, objective.risk, rule, names=names, group=group, vectorize=vectorize, **options)
-    if len(names) > 1:
+    if len(names) > 1 and vectorize is not False:
         model.train()
         stacked.choose(first_batch())
     return stacked

@@ -66,7 +66,7 @@ class Job(Generic[Config]):
         required: the least values of metrics for a champion, from the configuration: for a criterion that an untrained
             model can fulfil.
         name: of the job and the registered model; None takes the file's.
-        reproduces: the paper's result that it reproduces, for ``concord jobs``.
+        reproduces: the papers' results that it is for, without a verdict, for ``concord jobs``.
         figures: draws figures of a finished run: file name (without ending) to matplotlib figure, or to frames
             ``(length, channels, height, width)`` or a list of these, which become a moving picture.
         report: options (a dataclass with defaults) and the function behind ``concord report``.
@@ -135,6 +135,22 @@ class Job(Generic[Config]):
             assert self.objective is not None
             return self.objective(config).risk
         return self.batch_risk
+
+    def environments_of(self, config: Config) -> Environments:
+        """The data of this configuration, without the environment that ``--leave-out`` names.
+
+        Raises:
+            InputError: the job's function returns something else, or there is no such training environment.
+        """
+        environments = self.environments(config)
+        if not isinstance(environments, Environments):
+            raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
+        left_out = config.data.leave_out if isinstance(config, TrainConfig) else None
+        if left_out is None:
+            return environments
+        config.require("leave_out", left_out in environments.train, f"give one of {', '.join(environments.train)}")
+        config.require("leave_out", len(environments.train) > 1, "is the only training environment")
+        return environments.leaving_out(left_out)
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
         """The job's own evaluation, of this configuration.

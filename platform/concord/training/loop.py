@@ -1,5 +1,6 @@
 """The training loop: the same in one process and in each of several, with Ray or without."""
 
+import contextlib
 import functools
 import math
 import time
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from concord.aggregation.families import masks
 from concord.environments import BatchStream, Environment, Environments, HeldOut
 from concord.environments.batches import names_of_batches
 from concord.environments.summary import DataSummary, summarize
@@ -21,14 +24,23 @@ from concord.environments.tree import difference
 from concord.errors import InputError, picklable
 from concord.gradients import AggregationHook, EnvironmentStep, HookedGradients, StackedGradients
 from concord.gradients.layout import Layout, trainable
+from concord.gradients.risk import take
 from concord.gradients.stacked import Vectorize
-from concord.objectives import Objective, ObjectiveGradients
-from concord.training.checkpoint import Progress, read_checkpoint, read_momentum, write_checkpoint
+from concord.objectives import Objective, ObjectiveGradients, objective_type
+from concord.training.checkpoint import (
+    TRAINED,
+    Progress,
+    read_checkpoint,
+    read_momentum,
+    read_weights,
+    write_checkpoint,
+)
 from concord.training.context import ProcessContext, RunContext
-from concord.training.early_stopping import SpreadStopping
+from concord.training.early_stopping import BestWeights
 from concord.training.evaluation import (
     EvaluatedPart,
     Measure,
+    Mode,
     PerExample,
     as_measures,
     check_targets,
@@ -38,7 +50,8 @@ from concord.training.evaluation import (
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
+from concord.training.kept_weights import WeightAverage, best_by
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, split_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -48,6 +61,9 @@ Item = TypeVar("Item")
 
 # Longer runs do not log every step: no figure could show more, and logging would take longer than training.
 _LOGGED_STEPS = 20_000
+# The steps of an estimate of a training's time: before it is measured, and measured.
+_WARM_UP, _TIMED = 3, 20
+_BOTH = (False, True)  # the mean over environments, and the worst of them
 # The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
@@ -114,22 +130,9 @@ class WorkerData:
         return found + [summarize(data, purposes.get(name, "observed")) for name, data in self.eval_only]
 
 
-def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext, left_out: str | None = None) -> WorkerData:
-    """Load this process's share of the data.
-
-    Args:
-        job: the job.
-        config: the options.
-        process: this process.
-        left_out: a training environment to leave out; it becomes the only validation environment.
-
-    Raises:
-        InputError: the data do not fit the options.
-    """
-    environments = job.environments(config)
-    if left_out is not None:
-        environments = environments.leaving_out(left_out)
-    environments = environments.fitted(config.data.held_out, config.run.seed)
+def prepare(job: Job[Any], config: TrainConfig, process: ProcessContext) -> WorkerData:
+    """Load this process's share of the data (InputError if they do not fit the options)."""
+    environments = job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     # If examples are environments, the processes share each batch, so each one has all the data.
     own = environments.train if config.aggregation.per_example else share(environments.train, process)
@@ -185,13 +188,21 @@ def training(
     config = config.resolve()
     prepared = _on_all_ranks(load or (lambda: prepare(job, config, process)), process)
     run = _Run(job, config, process, prepared, so_far or StepsSoFar())
+    with contextlib.closing(run.batches):
+        return (yield from _epochs(run, context, resume_from))
+
+
+def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Generator[Evaluation, None, Outcome]:
+    job, config, process, schedule = run.job, run.config, run.process, run.config.schedule
     progress = _on_all_ranks(lambda: run.read(resume_from), process) if resume_from else Progress()
-    schedule = config.schedule
-    stopping: SpreadStopping | None = None
+    stopping: BestWeights | None = None
     if schedule.stop_spread > 0:
-        stopping = SpreadStopping(schedule.stop_spread, math.ceil(schedule.stop_from * schedule.epochs))
-        if resume_from:
-            stopping.read(resume_from)
+        first = math.ceil(schedule.stop_from * schedule.epochs)
+        stopping = BestWeights("held_out_spread", "min", schedule.stop_spread, first)
+    elif schedule.keep == "best":
+        stopping = BestWeights(*run.best_by())
+    if resume_from and stopping is not None:
+        stopping.read(resume_from)
     if resume_from and process.rank == 0:
         context.log(progress.resumed(process.world_size), progress.epoch * run.steps_per_epoch)
     every = math.ceil(schedule.epochs * run.steps_per_epoch / _LOGGED_STEPS)
@@ -202,6 +213,7 @@ def training(
     while progress.epoch < schedule.epochs and not progress.ended:
         steps = run.epoch(progress.epoch)
         progress.epoch += 1
+        run.average_weights(progress.epoch)
         progress.skipped += steps.skipped
         progress.model_evaluations += steps.weight
         progress.seconds = time.perf_counter() - started
@@ -212,19 +224,23 @@ def training(
             metrics["workers"] = float(process.world_size)
         step = progress.epoch * run.steps_per_epoch
         evaluated, last = progress.epoch in evaluate_after, progress.epoch == schedule.epochs
+        if evaluated or progress.epoch in checkpoint_after:
+            run.renew_batch_norm()
         if evaluated:
             metrics |= run.evaluate(step)
             if progress.epoch in compare_after:
                 metrics |= run.consistency()
             if stopping is not None:
-                progress.ended = stopping.see(metrics["held_out_spread"], progress.epoch, run.model, last=last)
+                progress.ended = stopping.see(metrics, progress.epoch, run.evaluated, last=last)
                 if last and not progress.ended:
-                    stopping.restore(run.model)
+                    stopping.restore(run.evaluated)
                     metrics |= run.evaluate(step)
-                metrics |= {"kept_epoch": float(stopping.epoch), "spread_reached": float(progress.ended)}
+                metrics["kept_epoch"] = float(stopping.epoch)
+                if schedule.stop_spread > 0:
+                    metrics["spread_reached"] = float(progress.ended)
                 last = last or progress.ended
             if last and job.final_measures is not None and process.rank == 0:
-                metrics |= _final_measures(job, config, run.model.eval(), metrics)
+                metrics |= _final_measures(job, config, run.evaluated.eval(), metrics)
             progress.history.append(Evaluation(progress.epoch, step, metrics))
             run.so_far.evaluated(metrics)
         if process.rank == 0:
@@ -240,6 +256,26 @@ def training(
             write = functools.partial(run.write, progress=progress, stopping=stopping, momentum=run.momentum())
             context.checkpoint(write, step)
     return Outcome(tuple(progress.history), progress.seconds, progress.epoch * run.steps_per_epoch)
+
+
+def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
+    """The seconds of a training in one process, from a few of its steps and one evaluation.
+
+    Raises:
+        InputError: the data do not fit.
+    """
+    config = config.resolve()
+    run = _Run(job, config, process, prepare(job, config, process), StepsSoFar())
+    with contextlib.closing(run.batches):
+        run.epoch(0, _WARM_UP)
+        started = time.perf_counter()
+        steps = len(run.epoch(0, _TIMED).each)
+        trained = time.perf_counter()
+        run.evaluate()
+        evaluated = time.perf_counter()
+    schedule = config.schedule
+    evaluations = min(schedule.evaluations, schedule.epochs) * (evaluated - trained)
+    return schedule.epochs * run.steps_per_epoch * (trained - started) / steps + evaluations
 
 
 @dataclass
@@ -269,16 +305,28 @@ class _Run:
         batches_each = config.aggregation.steps_per_update
         largest = max(_gathered(max(map(len, training)), process))
         self.batches = BatchStream(
-            training, config.data.batch_size, config.run.seed, process.device, part, together, batches_each, largest
+            training,
+            config.data.batch_size,
+            config.run.seed,
+            process.device,
+            part,
+            together,
+            batches_each,
+            largest,
+            config.data.readers,
         )
         # This process's part of each batch.
         self._part = len(places) / config.data.batch_size
         self.steps_per_epoch = self.batches.steps_per_epoch
         steps = config.schedule.epochs * self.steps_per_epoch
         self.model = build_model(job, config)
+        averaging = config.schedule.averaging
+        self.average = None
+        if averaging is not None:
+            self.average = WeightAverage(self.model, *averaging, config.schedule.epochs)
         self.objective = initialize_objective(job, config, self.model, len(self.environments.train), steps)
         self.risk, self.evaluation = job.risk_of(config), job.evaluation_of(config)
-        for module in self._modules:
+        for module in [*self._modules, *([] if self.average is None else [self.average.averaged])]:
             module.to(process.device)
             if process.world_size > 1:
                 _same_everywhere(module)
@@ -292,16 +340,17 @@ class _Run:
         if together is not None:  # others at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
+        rule = config.rule(len(self.environments.train))
         self.gradients = gradient_source(
             self.model,
             self.objective,
-            config.rule(len(self.environments.train)),
+            rule,
             names,
             dist.group.WORLD if process.world_size > 1 else None,
             first_batch=lambda: self.batches.batch(0),
             example_gradient=config.aggregation.example_gradient if config.aggregation.per_example else None,
             vectorize=_VECTORIZE[config.aggregation.vectorize],
-            rescale=config.aggregation.rescale,
+            rescale=config.aggregation.rescale and masks(rule),
             environment_momentum=config.aggregation.environment_momentum,
             nonfinite=config.aggregation.nonfinite,
             autocast=self.objective.autocast,
@@ -321,9 +370,41 @@ class _Run:
     def read(self, folder: Path) -> Progress:
         """Load a checkpoint."""
         progress = read_checkpoint(folder, self.model, self.optimization)
+        if self.average is not None and progress.averaged > 0:
+            read_weights(folder, self.average.averaged.module)
+            self.average.averaged.n_averaged.fill_(progress.averaged)
+            read_weights(folder, self.model, TRAINED)
         if self._averaging is not None and self.config.aggregation.environment_momentum > 0:
             self._averaging.load_state_dict(read_momentum(folder, self._own_names()))
         return progress
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated and kept: the average of the weights, once there is one."""
+        average = self.average
+        return self.model if average is None or average.count == 0 else average.averaged.module
+
+    def average_weights(self, epoch: int) -> None:
+        """Add the weights after this many epochs to a mean over epochs."""
+        if self.average is not None:
+            self.average.after_epoch(self.model, epoch)
+
+    def renew_batch_norm(self) -> None:
+        """Compute batch norm's statistics of a mean over epochs from the batches of the first epoch."""
+        if self.average is None:
+            return
+        _seed_step(self.config.run.seed, self.process.rank, 0)
+        each = (self.batches.batch(step) for step in range(self.steps_per_epoch))
+        batches = (take(batch, place) for batch in each for place in range(len(pytree.tree_leaves(batch)[0])))
+        self.average.renew_batch_norm(batches, self.risk)
+
+    def best_by(self) -> tuple[str, Mode]:
+        """The metric of ``--keep best`` and its mode."""
+        validated = self.environments.validation or self.config.data.held_out > 0
+        splits = ["validation"] * bool(validated) + ["held_out"] * (self.config.data.held_out > 0)
+        each = modes(self.measures, self.evaluation).items()
+        known = {split_metric(split, name, worst): mode for split in splits for name, mode in each for worst in _BOTH}
+        return best_by(self.job, known, () if self.evaluation is None else self.evaluation.modes)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
@@ -341,14 +422,14 @@ class _Run:
         source = self.gradients.hook if isinstance(self.gradients, HookedGradients) else self.gradients
         return source if isinstance(source, StackedGradients | AggregationHook) else None
 
-    def epoch(self, epoch: int) -> _EpochSteps:
-        """All steps of one epoch."""
+    def epoch(self, epoch: int, most: int | None = None) -> _EpochSteps:
+        """The steps of one epoch, or at most this number of them."""
         for module in self._modules:
             module.train()
         losses, kept, rates, skipped = [], [], [], 0
         so_far, clock = self.so_far, self.so_far.clock
         started = time.perf_counter()
-        for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch):
+        for step in range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)[:most]:
             clock.switch("gradients")
             _seed_step(self.config.run.seed, self.process.rank, step)
             if isinstance(self.gradients, StackedGradients | ObjectiveGradients) and self.process.world_size == 1:
@@ -357,6 +438,8 @@ class _Run:
             rates.append(self.optimization.lr)
             clock.switch("optimizer")
             self.optimization.step()
+            if self.average is not None:
+                self.average.after_step(self.model)
             losses.append(result)
             kept.append(result.kept_fraction)
             skipped += len(result.skipped)
@@ -364,17 +447,30 @@ class _Run:
             clock.switch(None)
         seconds = time.perf_counter() - started
         means, worst = self._losses(losses)
-        fractions = torch.stack(kept).float().cpu()
-        overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
         each = [
-            {"step/loss": mean, "step/worst_loss": most, "step/kept_fraction": fraction, "step/lr": rate}
-            for mean, most, fraction, rate in zip(means, worst, overall, rates, strict=True)
+            {"step/loss": mean, "step/worst_loss": most, "step/lr": rate}
+            for mean, most, rate in zip(means, worst, rates, strict=True)
         ]
-        metrics = {"kept_fraction": sum(overall) / len(overall), "steps_per_second": len(each) / seconds}
-        for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
-            metrics[layer_metric("kept_fraction", name)] = fraction
+        metrics = {"steps_per_second": len(each) / seconds} | self._weights(losses)
+        fractions = torch.stack(kept).float().cpu()
+        if fractions.numel() > 0:  # of a rule that drops components
+            overall = ((fractions * self._sizes).sum(1) / self._sizes.sum()).tolist()
+            for of_step, fraction in zip(each, overall, strict=True):
+                of_step["step/kept_fraction"] = fraction
+            metrics["kept_fraction"] = sum(overall) / len(overall)
+            for name, fraction in zip(self.layout.names, fractions.mean(0).tolist(), strict=True):
+                metrics[layer_metric("kept_fraction", name)] = fraction
         metrics |= {f"objective/{name}": value for name, value in self.objective.metrics().items()}
         return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
+
+    def _weights(self, results: Sequence[EnvironmentStep]) -> dict[str, float]:
+        """What each environment weighs in the update of a weighting, its batches together: the mean over steps."""
+        found = [each.environment_weights for each in results if each.environment_weights is not None]
+        if not found or self.config.data.environments_per_step:  # others at every step
+            return {}
+        means = torch.stack(found).mean(0).unflatten(0, (-1, self.config.aggregation.steps_per_update)).sum(1).tolist()
+        names = self.environments.train
+        return {layer_metric("weight", name): weight for name, weight in zip(names, means, strict=True)}
 
     @property
     def counts_evaluations(self) -> bool:
@@ -413,14 +509,14 @@ class _Run:
     def evaluate(self, step: int = 0) -> dict[str, float]:
         """Metrics on all environments; without validation environments the held-out parts are ``validation``."""
         self.average_buffers()
-        own = self.evaluation
+        own, model = self.evaluation, self.evaluated
         numbers: list[dict[str, float]] = []
         if own is not None:
             numbers = _on_all_ranks(
-                lambda: [own(self.model, part, self.config.run.seed, step) for part in self.parts], self.process
+                lambda: [own(model, part, self.config.run.seed, step) for part in self.parts], self.process
             )
         metrics = evaluate(
-            self.model,
+            model,
             self.risk,
             self.measures,
             self.parts,
@@ -432,6 +528,7 @@ class _Run:
             step=step,
             evaluation=own,
             numbers=numbers,
+            readers=self.config.data.readers,
         )
         if self.config.data.held_out > 0:
             losses = [metrics[f"loss/held_out/{name}"] for name in self.environments.train]
@@ -452,7 +549,7 @@ class _Run:
         own = [part.data for part in self.parts if part.split == "train" and part.data is not None]
         batches = {each.name: each.take(slice(0, EXAMPLES)) for each in own}
         count = len(self.environments.train)
-        found = consistency_metrics(self.model, self.risk, batches, count, self._summed)
+        found = consistency_metrics(self.evaluated, self.risk, batches, count, self._summed)
         return found | {"consistency/seconds": time.perf_counter() - started}
 
     def _summed(self, values: Tensor) -> Tensor:
@@ -462,10 +559,12 @@ class _Run:
         return values
 
     def write(
-        self, folder: Path, progress: Progress, stopping: SpreadStopping | None, momentum: Mapping[str, Tensor]
+        self, folder: Path, progress: Progress, stopping: BestWeights | None, momentum: Mapping[str, Tensor]
     ) -> None:
         """Write a checkpoint into an existing folder."""
-        write_checkpoint(folder, self.model, self.optimization, progress, momentum)
+        progress.averaged = 0 if self.average is None else self.average.count
+        trained = self.model if progress.averaged > 0 else None
+        write_checkpoint(folder, self.evaluated, self.optimization, progress, momentum, trained)
         if stopping is not None:
             stopping.write(folder)
 
@@ -493,7 +592,8 @@ class _Run:
             return
         own = len(self._own_names()) / len(self.environments.train)
         weight = self._part if self.config.aggregation.per_example else own
-        for buffer in (each for module in self._modules for each in module.buffers()):
+        averaged = [] if self.average is None else [self.average.averaged.module]
+        for buffer in (each for module in [*self._modules, *averaged] for each in module.buffers()):
             if buffer.is_floating_point():
                 lowest, highest, mean = buffer.clone(), buffer.clone(), buffer * weight
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
@@ -545,11 +645,14 @@ def check_environments(config: TrainConfig, environments: Environments) -> None:
             f"--consistency {asked}: compares training environments, and there is only {environments.train[0]}; give 0"
         )
     together, workers = config.data.environments_per_step, config.parallel.workers
-    if objective != "erm" or spread > 0:
-        option = f"--objective {objective}" if objective != "erm" else f"--stop-spread {spread}"
+    alone = config.aggregation.compares and config.num_gradients(len(environments.train)) == 1
+    config.require("aggregator", not alone, "compares environments, and a step has only one")
+    compares = objective_type(objective).compares
+    if compares or spread > 0:
+        option = f"--objective {objective}" if compares else f"--stop-spread {spread}"
         if len(environments.train) < 2:
             raise InputError(f"{option}: compares training environments, and the job has only {environments.train[0]}")
-        if objective != "erm" and together == 1:
+        if compares and together == 1:
             raise InputError(f"--environments-per-step 1: {option} compares environments of a step; give at least 2")
     if config.aggregation.per_example:
         config.require("workers", workers <= config.data.batch_size, "more than the examples of a batch; give fewer")
@@ -584,7 +687,7 @@ def _measures(
 def _outputs(model: nn.Module, environment: Environment, device: torch.device) -> Tensor:
     training = model.training
     with torch.no_grad():
-        outputs: Tensor = model.eval()(environment.inputs[:1].to(device))
+        outputs: Tensor = model.eval()(environment.pairs(slice(0, 1))[0].to(device))
     model.train(training)
     return outputs
 

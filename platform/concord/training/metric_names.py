@@ -1,7 +1,8 @@
 """The names of a run's metrics, all known before the run; names that clash in the store are refused.
 
 ``{split}_{measure}`` is a mean over environments, ``worst_{split}_{measure}`` its worst environment, and
-``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's.
+``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's,
+``weight/{environment}`` what a weighting gives an environment.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,7 +55,7 @@ def environment_of(metric: str) -> OfEnvironment | None:
 
 
 def layer_metric(measure: str, layer: str) -> str:
-    """The metric of a measure in one layer."""
+    """The metric of a measure in one layer, or environment."""
     return f"{measure}/{layer}"
 
 
@@ -115,6 +116,8 @@ def _metrics(
             yield split_metric(split, measure, worst=True), (f"the worst of {of_split}", of_measure)
             for name in names:
                 yield environment_metric(measure, split, name), (of_split, of_measure, f"environment {name!r}")
+    for name in environments.train:
+        yield layer_metric("weight", name), ("the weight", f"environment {name!r}")
 
 
 def _differing(one: Source, other: Source) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, LRScheduler, MultiStepLR
 
 from concord.aggregation import TemporalAndMaskAdam
 from concord.gradients.layout import trainable
@@ -55,10 +55,19 @@ class Optimization:
             )
         else:
             self.optimizer = torch.optim.SGD(self._parameters, lr=options.lr, momentum=options.momentum)
-        milestones = [max(1, round(fraction * steps)) for fraction in config.schedule.milestones]
-        self.schedule = MultiStepLR(self.optimizer, milestones, gamma=config.schedule.decay)
-        per_step = config.schedule.decay_per_step
-        self._step_schedule = None if per_step == 1 else ExponentialLR(self.optimizer, per_step)
+        # Each multiplies the rate by a factor of its own, so that they combine.
+        asked = config.schedule
+        fractions = asked.milestones if asked.schedule == "milestones" else ()
+        milestones = [max(1, round(fraction * steps)) for fraction in fractions]
+        self.schedules: dict[str, LRScheduler] = {
+            "schedule": CosineAnnealingLR(self.optimizer, steps)
+            if asked.schedule == "cosine"
+            else MultiStepLR(self.optimizer, milestones, gamma=asked.decay)
+        }
+        if asked.decay_per_step != 1:
+            self.schedules["step_schedule"] = ExponentialLR(self.optimizer, asked.decay_per_step)
+        if (rising := round(asked.warmup * steps)) > 1:
+            self.schedules["warmup"] = LinearLR(self.optimizer, 1 / rising, total_iters=rising - 1)
 
     @property
     def lr(self) -> float:
@@ -83,9 +92,8 @@ class Optimization:
         if not coupled and options.l1 > 0:
             for parameter in self._parameters:
                 parameter.copy_(nn.functional.softshrink(parameter, lr * options.l1))
-        self.schedule.step()
-        if self._step_schedule is not None:
-            self._step_schedule.step()
+        for schedule in self.schedules.values():
+            schedule.step()
         if self._stepped is not None and self._stepped.optimizer is not None:
             self._stepped.optimizer.step()
             if self._stepped.schedule is not None:
@@ -105,9 +113,7 @@ class Optimization:
             part.load_state_dict(states[name])
 
     def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"optimizer": self.optimizer, "schedule": self.schedule}
-        if self._step_schedule is not None:
-            parts["step_schedule"] = self._step_schedule
+        parts: dict[str, Any] = {"optimizer": self.optimizer, **self.schedules}
         own = {
             f"objective_{name}": getattr(self._objective, name, None) for name in ("module", "optimizer", "schedule")
         }

@@ -25,7 +25,7 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
         history: the run's evaluations.
         config: its options.
     """
-    lowered = min(config.schedule.milestones, default=1.0) if config.schedule.decay < 1 else 1.0
+    lowered = config.schedule.lowered
     loss = split_metric("held_out", "loss")
     seen = [(each.epoch, each.metrics[loss]) for each in history if loss in each.metrics]
     before = [(epoch, loss) for epoch, loss in seen if epoch <= lowered * config.schedule.epochs]

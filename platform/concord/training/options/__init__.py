@@ -5,10 +5,15 @@ from concord.training.options.aggregation import AggregatorOption, AggregatorOpt
 from concord.training.options.data import DataOptions
 from concord.training.options.objective import (
     DANNOptions,
+    EQRMOptions,
+    FishrOptions,
+    GroupDROOptions,
     IRMOptions,
     MetaIRMOptions,
+    MixupOptions,
     ObjectiveOptions,
     PenaltyOptions,
+    RepresentationOptions,
 )
 from concord.training.options.optimizer import OptimizerName, OptimizerOptions
 from concord.training.options.parallel import ParallelOptions
@@ -23,13 +28,18 @@ __all__ = [
     "AggregatorOptions",
     "DANNOptions",
     "DataOptions",
+    "EQRMOptions",
+    "FishrOptions",
+    "GroupDROOptions",
     "IRMOptions",
     "MetaIRMOptions",
+    "MixupOptions",
     "ObjectiveOptions",
     "OptimizerName",
     "OptimizerOptions",
     "ParallelOptions",
     "PenaltyOptions",
+    "RepresentationOptions",
     "RunConfig",
     "RunOptions",
     "ScheduleOptions",

@@ -1,16 +1,22 @@
 """Options of gradient aggregation."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from concord.aggregation import AGGREGATORS
+from concord.aggregation import COMPARING, RULES
 from concord.aggregation.rule_file import OwnRule
 from concord.errors import InputError
 from concord.gradients import ExampleGradient, NonFinite
 from concord.options import OptionGroup
 
-AggregatorOption = Literal["auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask"]
+# fmt: off
+AggregatorOption = Literal[
+    "auto", "mean", "and-mask", "geometric-mean", "xor-mask", "sand-mask", "t-mask",
+    "pcgrad", "mgda", "cagrad", "upgrad", "krum", "clip", "median", "trimmed-mean",
+]
+# fmt: on
 VectorizeOption = Literal["auto", "vmap", "pooled", "one-by-one"]
 
 
@@ -31,6 +37,16 @@ class AggregatorOptions(OptionGroup):
     environments or more is the least τ, from 0.5, that chance reaches with at most 1e-5; with fewer it is 0.8."""
     rescale: bool = True
     """Divide each layer's update by the fraction of it that the mask kept."""
+    conflict_radius: float = 0.4
+    """c of cagrad: how far the update may be from the mean, as a part of the mean's norm."""
+    byzantine: int = 1
+    """Environments that krum allows to be arbitrarily wrong; it needs 3 more."""
+    selected: int = 1
+    """Gradients that krum averages, those closest to others; above 1 it is multi-Krum."""
+    clip_norm: float = 1.0
+    """Norm to which clip scales an environment's gradient down."""
+    trimmed_fraction: float = 0.1
+    """Part of the environments that trimmed-mean leaves out at each end, below 0.5."""
     environment_momentum: float = 0.0
     """β of a running average of each environment's gradients, which the aggregator gets in their place; 0 keeps none.
     A worker's memory grows by its environments times the parameters."""
@@ -53,10 +69,15 @@ class AggregatorOptions(OptionGroup):
         """The user's own rule that --aggregator names; see :func:`concord.training.rule_options.config_with_rule`."""
         return None
 
+    @property
+    def compares(self) -> bool:
+        """Whether the rule compares environments, and drops no components."""
+        return self.aggregator in COMPARING if self.own_rule is None else not self.own_rule.masks
+
     def unused(self) -> frozenset[str]:
         """The options of other aggregators and of disabled features."""
         rule = self.own_rule
-        masks, by_chance = self.aggregator != "mean", self.significance is not None
+        masks, by_chance = self.aggregator != "mean" and not self.compares, self.significance is not None
         by_test = self.aggregator == "t-mask"
         looked_at = {
             "threshold": masks and not by_chance and not by_test if rule is None else "threshold" in rule.options,
@@ -64,6 +85,9 @@ class AggregatorOptions(OptionGroup):
             "rescale": masks,
             "example_gradient": self.per_example,
         }
+        fields = {name: {each.name for each in dataclasses.fields(kind)} for name, kind in COMPARING.items()}
+        for option in ("conflict_radius", "byzantine", "selected", "clip_norm", "trimmed_fraction"):
+            looked_at[option] = option in fields.get(self.aggregator, ())
         return frozenset(name for name, looked in looked_at.items() if not looked)
 
     def implied(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,7 +97,7 @@ class AggregatorOptions(OptionGroup):
     def check(self) -> None:
         """Validate options."""
         if self.own_rule is None and self.aggregator not in get_args(AggregatorOption):
-            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(AGGREGATORS)}")
+            raise InputError(f"--aggregator {self.aggregator}: must be one of {', '.join(RULES)}")
         right = self.threshold is None or 0 <= self.threshold <= 1
         self.require("threshold", right, "the agreement threshold must lie in [0, 1]")
         right = self.significance is None or 0 < self.significance <= 1
@@ -89,5 +113,12 @@ class AggregatorOptions(OptionGroup):
         self.require("steps_per_update", steps == 1 or not examples, expected)
         expected = "with --environment-momentum all batches of an environment have one vote; give 1"
         self.require("steps_per_update", steps == 1 or beta == 0, expected)
+        expected = "compares whole gradients, which --per-example does not form; give mean, and-mask or another mask"
+        self.require("aggregator", not (self.compares and examples), expected)
+        self.require("conflict_radius", self.conflict_radius >= 0, "must be at least 0")
+        self.require("byzantine", self.byzantine >= 0, "must be at least 0")
+        self.require("selected", self.selected >= 1, "must be at least 1")
+        self.require("clip_norm", self.clip_norm > 0, "must be above 0")
+        self.require("trimmed_fraction", 0 <= self.trimmed_fraction < 0.5, "must be at least 0, and below 0.5")
         alike = self.per_example or self.example_gradient == "contribution"
         self.require("example_gradient", alike, "needs --per-example")

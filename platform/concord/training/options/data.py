@@ -20,8 +20,12 @@ class DataOptions(OptionGroup):
     environments_per_step: int = 0
     """Number of environments of a step, in a new random order on each pass; 0 takes all at every step. A worker draws
     its share from its own environments, so the combinations depend on --workers."""
+    leave_out: str | None = None
+    """Training environment to leave out; it becomes the only validation environment."""
     data_dir: Path | None = field(default_factory=lambda: _path_from_environment("CONCORD_DATA"))
     """Folder with the job's data, or s3://BUCKET/FOLDER, gs://… (or CONCORD_DATA)."""
+    readers: int = 0
+    """Processes that read ahead for each worker, where data are not in memory; 0 reads during training."""
     # fmt: on
 
     def check(self) -> None:
@@ -30,6 +34,7 @@ class DataOptions(OptionGroup):
             check_address("data-dir", self.data_dir)
         self.require("batch_size", self.batch_size >= 1, "must be at least 1")
         self.require("environments_per_step", self.environments_per_step >= 0, "must not be negative")
+        self.require("readers", self.readers >= 0, "must not be negative")
         self.require("held_out", 0 <= self.held_out < 1, "the held-out fraction must lie in [0, 1)")
 
 

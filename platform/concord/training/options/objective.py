@@ -16,10 +16,11 @@ class PenaltyOptions(OptionGroup):
 
     # fmt: off
     penalty_weight: float | None = None
-    """λ of irm, dann and meta-irm (there of the meta-losses' standard deviation), β of vrex, -λ_min of mm-rex; by
-    default 1e4 for irm and vrex, 1 for mm-rex and dann, 0 for meta-irm."""
+    """The penalty's weight: β of vrex, -λ_min of mm-rex, of the meta-losses' standard deviation in meta-irm; by default
+    1e4 for irm and vrex, 1e3 for fishr and iga, 1 for mm-rex, coral, mmd and dann, 0.1 for sd, 0 for meta-irm."""
     penalty_warmup: float = 0.0
-    """Fraction of the run before the penalty gets its weight; for irm and vrex the weight is 1 until then."""
+    """Fraction of the run before the penalty gets its weight, and eqrm its quantile; until then the weight is 0, or for
+    irm, vrex, fishr, iga, coral and mmd 1."""
     # fmt: on
 
     def check(self) -> None:
@@ -62,14 +63,23 @@ class MetaIRMOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RepresentationOptions(OptionGroup):
+    """The representation, with --objective fishr, coral, mmd or dann."""
+
+    # fmt: off
+    representation: str | None = None
+    """Name of the linear layer whose input is the representation (coral, mmd, dann), or whose gradients are compared
+    (fishr); the last one by default."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
 class DANNOptions(OptionGroup):
     """The classifier of environments, with --objective dann."""
 
     # fmt: off
     domain_units: int = 256
     """Width of the two hidden layers of dann's domain classifier."""
-    representation: str | None = None
-    """Name of the linear layer whose input is the representation for dann; the last one by default."""
     # fmt: on
 
     def check(self) -> None:
@@ -78,28 +88,80 @@ class DANNOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupDROOptions(OptionGroup):
+    """Distributionally robust optimization, with --objective group-dro."""
+
+    # fmt: off
+    group_rate: float = 0.01
+    """Step size η of the environments' weights (group-dro)."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class EQRMOptions(OptionGroup):
+    """Quantile risk minimization, with --objective eqrm."""
+
+    # fmt: off
+    quantile: float = 0.75
+    """Quantile α of the risks that eqrm minimizes; (0, 1)."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class FishrOptions(OptionGroup):
+    """Fishr, with --objective fishr."""
+
+    # fmt: off
+    variance_momentum: float = 0.95
+    """Moving average γ of fishr's variances over steps; [0, 1), 0 takes each step's own."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixupOptions(OptionGroup):
+    """Mixup between environments, with --objective mixup."""
+
+    # fmt: off
+    mixup_alpha: float = 0.2
+    """Mixup draws the shares of two environments from Beta(α, α)."""
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(OptionGroup):
     """The objective."""
 
     # fmt: off
     objective: ObjectiveName = "erm"
-    """Objective: the environments' mean risk (erm), with a penalty (irm, vrex), the worst combination of risks
-    (mm-rex), against a classifier of environments (dann), or risks after adapting to another environment (meta-irm)."""
+    """Objective: the environments' mean risk (erm), with a penalty on its scale (irm), risks (vrex), gradients (fishr,
+    iga), representations (coral, mmd) or outputs (sd); the worst risks (mm-rex, group-dro, eqrm); against a classifier
+    of environments (dann); risks of mixed examples (mixup), or after adapting to another environment (meta-irm)."""
     penalty: PenaltyOptions = field(default_factory=PenaltyOptions)
     irm: IRMOptions = field(default_factory=IRMOptions)
     meta_irm: MetaIRMOptions = field(default_factory=MetaIRMOptions)
+    representations: RepresentationOptions = field(default_factory=RepresentationOptions)
     dann: DANNOptions = field(default_factory=DANNOptions)
+    group_dro: GroupDROOptions = field(default_factory=GroupDROOptions)
+    eqrm: EQRMOptions = field(default_factory=EQRMOptions)
+    fishr: FishrOptions = field(default_factory=FishrOptions)
+    mixup: MixupOptions = field(default_factory=MixupOptions)
     # fmt: on
 
     def unused(self) -> frozenset[str]:
         """The options of the other objectives."""
         looked_at: dict[OptionGroup, bool] = {
-            self.penalty: self.objective != "erm",
+            self.penalty: self.objective not in ("erm", "group-dro", "mixup"),
             self.irm: self.objective == "irm",
             self.meta_irm: self.objective == "meta-irm",
+            self.representations: self.objective in ("fishr", "coral", "mmd", "dann"),
             self.dann: self.objective == "dann",
+            self.group_dro: self.objective == "group-dro",
+            self.eqrm: self.objective == "eqrm",
+            self.fishr: self.objective == "fishr",
+            self.mixup: self.objective == "mixup",
         }
-        return frozenset(name for group, looked in looked_at.items() if not looked for name in option_values(group))
+        unused = frozenset(name for group, looked in looked_at.items() if not looked for name in option_values(group))
+        return unused | ({"penalty_weight"} if self.objective == "eqrm" else set())
 
     def check(self) -> None:
         """Validate options."""
@@ -125,6 +187,10 @@ class ObjectiveOptions(OptionGroup):
             first_order=self.meta_irm.first_order,
             same_environment=self.meta_irm.same_environment,
             domain_units=self.dann.domain_units,
-            representation=self.dann.representation,
+            group_rate=self.group_dro.group_rate,
+            quantile=self.eqrm.quantile,
+            variance_momentum=self.fishr.variance_momentum,
+            mixup_alpha=self.mixup.mixup_alpha,
+            representation=self.representations.representation,
             autocast=autocast,
         )

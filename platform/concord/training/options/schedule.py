@@ -1,7 +1,9 @@
 """Options of the run's length and schedule."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from concord.errors import InputError
 from concord.options import OptionGroup, option_values
 
 
@@ -12,6 +14,11 @@ class ScheduleOptions(OptionGroup):
     # fmt: off
     epochs: int = 20
     """Passes over the largest training environment."""
+    schedule: Literal["milestones", "cosine", "constant"] = "milestones"
+    """Learning rate over the run: it falls by --decay at each of --milestones, or to 0 as half a cosine, or is
+    constant."""
+    warmup: float = 0.0
+    """Fraction of the run in which the learning rate rises linearly from near 0 to that of --schedule."""
     milestones: tuple[float, ...] = (0.5, 0.75)
     """Fractions of the run at which the learning rate is multiplied by --decay."""
     decay: float = 0.1
@@ -24,6 +31,12 @@ class ScheduleOptions(OptionGroup):
     """Number of evaluations at which the environments' gradient signs and curvatures are compared; 0: none."""
     checkpoints: int = 5
     """Number of checkpoints during the run, with one at the end."""
+    average: str | None = None
+    """Average of the weights that is evaluated and registered in place of the last ones: ema:0.999 (decay of an
+    exponential average over steps), or swa:0.75 (mean over epochs from this fraction of the run on)."""
+    keep: Literal["last", "best"] = "last"
+    """Weights at the end: the last ones, or those of the best evaluation by the job's criterion, on validation
+    environments or held-out examples."""
     stop_spread: float = 0.0
     """End the run when the standard deviation of the environments' held-out losses is below this; 0 disables. If it
     is never reached, the model with the least deviation is kept."""
@@ -33,11 +46,50 @@ class ScheduleOptions(OptionGroup):
 
     def unused(self) -> frozenset[str]:
         """The options of disabled features."""
-        looked_at = {"stop_from": self.stop_spread > 0, "decay": len(self.milestones) > 0}
+        stepwise = self.schedule == "milestones"
+        looked_at = {
+            "stop_from": self.stop_spread > 0,
+            "milestones": stepwise,
+            "decay": stepwise and len(self.milestones) > 0,
+        }
         return frozenset(name for name, looked in looked_at.items() if not looked)
+
+    @property
+    def averaging(self) -> tuple[str, float] | None:
+        """The kind of average, ema or swa, and its decay or beginning; None without one.
+
+        Raises:
+            InputError: it is neither, or its number is out of range.
+        """
+        if self.average is None:
+            return None
+        kind, _, number = self.average.partition(":")
+        try:
+            value = float(number)
+        except ValueError:
+            kind = ""
+        if kind not in ("ema", "swa"):
+            raise InputError(
+                f"--average {self.average}: give ema:DECAY, such as ema:0.999, or swa:FRACTION, such as swa:0.75"
+            )
+        if kind == "ema":
+            self.require("average", 0 < value < 1, "the decay must lie in (0, 1)")
+        self.require("average", 0 <= value < 1, "begins after the end; give a fraction of the run in [0, 1)")
+        return kind, value
+
+    @property
+    def lowered(self) -> float:
+        """The fraction of the run after which the learning rate falls; 1 if it never does."""
+        if self.schedule == "cosine":
+            return self.warmup
+        return min(self.milestones, default=1.0) if self.schedule == "milestones" and self.decay < 1 else 1.0
 
     def check(self) -> None:
         """Validate options."""
+        _ = self.averaging  # refuses a wrong one
+        self.require("warmup", 0 <= self.warmup < 1, "must be a fraction of the run, in [0, 1)")
+        expected = "--stop-spread decides which weights are kept; give last"
+        self.require("keep", self.keep == "last" or self.stop_spread == 0, expected)
         values = option_values(self)
         for option in ("epochs", "evaluations", "checkpoints"):
             self.require(option, values[option] >= 1, "must be at least 1")

@@ -1,14 +1,15 @@
 """All options of a training run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self, cast
 
 import torch
 
 from concord.aggregation import (
+    COMPARING,
     WITH_CHANCE,
-    Aggregator,
     AggregatorName,
+    Rule,
     TMask,
     aggregator,
     aggregator_at_chance,
@@ -95,8 +96,8 @@ class TrainConfig(RunConfig):
         together = (self.data.environments_per_step or environments) * self.aggregation.steps_per_update
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
-    def rule(self, environments: int = 1) -> Aggregator:
-        """The aggregator of these options.
+    def rule(self, environments: int = 1) -> Rule:
+        """The rule of these options.
 
         Args:
             environments: the number of training environments, from which the default threshold follows.
@@ -108,6 +109,10 @@ class TrainConfig(RunConfig):
         options, own = resolved.aggregation, self.aggregation.own_rule
         if own is not None:
             return own.made(option_values(resolved))
+        if options.aggregator in COMPARING:
+            kind, values = COMPARING[options.aggregator], option_values(resolved)
+            rule: Rule = kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+            return rule
         name = cast(AggregatorName, options.aggregator)
         if options.significance is not None:
             return aggregator_at_chance(name, options.significance, self.num_gradients(environments))
@@ -158,16 +163,17 @@ class TrainConfig(RunConfig):
         self.require("stop_spread", compared, "needs held-out examples; give --held-out above 0")
         asked = self.schedule.consistency > 0
         self.require("consistency", not (asked and per_example), "with --per-example examples are environments; give 0")
-        alone = name == "erm" or not per_example
+        kind = objective_type(name)
+        alone = not kind.compares or not per_example
         self.require("objective", alone, "compares environments; with --per-example give erm")
-        if objective_type(name).coupled:
+        if kind.coupled:
             averaged = f"--objective {name} couples the environments, so there is one gradient"
             self.require("aggregator", rule == "mean", f"{averaged}; give mean")
             self.require("steps_per_update", self.aggregation.steps_per_update == 1, f"{averaged}; give 1")
             right = self.aggregation.nonfinite != "skip"
             self.require("nonfinite", right, f"{averaged} and no environment can be left out; give raise or propagate")
         self.require(
-            "environments_per_step", name != "dann" or whole, "--objective dann classifies all environments; give 0"
+            "environments_per_step", whole or not kind.every, f"--objective {name} keeps all environments; give 0"
         )
         if self.aggregation.significance is not None:
             self.require("significance", rule in WITH_CHANCE, without_chance(rule))
@@ -182,6 +188,7 @@ RUNTIME_OPTIONS = frozenset(
     {
         "name",
         "workers",
+        "readers",
         "min_workers",
         "use_gpu",
         "address",

@@ -1,0 +1,39 @@
+"""What an objective keeps of every environment from one step to the next."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from concord.aggregation.rule import accumulation_dtype
+from concord.errors import ArgumentError
+
+
+class EnvironmentState(nn.Module):
+    """Values ``(environments, ...)``: an objective's module, so that checkpoints have them.
+
+    Args:
+        model: whose device the values have, and whose dtype, but not less than float32.
+        shape: of the values.
+        fill: the value at the first step.
+    """
+
+    values: Tensor
+
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], fill: float) -> None:
+        super().__init__()
+        first = next(model.parameters())
+        dtype = accumulation_dtype([first.dtype])
+        self.register_buffer("values", torch.full(shape, fill, dtype=dtype, device=first.device))
+
+    @classmethod
+    def of(cls, module: nn.Module | None, objective: str) -> "EnvironmentState":
+        """An objective's module, if :meth:`~concord.objectives.Objective.begin` has made it (else ArgumentError)."""
+        if module is None:
+            raise ArgumentError("objective", objective, "it keeps nothing yet; call begin with the model first")
+        return cast(EnvironmentState, module)
+
+    def keep(self, values: Tensor) -> None:
+        """For the next step; an objective that is only measured, without a graph, keeps nothing."""
+        if torch.is_grad_enabled():
+            self.values.copy_(values.detach())

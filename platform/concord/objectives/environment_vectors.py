@@ -1,0 +1,53 @@
+"""Objectives that compare a vector of each environment: its moments, variances or gradients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from concord.gradients.risk import Batch
+from concord.objectives.objective import Penalized, require_several
+from concord.objectives.penalty_weight import scale
+
+
+class EnvironmentVectors(Penalized, ABC):
+    """The mean risk and λ times a distance D of the environments' vectors, ((1/d) Σ R_e + λ D) / max(1, λ).
+
+    The vector follows the risk in the terms of an environment, so that all processes know all vectors.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Risks, weights as of :meth:`risks`, and vectors ``(environments, components)``."""
+
+    @abstractmethod
+    def distance(self, vectors: Tensor) -> Tensor:
+        """D of the vectors ``(environments, components)`` of all environments."""
+
+    def terms(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        step: int = 0,
+        own: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """The risk and the vector of each environment."""
+        risks, weights, vectors = self.vectors(model, batch, step)
+        terms = torch.cat([risks[:, None], vectors.to(risks.dtype)], 1)
+        self._terms_each = terms.shape[1]
+        return terms.flatten(), weights
+
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:
+        """Mean risk and distance."""
+        each = terms.view(-1, self._terms_each)
+        require_several(len(each), self.name)
+        weight = self.weight.at(step)
+        return (each[:, 0].mean() + weight * self.distance(each[:, 1:])) * scale(weight)
+
+    def losses(self, terms: Tensor) -> Tensor:
+        """The risks."""
+        return terms[:, 0]

@@ -1,0 +1,80 @@
+"""Fishr: environments whose gradients at the head vary alike."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from concord.errors import ArgumentError
+from concord.gradients.risk import Batch, Loss, Risk
+from concord.objectives.environment_state import EnvironmentState
+from concord.objectives.environment_vectors import EnvironmentVectors
+from concord.objectives.penalty_weight import PenaltyWeight
+from concord.objectives.representation import Represented, head
+
+
+class Fishr(Represented, EnvironmentVectors):
+    """The mean of the risks and λ times (1/d) Σ ‖v_e - v‖², over max(1, λ), with v the mean of the v_e.
+
+    v_e is the variance, over the examples of environment e, of the gradients of the head's weights and bias, a number
+    for each. Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, 2022, eq. 4. A
+    moving average over steps, v̄_e ← γ v̄_e + (1 - γ) v_e, takes its place, divided by 1 - γ as in the authors' code, so
+    that γ does not change the gradient's scale. Their λ is another one: see docs/objectives.md.
+
+    Args:
+        loss: the loss or the risk of one environment, a mean of the examples' losses.
+        weight: λ.
+        autocast: what layers compute in.
+        layer: the head, the linear layer whose gradients are compared; None takes the last one.
+        momentum: γ; 0 keeps no average.
+
+    Attributes:
+        module: the averages, which :meth:`begin` makes.
+
+    Raises:
+        InputError: γ is not in [0, 1).
+    """
+
+    name: ClassVar[str] = "fishr"
+    every: ClassVar[bool] = True
+    default_weight: ClassVar[float | None] = 1e3
+
+    def __init__(
+        self,
+        loss: Loss | Risk,
+        weight: PenaltyWeight,
+        autocast: torch.dtype | None = None,
+        *,
+        layer: str | None = None,
+        momentum: float = 0.95,
+    ) -> None:
+        super().__init__(loss, weight, autocast, layer=layer)
+        if not 0 <= momentum < 1:
+            raise ArgumentError("variance_momentum", momentum, "must lie in [0, 1)")
+        self.momentum = momentum
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+        """Make the averages, for the head of this model."""
+        _, layer = head(model, self.layer)
+        self.module = EnvironmentState(model, (environments, sum(each.numel() for each in layer.parameters())), 0.0)
+
+    def vectors(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Variances of the gradients, from each example's input of the head and the risk's gradient by its output."""
+        risks, weights, features, outputs = self.represented(model, batch, step)
+        slopes = torch.autograd.grad(risks.sum(), outputs, create_graph=True)
+        features, examples = features.to(risks.dtype), features.shape[1]
+        deltas = torch.cat([each.flatten(1) for each in slopes]).to(risks.dtype).unflatten(0, features.shape[:2])
+        # An example's gradient is delta ⊗ feature, and delta for the bias; the risk's mean divides delta by examples.
+        turned = deltas.transpose(1, 2)
+        variances = [examples * turned.square() @ features.square() - (turned @ features).square()]
+        if head(model, self.layer)[1].bias is not None:
+            variances.append(examples * deltas.square().sum(1, keepdim=True) - deltas.sum(1, keepdim=True).square())
+        return risks, weights, torch.cat([each.flatten(1) for each in variances], 1)
+
+    def distance(self, vectors: Tensor) -> Tensor:
+        """The distance of the averages to their mean."""
+        state = EnvironmentState.of(self.module, "fishr")
+        averages = self.momentum * state.values + (1 - self.momentum) * vectors
+        state.keep(averages)
+        scaled = averages / (1 - self.momentum)
+        return (scaled - scaled.mean(0)).square().sum(1).mean()

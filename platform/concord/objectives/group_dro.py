@@ -1,0 +1,50 @@
+"""Distributionally robust optimization over groups: the environments with large risks weigh more."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from concord.errors import ArgumentError
+from concord.gradients.risk import Loss, Risk
+from concord.objectives.environment_state import EnvironmentState
+from concord.objectives.objective import Objective, require_several
+
+
+class GroupDRO(Objective):
+    """The weighted sum of the risks, Σ q_e R_e, with weights q_e that grow where the risk is large.
+
+    Before each step q_e ← q_e exp(η R_e) / Σ q_e exp(η R_e), from q_e = 1/d on. Sagawa et al., Distributionally Robust
+    Neural Networks for Group Shifts, 2020, algorithm 1, with every group in each batch.
+
+    Args:
+        loss: the loss or the risk of one environment.
+        rate: η.
+        autocast: what layers compute in.
+
+    Attributes:
+        module: the weights q_e, which :meth:`begin` makes.
+
+    Raises:
+        InputError: the rate is not above 0.
+    """
+
+    every: ClassVar[bool] = True
+
+    def __init__(self, loss: Loss | Risk, rate: float = 0.01, autocast: torch.dtype | None = None) -> None:
+        super().__init__(loss, autocast)
+        if not rate > 0:
+            raise ArgumentError("group_rate", rate, "must be above 0")
+        self.rate = rate
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+        """Make the weights, all alike."""
+        self.module = EnvironmentState(model, (environments,), 1 / environments)
+
+    def combine(self, terms: Tensor, step: int = 0) -> Tensor:  # noqa: ARG002
+        """Update the weights, and weigh."""
+        require_several(len(terms), "group-dro")
+        state = EnvironmentState.of(self.module, "group-dro")
+        weights = (state.values.log() + self.rate * terms.detach()).softmax(0)
+        state.keep(weights)
+        return (weights * terms).sum()

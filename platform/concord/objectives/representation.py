@@ -1,0 +1,79 @@
+"""The representation of a model: the input of one of its linear layers, the head."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.errors import ArgumentError, InputError
+from concord.gradients.risk import Batch, Loss, Risk
+from concord.objectives.objective import Penalized
+from concord.objectives.penalty_weight import PenaltyWeight
+
+
+def head(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
+    """The linear layer whose input is the representation, and its name; None takes the last one.
+
+    Raises:
+        InputError: the model has no linear layer of this name.
+    """
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not linear:
+        raise InputError("representation: the model has no linear layer whose input it could be")
+    if layer is not None and layer not in linear:
+        there = ", ".join(filter(None, linear)) or "none but the model itself"
+        raise ArgumentError("representation", layer, f"no linear layer; there are {there}")
+    name = layer if layer is not None else list(linear)[-1]
+    return name, linear[name]
+
+
+class Represented(Penalized):
+    """An objective of the representation.
+
+    Args:
+        loss: the loss or the risk of one environment.
+        weight: of the penalty.
+        autocast: what layers compute in.
+        layer: name (in ``model.named_modules()``) of the linear layer whose input is the representation; None takes
+            the last linear layer.
+    """
+
+    def __init__(
+        self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None, *, layer: str | None = None
+    ) -> None:
+        super().__init__(loss, weight, autocast)
+        self.layer = layer
+
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+        """Refuse a layer that the model does not have (InputError)."""
+        head(model, self.layer)
+
+    def represented(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Risks and weights as of :meth:`risks`, the representations ``(environments, examples, width)``, and what the
+        head gives, of each forward pass.
+
+        Raises:
+            InputError: the representation has not one row for each example.
+        """
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+
+        def keep(_: nn.Module, arguments: tuple[Tensor, ...], result: Tensor) -> None:
+            inputs.append(arguments[0])
+            outputs.append(result)
+
+        name, layer = head(model, self.layer)
+        handle = layer.register_forward_hook(keep)
+        try:
+            risks, weights = self.risks(model, batch, step)
+        finally:
+            handle.remove()
+        environments, examples = pytree.tree_leaves(batch)[0].shape[:2]
+        rows = [each.reshape(len(each), -1) for each in inputs]
+        if sum(map(len, rows)) != environments * examples or any(row.shape[1] != layer.in_features for row in rows):
+            found = ", ".join(str(tuple(each.shape)) for each in inputs) or "nothing"
+            raise InputError(
+                f"representation: layer {name} gets {found} for {environments} environments of {examples} examples; "
+                f"expected a representation ({examples}, {layer.in_features}) of each, once"
+            )
+        features = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return risks, weights, features.unflatten(0, (environments, examples)), outputs

@@ -1,0 +1,69 @@
+"""Spectral decoupling: small outputs, so that no feature starves the others of gradient."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from concord.aggregation.rule import accumulation_dtype
+from concord.errors import InputError
+from concord.gradients.risk import Batch, Loss, MeanRisk, Risk
+from concord.objectives.objective import Penalized
+from concord.objectives.penalty_weight import PenaltyWeight
+
+
+class SpectralDecoupling(Penalized):
+    """The mean of the environments' risks and of their squared outputs, (1/d) Σ R_e + λ mean ŷ².
+
+    Pezeshki et al., Gradient Starvation: A Learning Proclivity in Neural Networks, 2021, which has λ/2 and
+    the sum over an example's outputs; the mean is DomainBed's. Environments are not compared, so one is enough,
+    and any aggregator takes the terms.
+
+    Args:
+        loss: the loss or the risk of one environment.
+        weight: λ; 0 during its warm-up.
+        autocast: what layers compute in.
+
+    Attributes:
+        risk: risk and squared outputs of one environment.
+    """
+
+    coupled: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    default_weight: ClassVar[float | None] = 0.1
+
+    def __init__(self, loss: Loss | Risk, weight: PenaltyWeight, autocast: torch.dtype | None = None) -> None:
+        super().__init__(loss, weight, autocast)
+        self.risk = _RiskAndOutputs(self.risk, weight)
+
+
+@dataclass(frozen=True)
+class _RiskAndOutputs:
+    """Risk and penalty of one environment: a risk itself, so that every gradient source takes it."""
+
+    risk: Risk
+    weight: PenaltyWeight
+
+    @property
+    def of_outputs(self) -> bool:
+        """Whether it is a function of outputs and targets alone, see :class:`~concord.gradients.risk.Supervised`."""
+        return getattr(self.risk, "of_outputs", False)
+
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        squares: list[Tensor] = []
+
+        def keep(_: nn.Module, __: Any, outputs: Any) -> None:
+            leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+            floating = (leaf for leaf in leaves if leaf.is_floating_point() and leaf.ndim > 0)  # a scalar is a loss
+            squares.extend(leaf.to(accumulation_dtype([leaf.dtype])).square().mean() for leaf in floating)
+
+        handle = model.register_forward_hook(keep)
+        try:
+            mean, weight = MeanRisk(model, self.risk, None, pytree.tree_leaves(batch)[0].device)(batch, step)
+        finally:
+            handle.remove()
+        if not squares:
+            raise InputError("sd: the risk never calls the model itself, whose outputs its penalty squares")
+        return (mean + self.weight.after_warmup(step) * torch.stack(squares).mean()) * weight, weight

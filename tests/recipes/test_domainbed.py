@@ -1,0 +1,91 @@
+"""DomainBed's RotatedMNIST and ColoredMNIST: what each environment has, the network, and the spaces."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_images import write_mnist
+
+from concord.studies.spaces import own_point
+from concord.training import Job, ProcessContext, load_job, train
+from concord.training.context import Silent
+from concord_jobs.domainbed.protocol import dealt, network
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    write_mnist(tmp_path, train=80, test=40, side=28)
+    return tmp_path
+
+
+def job_of(name: str, folder: Path, **options: Any) -> tuple[Job, Any]:
+    job = load_job(name).job
+    return job, job.config.with_options(data_dir=folder, epochs=1, evaluations=1, batch_size=4, **options).resolve()
+
+
+def test_all_digits_are_dealt_out_to_the_angles(mnist: Path) -> None:
+    job, config = job_of("rotated-mnist", mnist, test_angle="30")
+    found = job.environments(config)
+    assert (found.train, found.test) == (("0", "15", "45", "60", "75"), ("30",))
+    parts = [found[angle] for angle in (*found.train, *found.test)]
+    assert [len(part.targets) for part in parts] == [20] * 6
+    upright = found["0"].inputs
+    assert upright.shape == (20, 1, 28, 28)
+    other = job.environments(config.with_options(seed=1))["0"].inputs
+    assert not torch.equal(upright, other)
+
+
+def test_an_angle_turns_its_digits_anticlockwise(mnist: Path) -> None:
+    job, config = job_of("rotated-mnist", mnist)
+    inputs = job.environments(config)["60"].inputs
+    images, _ = dealt(mnist, 0, 4, 6)
+    expected = np.asarray(Image.fromarray(images[3].numpy()).rotate(60, Image.Resampling.BILINEAR))
+    assert np.array_equal(inputs[3, 0].numpy(), expected)
+
+
+def test_a_colour_agrees_with_the_noisy_label_as_often_as_its_name_tells(mnist: Path) -> None:
+    write_mnist(mnist, train=9000, test=3000, side=28)
+    job, config = job_of("domainbed-colored-mnist", mnist)
+    found = job.environments(config)
+    assert (found.train, found.test) == (("flip-0.1", "flip-0.2"), ("flip-0.9",))
+    for name, flips in (("flip-0.1", 0.1), ("flip-0.2", 0.2), ("flip-0.9", 0.9)):
+        part = found[name]
+        assert part.inputs.shape == (4000, 2, 28, 28)
+        colours = part.inputs.flatten(2).sum(2).argmax(1)
+        assert float((colours != part.targets).float().mean()) == pytest.approx(flips, abs=0.02)
+
+
+@pytest.mark.parametrize(("name", "test"), [("rotated-mnist", "75"), ("domainbed-colored-mnist", "flip-0.9")])
+def test_a_run_reports_the_environment_that_is_left_out(mnist: Path, name: str, test: str) -> None:
+    job, config = job_of(name, mnist)
+    metrics = train(job, config, ProcessContext(), Silent()).metrics
+    assert metrics[f"accuracy/ood/{test}"] == metrics["ood_accuracy"]
+    for study in job.studies.values():
+        assert own_point(study.space, config, 2) is not None
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "domainbed-colored-mnist"])
+def test_every_space_varies_options_that_its_method_uses(name: str) -> None:
+    job = load_job(name).job
+    for method, study in job.studies.items():
+        fixed = {option: value for option, value in study.space.entries.items() if isinstance(value, str)}
+        config = job.config.with_options(**fixed)
+        config.check()
+        assert not (study.space.entries.keys() - fixed) & config.resolve().unused(), method
+
+
+def test_the_tables_have_domainbeds_numbers_of_each_environment() -> None:
+    angles, colours = (load_job(name).job.comparisons for name in ("rotated-mnist", "domainbed-colored-mnist"))
+    assert angles["domainbed"].paper["ERM, 75"] == {"left out": "96.4"}
+    assert colours["domainbed"].paper["GroupDRO, flip-0.9"] == {"left out": "10.0"}
+    assert len(angles["domainbed"].configurations) == 7 * 6
+
+
+def test_the_network_is_that_of_small_images() -> None:
+    model = network(2, 2)
+    assert sum(weight.numel() for weight in model.parameters()) == 371_394
+    assert model(torch.zeros(3, 2, 28, 28, dtype=torch.uint8)).shape == (3, 2)
+    assert dict(model.named_children())["classifier"].in_features == 128
