@@ -59,5 +59,5 @@ $(VENV)/installed-server: $(VENV)/installed
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[coinrun,box2d,mujoco,flights,images,dev]'
 	@touch $@

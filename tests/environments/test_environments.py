@@ -217,7 +217,7 @@ class Counting(ExampleSource):
     def __len__(self) -> int:
         return self.size
 
-    def take(self, examples: slice | Tensor) -> Any:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Any:
         found = torch.arange(float(self.size))[examples]
         self.most[0] = max(self.most[0], found.numel())
         return {"number": found, "square": found[..., None] ** 2}
@@ -229,6 +229,8 @@ def test_an_environment_takes_examples_of_any_source() -> None:
     assert environment.form == {"number": "() float32", "square": "(1,) float32"}
     bitwise(environment.take(slice(1, 3))["number"], torch.tensor([1.0, 2.0]))
     with pytest.raises(InputError, match="environment a: its examples come from a Counting; give them in memory"):
+        _ = environment.inputs
+    with pytest.raises(InputError, match="environment a: it holds number, square, not the inputs and targets"):
         _ = environment.targets
 
 

@@ -117,6 +117,7 @@ def test_the_real_datasets_are_what_they_are_known_to_be():
     assert mnist.test.labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
+@pytest.mark.slow  # decodes 60,000 images
 @needs_shared_data
 def test_the_real_cifar10_has_its_sizes():
     test = image_dataset("cifar10", SHARED).test

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
+from concord.aggregation import AndMask
 from concord.environments import Environments, LabelledImages
 from concord.errors import InputError, format_for_cli
+from concord.gradients import PerExample
 from concord_jobs.colored_mnist.data import ColoredMNIST
+from concord_jobs.colored_mnist.figures import images_figure
+from concord_jobs.cow_grass import CowGrassConfig
+from concord_jobs.cow_grass import job as cow_grass
 from concord_jobs.digits import CodedDomains
 from concord_jobs.irm_regression.data import linear_example
 from concord_jobs.punctuated_sst2.data import PADDING, SST2, UNKNOWN, PunctuatedSST2, read_glove, vocabulary
@@ -228,6 +234,20 @@ def test_example_1_has_its_variances() -> None:
     assert torch.equal(environments["seen-2"].inputs, environments["train-2"].inputs)
 
 
+def test_example_1_has_the_tutorials_correlations() -> None:
+    """Of X and Z with the target, in the tests with σ of .01, .1 and 1."""
+    environments = linear_example()
+    printed = {
+        "0.01": (0.502, 0.507, 0.024, 0.011),
+        "0.1": (0.507, 0.497, 0.108, 0.097),
+        "1": (0.494, 0.507, 0.575, 0.583),
+    }
+    for sigma, correlations in printed.items():
+        data = environments[f"test-{sigma}"]
+        found = torch.corrcoef(torch.cat([data.inputs, data.targets], 1).T)[-1, :4]
+        assert_close(found, torch.tensor(correlations), atol=0.04, rtol=0)
+
+
 def test_an_example_1_that_cannot_be_is_said() -> None:
     with pytest.raises(InputError, match=r"train_sigmas=\(0.1, 0.0\): give standard deviations above 0"):
         linear_example((0.1, 0.0))
@@ -297,3 +317,59 @@ def test_domains_and_columns_that_cannot_be_made_are_refused(make: Callable[[], 
     with pytest.raises(InputError) as refused:
         make()
     assert said in format_for_cli(refused.value)
+
+
+def test_the_figure_of_the_images_shows_colours_patches_and_labels() -> None:
+    data = colored(patch_flips=(0.2, 0.1)).as_environments()
+    shown = {name: (data[name].inputs, data[name].targets) for name in (*data.train, *data.test)}
+    axes = images_figure(shown).axes
+    for place, (images, labels) in enumerate(shown.values()):
+        for index in range(8):
+            drawn = torch.from_numpy(axes[8 * place + index].images[0].get_array().data)
+            assert axes[8 * place + index].get_title() == f"class {labels[index]}"
+            lit = images[index] > 0
+            assert_close((drawn > 0).any(2), lit.any(0))
+            assert (drawn[lit.all(0)] == torch.tensor([1.0, 1.0, 1.0], dtype=drawn.dtype)).all()  # a patch
+
+
+# --- cows and grass
+
+
+def pasture(name: str, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Images, labels, and whether the background agrees with them."""
+    examples = cow_grass.environments(CowGrassConfig().with_options(**options))[name]
+    return examples.inputs[:, :-1], examples.targets, examples.inputs[:, -1] == 2 * examples.targets - 1
+
+
+@pytest.mark.parametrize(("grass", "test_grass"), [(0.8, 0.2), (0.9, 0.5), (1.0, 0.0)])
+def test_the_background_agrees_as_often_as_given(grass: float, test_grass: float) -> None:
+    for name, probability in (("all", grass), ("ood", test_grass)):
+        agrees = pasture(name, grass=grass, test_grass=test_grass)[2].double()
+        assert abs(agrees.mean() - probability) <= 4 * (probability * (1 - probability) / len(agrees)) ** 0.5
+
+
+def test_a_split_herd_is_the_same_where_its_background_agrees_and_where_not() -> None:
+    images, labels, agrees = pasture("all", seed=3)
+    for name, chosen in (("agrees", agrees), ("differs", ~agrees)):
+        found = pasture(name, seed=3, split=True)
+        assert_close(found, (images[chosen], labels[chosen], agrees[chosen]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(0.5, [True, True]), (0.7, [True, False]), (1.0, [True, False])])
+def test_where_a_weight_sees_the_whole_cow_its_agreement_exceeds_the_grass(threshold: float, kept: list[bool]) -> None:
+    """Appendix C.2: an example's gradient has the sign of the cow always, and of the grass in 80 % of the examples."""
+    _, labels, agrees = pasture("all")
+    cow = 2.0 * labels - 1
+    rows = torch.stack([cow, torch.where(agrees, cow, -cow)], 1)
+    linear = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(linear.weight)
+    per_example = PerExample(linear, AndMask(threshold))
+    binary_cross_entropy_with_logits(linear(rows)[:, 0], labels.float()).backward()
+    per_example.aggregate()
+    assert linear.weight.grad is not None
+    assert (linear.weight.grad[0] != 0).tolist() == kept
+
+
+def test_shares_that_are_no_probabilities_are_refused() -> None:
+    with pytest.raises(InputError, match=r"grass"):
+        CowGrassConfig().with_options(grass=1.2).check()

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import roc_auc_score
 
+from concord.environments import Environment
 from concord.errors import InputError
 from concord.training import Job, ProcessContext, load_job, train
 from concord.training.context import Silent
+from concord.training.evaluation import auc
+from concord_jobs.heart_disease import auc_with_interval
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "heart-disease"
 ROWS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
@@ -58,3 +63,21 @@ def test_the_average_reaches_logistic_regression_in_every_hospital(job: Job, hos
     accuracy, area = REACHED[hospital]
     assert metrics["ood_accuracy"] > accuracy - 0.03
     assert metrics["ood_auc"] > area - 0.03
+
+
+def test_the_interval_is_that_of_patients_drawn_again() -> None:
+    draw = np.random.default_rng(1)
+    inputs = torch.from_numpy(draw.normal(size=(150, 2)).round(1)).float()  # some patients have equal scores
+    targets = torch.from_numpy((draw.normal(size=150) + inputs[:, 1].numpy() > 0).astype(np.int64))
+    found = auc_with_interval(torch.nn.Identity(), Environment("one", inputs, targets))
+    scores = inputs.diff(dim=1).squeeze(1)
+    assert found["auc"] == pytest.approx(roc_auc_score(targets, scores))
+    drawn = [draw.integers(0, 150, 150) for _ in range(2000)]
+    areas = [roc_auc_score(targets[places], scores[places]) for places in drawn]
+    assert np.quantile(areas, [0.025, 0.975]) == pytest.approx([found["auc_low"], found["auc_high"]], abs=0.015)
+
+
+def test_a_hospital_where_all_are_ill_ranks_no_model() -> None:
+    ill = Environment("one", torch.randn(12, 2), torch.ones(12, dtype=torch.int64))
+    assert auc_with_interval(torch.nn.Identity(), ill) == {"auc": 0.5, "auc_low": 0.5, "auc_high": 0.5}
+    assert auc(torch.nn.Identity(), ill) == {"auc": 0.5}

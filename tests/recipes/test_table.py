@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from forked import run_program
+from forked import WITHOUT_CONCORD, run_program
 from test_table_environments import patients
 
 from concord.cli import main
@@ -43,16 +43,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PREDICT = """
-import json, sys
-sys.modules["concord"] = None  # an import of Concord fails
+import contextlib, io, json
 import mlflow, pandas
-folder = sys.argv[1]
-mlflow.set_tracking_uri(f"sqlite:///{folder}/out/mlflow.db")
+mlflow.set_tracking_uri("sqlite:///out/mlflow.db")
 model = mlflow.pyfunc.load_model("models:/table@champion")
-rows = pandas.read_csv(f"{folder}/patients.csv")
+rows = pandas.read_csv("patients.csv")
 found = {"rows": model.predict(rows).to_dict("list"), "refused": []}
 strange = rows.head(2).assign(smokes="sometimes")
-found["strange"] = model.predict(strange).to_dict("list")
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    found["strange"] = model.predict(strange).to_dict("list")
+found["stderr"] = said.getvalue()
 for wrong in (rows.head(2).drop(columns="age"), rows.head(2).assign(age="old")):
     try:
         model.predict(wrong)
@@ -65,10 +65,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def predicted(trained: Path) -> Mapping[str, Any]:
     """What another process, without Concord, has of the champion."""
-    said = subprocess.run(
-        [sys.executable, "-c", PREDICT, str(trained)], capture_output=True, text=True, check=True, cwd=trained
-    )
-    found: Mapping[str, Any] = json.loads(said.stdout.strip().splitlines()[-1]) | {"stderr": said.stderr}
+    found: Mapping[str, Any] = json.loads(run_program(WITHOUT_CONCORD + PREDICT, trained))
     return found
 
 
@@ -114,6 +111,7 @@ def ask(port: int, rows: list[dict[str, Any]]) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+@pytest.mark.slow  # two interpreters with MLflow; that a champion predicts for raw rows is claimed above
 def test_mlflow_serves_a_champion_of_raw_rows(trained: Path, predicted: Mapping[str, Any]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -200,6 +198,9 @@ def test_a_fold_does_not_share_what_was_fitted_with_its_environment(trained: Pat
     assert shared is not None
     assert shared.fits(config)
     assert not shared.fits(config, "south")
-    whole, fold = (prepare(job, config, ProcessContext(), left_out).training[0] for left_out in (None, "south"))
+    whole, fold = (
+        prepare(job, config.with_options(leave_out=left_out), ProcessContext()).training[0]
+        for left_out in (None, "south")
+    )
     assert whole.training.name == fold.training.name
     assert not torch.equal(whole.training.inputs, fold.training.inputs)

@@ -135,7 +135,7 @@ def test_what_is_promoted_while_a_run_registers_stays(store: Store) -> None:
 
 
 def test_an_alias_that_was_moved_in_mlflow_itself_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.tracking.registry._DECIDED_AFTER", -1.0)  # as if the versions were a minute old
+    monkeypatch.setattr("concord.tracking.registry.DECIDED_AFTER", -1.0)  # as if the versions were a minute old
     registered(store, "moved", 0.5)
     registered(store, "moved", 0.9)
     store.client.set_registered_model_alias("moved", CHAMPION, "1")

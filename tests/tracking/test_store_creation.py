@@ -3,8 +3,6 @@
 import contextlib
 import shlex
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from forked import run_program
 
 from concord.errors import InputError
 from concord.tracking import Store
@@ -19,18 +18,20 @@ from concord.tracking import Store
 # Creates stores in forked processes: one as a whole; two killed after a part of that time; one killed by the system as
 # its file grows over a limit, while the tables are written; and two by MLflow alone, killed when the file has a size.
 KILLED = """
-import os, resource, signal, sys, time
+import os, resource, signal, time
 from pathlib import Path
 from concord.tracking import Store
 from concord.tracking.client import connect, import_mlflow
 import_mlflow()
 import mlflow.store.tracking.sqlalchemy_store
 
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+
 def in_place(folder):
     connect(f"sqlite:///{folder}/mlflow.db").search_experiments()
 
 def killed(name, until, create=Store.open, limit=resource.RLIM_INFINITY):
-    folder = Path(sys.argv[1], name)
+    folder = Path(name)
     folder.mkdir()
     start = time.monotonic()
     if (child := os.fork()) == 0:
@@ -62,13 +63,14 @@ def number_of_tables(file: Path) -> int:
 
 def test_a_store_whose_creation_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
-    left = {folder.name: number_of_tables(folder / "mlflow.db") for folder in tmp_path.iterdir()}
+    run_program(KILLED, tmp_path)
+    folders = [file.parent for file in tmp_path.glob("*/mlflow.db")]
+    left = {folder.name: number_of_tables(folder / "mlflow.db") for folder in folders}
     whole = left.pop("whole")
     assert {left["early"], left["late"]} <= {0, whole}, "Concord creates all tables or none"
     assert left["writing"] == 0
     assert 0 < left["in place 50000"] < left["in place 400000"] < whole
-    for folder in tmp_path.iterdir():
+    for folder in folders:
         store = Store.open(folder)
         store.finish_run(store.start_run("after", "a run", {"lr": 0.1}, {}))
         assert [run.name for run in store.runs("after")] == ["a run"]
@@ -103,7 +105,9 @@ def test_a_store_of_an_older_mlflow_is_refused_and_can_be_upgraded(
     assert line.endswith(f": copy the database, then run: mlflow db upgrade '{uri}'")
     assert "\n" not in line
     assert file.read_bytes() == before
-    subprocess.run([sys.executable, "-m", *shlex.split(line.partition("run: ")[2])], check=True, capture_output=True)
+    program, *words = shlex.split(line.partition("run: ")[2])
+    assert program == "mlflow"
+    run_program(f"from mlflow.cli import cli\ncli({words!r}, standalone_mode=False)", tmp_path)
     assert Store.open(file.parent).client.get_experiment("7").name == "an experiment"
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +17,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import run_processes
+from forked import WITHOUT_CONCORD, run_processes, run_program
 from mlflow_server import NOWHERE, Server
 from test_champion import the_best_of_those_at_once_is_the_champion
 
 from concord.errors import InputError, RunFailedError
 from concord.metric_name import metric_name
-from concord.tracking import Store, exported_model, log_model, models, promote, register, show
+from concord.tracking import Store, load_program, log_model, models, promote, register, show
 from concord.tracking import store as store_module
 from concord.tracking.client import redact
 from concord.tracking.run_search import Condition, RunSearch
@@ -112,8 +111,8 @@ def test_a_store_that_cannot_be_used_is_refused_at_once_in_one_line(tmp_path: Pa
 def test_a_server_that_takes_the_connection_and_is_silent_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert store_module._ANSWER_SECONDS == 15
-    monkeypatch.setattr(store_module, "_ANSWER_SECONDS", 1.0)
+    assert store_module.ANSWER_SECONDS == 15
+    monkeypatch.setattr(store_module, "ANSWER_SECONDS", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -128,9 +127,8 @@ def test_a_server_that_takes_the_connection_and_is_silent_is_refused(
 
 
 def test_a_server_that_is_slow_to_answer_at_first_is_waited_for(server: Server, tmp_path: Path) -> None:
-    assert server.process is not None
-    os.killpg(server.process.pid, signal.SIGSTOP)  # connections are taken by the system, and nobody answers
-    threading.Timer(2.0, os.killpg, (server.process.pid, signal.SIGCONT)).start()
+    os.killpg(server.pid, signal.SIGSTOP)  # connections are taken by the system, and nobody answers
+    threading.Timer(2.0, os.killpg, (server.pid, signal.SIGCONT)).start()
     assert Store.open(tmp_path, server.uri).uri == server.uri
 
 
@@ -282,10 +280,8 @@ class Branches(torch.nn.Module):
 
 
 PREDICT = """
-    import sys
-    sys.modules["concord"] = None  # importing it fails
     import mlflow.pyfunc, numpy, pandas
-    model = mlflow.pyfunc.load_model(sys.argv[1])
+    model = mlflow.pyfunc.load_model("{model}")
     rows = numpy.linspace(-1, 1, 6000, dtype="float32").reshape(1000, 6)
     assert model.predict(rows[:1]).shape == (1, 2)
     answer = model.predict(rows)
@@ -293,23 +289,18 @@ PREDICT = """
     assert numpy.array_equal(model.predict(pandas.DataFrame(rows.astype("float64"))).to_numpy(), answer)
     ones = numpy.ones((3, 6), int)
     assert numpy.array_equal(model.predict(ones), model.predict(ones.astype("float32")))
-    numpy.save(sys.argv[2], answer)
+    numpy.save("answer.npy", answer)
     print(model.metadata.signature.outputs)
 """
 
 
 def predict_elsewhere(uri: str, model: str, tmp_path: Path) -> tuple[torch.Tensor, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", textwrap.dedent(PREDICT), model, str(tmp_path / "answer.npy")],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    program = WITHOUT_CONCORD + textwrap.dedent(PREDICT).format(model=model)
+    environment = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    printed = run_program(program, tmp_path, **environment)
     import numpy
 
-    return torch.from_numpy(numpy.load(tmp_path / "answer.npy")), done.stdout
+    return torch.from_numpy(numpy.load(tmp_path / "answer.npy")), printed
 
 
 def expected(model: torch.nn.Module) -> torch.Tensor:
@@ -352,8 +343,7 @@ def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: s
     model, rows = Halves().eval(), torch.zeros(2, 6)
     uri = log_model(store, run_id, model, rows)
     assert store.artifacts is not None
-    folder = tmp_path / "model"
-    shutil.copytree(store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts", folder)
+    folder = store.artifacts / "models" / uri.removeprefix("models:/") / "artifacts"
     archive, witness = folder / "data" / "model.pt2", tmp_path / "the program ran"
     with zipfile.ZipFile(archive) as whole:
         records = {name: whole.read(name) for name in whole.namelist()}
@@ -366,8 +356,9 @@ def test_a_program_that_would_be_unpickled_is_not_loaded(store: Store, run_id: s
     with zipfile.ZipFile(archive, "w") as changed:
         for name, content in records.items():
             changed.writestr(name, content)
-    with pytest.raises(Exception, match="pickle"):
-        exported_model._check_predictions(folder, rows, model(rows).detach())
+    register(store, uri, run_id, "spoiled", {"accuracy": 0.5}, "accuracy", "max")
+    with pytest.raises(RunFailedError, match=r"cannot be loaded .*pickle"):
+        load_program(store, show(store, "spoiled"))
     assert not witness.exists()
     assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION" not in os.environ
     with contextlib.suppress(Exception):  # that it is one which runs where nobody looks

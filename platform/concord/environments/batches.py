@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from concord.environments.collection import Environment, generator_for
+from concord.environments.readers import StepReader
 from concord.environments.source import InMemory, Switching, end_to_end
 from concord.environments.tree import Tree
 from concord.errors import ArgumentError
@@ -44,6 +45,7 @@ class BatchStream:
         together: the number of environments of a step, which divides their number. None: all.
         batches_each: the number of batches of each.
         largest: examples of the largest environment of all processes; None: of these.
+        readers: processes that read ahead what is not in memory; with 0 this process reads at each step.
 
     Attributes:
         steps_per_epoch: the steps of one pass over the largest environment.
@@ -62,6 +64,7 @@ class BatchStream:
         together: int | None = None,
         batches_each: int = 1,
         largest: int | None = None,
+        readers: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ArgumentError("batch_size", batch_size, "must be at least 1")
@@ -94,16 +97,37 @@ class BatchStream:
         }
         self._round: tuple[int, list[int]] = (-1, [])
         self._orders: dict[tuple[int, int], Tensor] = {}
+        self._reader = StepReader(self._read, readers, self._device)
 
     def batch(self, step: int) -> Tree:
         """The batches of a step, a tree like the environments': each leaf ``(environments · batches, batch, ...)``."""
-        first = step // self.steps_per_round * self._batches_each
-        numbers = range(first, first + self._batches_each)
+        if not isinstance(self._examples, InMemory):
+            return self._reader.batch(step)
         epoch = step // self.steps_per_epoch
-        places = torch.cat([self._places_in(epoch, each, k) for each in self._chosen(step) for k in numbers])
-        if self._device.type == "cuda" and isinstance(self._examples, InMemory):
+        places = torch.cat([self._places_in(epoch, each, k) for each, k in self._batches_of(step)])
+        if self._device.type == "cuda":
             places = places.pin_memory().to(self._device, non_blocking=True)
         return self._examples.take(places.view(self._together * self._batches_each, -1))
+
+    def close(self) -> None:
+        """End the processes that read ahead."""
+        self._reader.close()
+
+    def _read(self, step: int) -> Tree:
+        """The batches of a step, read with the randomness of each example."""
+        epoch, batches = step // self.steps_per_epoch, self._batches_of(step)
+        places = torch.stack([self._places_in(epoch, each, k) for each, k in batches])
+        return self._examples.take(places, torch.stack([self._draw(each, k) for each, k in batches]))
+
+    def _draw(self, index: int, batch: int) -> Tensor:
+        """A random number for each example of this process's part of a batch."""
+        generator = generator_for(self._seed, self._names[index], "draw", batch)
+        return torch.randint(2**63 - 1, (self._batch_size,), generator=generator)[self._part]
+
+    def _batches_of(self, step: int) -> list[tuple[int, int]]:
+        """The environments of a step by index, each with the number of its batch."""
+        first = step // self.steps_per_round * self._batches_each
+        return [(each, k) for each in self._chosen(step) for k in range(first, first + self._batches_each)]
 
     @property
     def steps_per_round(self) -> int:

@@ -75,7 +75,7 @@ class Environment:
         for part, leaf in zip(names, leaves, strict=True):
             if not isinstance(leaf, Tensor | np.ndarray):
                 raise InputError(f"environment {name}: {part} is of type {type(leaf).__name__}; expected a tensor")
-        tensors = [_tensor(name, part, leaf) for part, leaf in zip(names, leaves, strict=True)]
+        tensors = [as_tensor(name, part, leaf) for part, leaf in zip(names, leaves, strict=True)]
         counts = {len(tensor) if tensor.ndim else None for tensor in tensors}
         if len(counts) > 1 or None in counts:
             shapes = ", ".join(f"{part} {tuple(each.shape)}" for part, each in zip(names, tensors, strict=True))
@@ -111,9 +111,9 @@ class Environment:
         """``(examples, ...)``.
 
         Raises:
-            InputError: the examples are of another form.
+            InputError: the examples are of another form, or not in memory.
         """
-        return self._part(0)
+        return self._pair(self.data)[0]
 
     @property
     def targets(self) -> Tensor:
@@ -122,7 +122,8 @@ class Environment:
         Raises:
             InputError: the examples are of another form.
         """
-        return self._part(1)
+        self.pairs(slice(0, 1))
+        return self.source.targets
 
     def __len__(self) -> int:
         return len(self.source)
@@ -131,14 +132,22 @@ class Environment:
         """Some of the examples, a tree of the same form."""
         return self.source.take(examples)
 
-    def _part(self, index: int) -> Tensor:
-        if not is_pair(self.data):
-            found = ", ".join(named_leaves(self.data))
+    def pairs(self, examples: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Some of the examples, as inputs and targets.
+
+        Raises:
+            InputError: the examples are of another form.
+        """
+        return self._pair(self.take(examples))
+
+    def _pair(self, data: Tree) -> tuple[Tensor, Tensor]:
+        if not is_pair(data):
+            found = ", ".join(named_leaves(data))
             raise InputError(
                 f"environment {self.name}: it holds {found}, not the inputs and targets that a loss needs; give a risk"
             )
-        part: Tensor = self.data[index]
-        return part
+        inputs, targets = data
+        return inputs, targets
 
 
 class HeldOut(NamedTuple):
@@ -390,7 +399,7 @@ def _is_tree(data: Any) -> bool:
 
 
 def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
-    inputs, targets = _tensor(name, "inputs", inputs), _tensor(name, "targets", targets)
+    inputs, targets = as_tensor(name, "inputs", inputs), as_tensor(name, "targets", targets)
     if not targets.is_floating_point():
         targets = targets.long()
     if inputs.ndim == 0 or len(inputs) == 0:
@@ -404,7 +413,8 @@ def _pair(name: str, inputs: Array, targets: Array) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _tensor(name: str, part: str, values: Array) -> Tensor:
+def as_tensor(name: str, part: str, values: Array) -> Tensor:
+    """This part of an environment as a tensor; refuse other values than numbers (InputError)."""
     if not isinstance(values, Tensor):
         try:
             array = np.asarray(values)

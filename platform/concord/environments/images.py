@@ -40,7 +40,7 @@ _CIFAR10_FILES = {
     "test": ["cifar-10-batches-bin/test_batch.bin"],
 }
 _CIFAR10_RECORD = 1 + 3 * 32 * 32
-_IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+IMAGE_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 _MODES = "L RGB RGBA P"  # Pillow's names: grey, colour, with transparency, with a palette
 _CLASSES = 10
 
@@ -267,12 +267,12 @@ def _image_folder(folder: Path) -> ImageDataset:
             each.name: sorted(
                 file
                 for file in each.iterdir()
-                if file.suffix.lower() in _IMAGE_ENDINGS and not file.name.startswith(".")
+                if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
             )
             for each in classes
         }
         if not any(found[part].values()):
-            raise ArgumentError("data", folder, f"no images in {part}/CLASS/ with endings {' '.join(_IMAGE_ENDINGS)}")
+            raise ArgumentError("data", folder, f"no images in {part}/CLASS/ with endings {' '.join(IMAGE_ENDINGS)}")
     names = list(found["train"])
     if empty := next((name for name, files in found["train"].items() if not files), None):
         raise ArgumentError("data", folder, f"has no image in train/{empty}")

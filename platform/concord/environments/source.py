@@ -1,5 +1,6 @@
 """Sources of an environment's examples: memory, or a class that reads them on demand."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,12 +13,13 @@ from torch.utils import _pytree as pytree
 from concord.environments.tree import Tree, described, difference, merged, named_leaves
 from concord.errors import ArgumentError, InputError
 
+_BLOCK = 256  # examples that are read at once for their targets
+
 
 class ExampleSource(ABC):
     """The examples of one environment, in a fixed order.
 
-    Training and evaluation take a batch at a time. A loss of outputs and targets checks all targets before the first
-    step, so it needs :class:`InMemory`; a risk takes any source.
+    Training and evaluation take a batch at a time, in this process or in others (``--readers``).
     """
 
     @abstractmethod
@@ -25,8 +27,18 @@ class ExampleSource(ABC):
         """The number of examples."""
 
     @abstractmethod
-    def take(self, examples: slice | Tensor) -> Tree:
-        """Some examples, a tree: ``(examples, ...)`` for a slice, ``(*positions.shape, ...)`` for int64 positions."""
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
+        """Some examples, a tree: ``(examples, ...)`` for a slice, ``(*positions.shape, ...)`` for int64 positions.
+
+        ``draw`` has the randomness of each example, an int64 for each position, which depends on (seed, environment,
+        step) alone: the seed of its augmentation. None in evaluation.
+        """
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """All targets of pairs, which a loss checks before the first step; override it to read no inputs for them."""
+        blocks = (self.take(slice(at, at + _BLOCK)) for at in range(0, len(self), _BLOCK))
+        return torch.cat([targets for _, targets in blocks])
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,17 @@ class InMemory(ExampleSource):
     def __len__(self) -> int:
         return len(pytree.tree_leaves(self.data)[0])
 
-    def take(self, examples: slice | Tensor) -> Tree:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:  # noqa: ARG002
         """A view for a slice; a copy for positions."""
         if isinstance(examples, slice):
             return pytree.tree_map(lambda leaf: leaf[examples], self.data)
         return pytree.tree_map(lambda leaf: _rows(leaf, examples), self.data)
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """The second of the pair."""
+        targets: Tensor = self.data[1]
+        return targets
 
 
 @dataclass(frozen=True)
@@ -64,9 +82,14 @@ class Part(ExampleSource):
     def __len__(self) -> int:
         return len(self.places)
 
-    def take(self, examples: slice | Tensor) -> Tree:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
         """Take the examples from the whole source."""
-        return self.whole.take(self.places[examples])
+        return self.whole.take(self.places[examples], draw)
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """Their part of the whole source's."""
+        return self.whole.targets[self.places]
 
 
 class Switching(ExampleSource):
@@ -100,9 +123,14 @@ class Switching(ExampleSource):
     def __len__(self) -> int:
         return len(self.after)
 
-    def take(self, examples: slice | Tensor) -> Tree:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
         """Take the later examples."""
-        return self.after.take(examples)
+        return self.after.take(examples, draw)
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """The later ones."""
+        return self.after.targets
 
 
 class ConcatSource(ExampleSource):
@@ -110,41 +138,51 @@ class ConcatSource(ExampleSource):
 
     Args:
         sources: with examples of one form, up to tensors padded to the largest of a batch.
-        device: of the examples.
     """
 
-    def __init__(self, sources: Sequence[ExampleSource], device: torch.device | str) -> None:
-        self._sources, self._device = list(sources), device
+    def __init__(self, sources: Sequence[ExampleSource]) -> None:
+        self._sources = list(sources)
         self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def take(self, examples: slice | Tensor) -> Tree:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
         """Read each source once."""
         places = torch.arange(len(self))[examples] if isinstance(examples, slice) else examples.cpu()
         flat = places.reshape(-1)
         of = torch.bucketize(flat, self._ends, right=True)
         asked = [(at, (of == at).nonzero().squeeze(1)) for at in of.unique().tolist()]
         starts = self._ends - torch.tensor([len(source) for source in self._sources])
-        given = [self._sources[at].take(flat[rows] - starts[at]) for at, rows in asked]
-        back = torch.cat([rows for _, rows in asked]).argsort()
+        seeds = None if draw is None else draw.reshape(-1)
+        given = [
+            self._sources[at].take(flat[rows] - starts[at], None if seeds is None else seeds[rows])
+            for at, rows in asked
+        ]
+        order = torch.cat([rows for _, rows in asked])
+        back = None if torch.equal(order, torch.arange(len(order))) else order.argsort()
 
         def in_order(leaves: list[Tensor]) -> Tensor:
-            whole = leaves[0] if len(leaves) == 1 else torch.cat(leaves)[back]
-            return whole.view(*places.shape, *whole.shape[1:]).to(self._device)
+            whole = leaves[0] if len(leaves) == 1 else torch.cat(leaves)
+            whole = whole if back is None else whole[back]
+            return whole.view(*places.shape, *whole.shape[1:])
 
         return merged(given, in_order)
+
+    @functools.cached_property
+    def targets(self) -> Tensor:
+        """Those of all sources."""
+        return torch.cat([source.targets for source in self._sources])
 
 
 def end_to_end(sources: Sequence[ExampleSource], device: torch.device | str) -> ExampleSource:
     """One source of all examples, on a device, without a copy if they are contiguous there.
 
-    If some are not in memory, all are read on demand.
+    If some are not in memory, all are read on demand, into the memory of the process that reads them.
     """
     in_memory = [source for source in sources if isinstance(source, InMemory)]
     if len(in_memory) < len(sources):
-        return ConcatSource(sources, device)
+        return ConcatSource(sources)
     return InMemory(merged([source.data for source in in_memory], lambda leaves: joined(leaves).to(device)))
 
 

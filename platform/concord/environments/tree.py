@@ -20,7 +20,12 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
     if is_pair(tree):
         return dict(zip(("inputs", "targets"), tree, strict=True))
     leaves = pytree.tree_flatten_with_path(tree)[0]
-    return {".".join(map(_key, path)) or "data": leaf for path, leaf in leaves}
+    return {leaf_name(path): leaf for path, leaf in leaves}
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    """The name of the leaf at a path of keys and positions."""
+    return ".".join(map(_key, path)) or "data"
 
 
 def merged(trees: Sequence[Tree], function: Callable[[list[Any]], Any]) -> Tree:

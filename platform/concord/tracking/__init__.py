@@ -5,12 +5,13 @@
 """
 
 from concord.redaction import redact
-from concord.tracking.exported_model import load_program, log_model
+from concord.tracking.exported_model import ExportError, load_program, log_model
 from concord.tracking.mirror import Mirror
 from concord.tracking.registry import ModelVersion, Registered, add_lineage, models, promote, register, show
 from concord.tracking.store import Run, Store, TrackedData
 
 __all__ = [
+    "ExportError",
     "Mirror",
     "ModelVersion",
     "Registered",

@@ -5,8 +5,10 @@ import of Concord or of the user's module to predict with it.
 """
 
 import copy
+import inspect
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,25 +22,38 @@ if TYPE_CHECKING:
     import torch
 
     from concord.environments.collection import RawRows
+    from concord.gradients.model_call import ModelCall
 
-_TABLE_MODEL = Path(__file__).with_name("table_model.py")  # run by MLflow when it loads the model
+# Files that MLflow runs when it loads a model.
+_TABLE_MODEL, _TENSORS_MODEL = (Path(__file__).with_name(name) for name in ("table_model.py", "tensors_model.py"))
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 # MLflow then refuses a model if it needed to unpickle anything, even a tensor in a ``.pt2`` archive.
 _WITHOUT_PICKLE = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
+class ExportError(RunFailedError):
+    """``torch.export`` cannot take a model."""
+
+
 def log_model(
-    store: Store, run_id: str, model: "torch.nn.Module", input_example: "torch.Tensor", raw: "RawRows | None" = None
+    store: Store,
+    run_id: str,
+    model: "torch.nn.Module",
+    input_example: "torch.Tensor | ModelCall",
+    raw: "RawRows | None" = None,
 ) -> str:
     """Keep `model`, in evaluation mode on the CPU, with the run; return its URI, ``models:/m-…``.
 
     `input_example` is a batch, ``(rows, ...)``, of which two rows are stored (one row is used twice: a batch of one
     would export a program for batches of one). `model` itself is not changed. The kept program takes numbers of any
-    type if the example has floating-point numbers, otherwise the example's type alone. With `raw` it takes rows of a
+    type if the example has floating-point numbers, otherwise the example's type alone. If the example is a call with
+    named tensors, the program takes a dictionary of those that its outputs depend on. With `raw` it takes rows of a
     table, and returns the probabilities of classes, or the number, by name.
-    Raises RunFailedError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
+    Raises ExportError with one line if ``torch.export`` cannot take it, fixes its batch size or keeps a part of it
     as a pickle; nothing is kept then.
     """
     import_mlflow()
+    import torch
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
@@ -47,15 +62,16 @@ def log_model(
         run = client.get_run(run_id)
         path, description = Path(folder) / "model", Model(run_id=run_id)
         try:
-            example = input_example.detach().cpu()
-            if raw is None:
-                signature = _save(model, example, path, description)
+            network = Path(folder) / "network"
+            if not isinstance(input_example, torch.Tensor):
+                signature = _save_tensors(model, input_example, network, path, description)
+            elif raw is None:
+                signature = _save(model, input_example.detach().cpu(), path, description)
             else:
-                network = Path(folder) / "network"
-                _save(model, example, network, Model(run_id=run_id))
+                _save(model, input_example.detach().cpu(), network, Model(run_id=run_id))
                 signature = _save_table(raw, network, path, description)
         except Exception as error:  # export runs the user's code: anything may come out of it
-            raise RunFailedError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
+            raise ExportError(f"torch.export cannot take this {type(model).__name__}: {one_line(error)}") from error
         # MLflow's log_model would do the rest through a process-wide address and active run.
         logged = client.create_logged_model(
             run.info.experiment_id,
@@ -92,6 +108,9 @@ def load_program(store: Store, version: ModelVersion) -> "torch.nn.Module":
             source = store.client.get_logged_model(source.removeprefix("models:/")).artifact_location
         path = mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri)
         try:
+            network = Path(path) / "artifacts" / "network"  # of a table's model
+            if network.exists():
+                path = str(network)
             with environment_variables(_WITHOUT_PICKLE):
                 program: torch.nn.Module = mlflow.pytorch.load_model(path, map_location="cpu")
         except Exception as error:  # any error of PyTorch's reader
@@ -165,6 +184,86 @@ def _save_table(raw: "RawRows", network: Path, path: Path, description: Any) -> 
     return signature
 
 
+def _save_tensors(model: "torch.nn.Module", call: "ModelCall", network: Path, path: Path, description: Any) -> Any:
+    """Export a call with named tensors, check its predictions, and return MLflow's signature of it."""
+    import mlflow.pyfunc
+    import mlflow.pytorch
+    import numpy
+    import torch
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    from concord.gradients.model_call import OUTPUT
+
+    class Program(torch.nn.Module):
+        """The model as a function of tensors in the order of their names."""
+
+        def __init__(self, model: torch.nn.Module, inputs: list[str], outputs: list[str]) -> None:
+            super().__init__()
+            self.model = model
+
+            def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                answer = call(self.model, dict(zip(inputs, tensors, strict=True)))
+                return tuple(answer[name] for name in outputs)
+
+            # The exporter binds dynamic shapes by parameter, so that a variable number of them has no shapes.
+            places = [inspect.Parameter(f"tensor_{place}", _POSITIONAL) for place in range(len(inputs))]
+            forward.__signature__ = inspect.Signature(places)  # type: ignore[attr-defined]
+            self.forward = forward
+
+    def specs(tensors: Mapping[str, torch.Tensor]) -> Schema:
+        named = tensors.keys() != {OUTPUT}
+        return Schema(
+            [
+                TensorSpec(each.numpy().dtype, (-1, *each.shape[1:]), name if named else None)
+                for name, each in tensors.items()
+            ]
+        )
+
+    kept = copy.deepcopy(model).cpu().eval()
+    last = len(next(iter(call.inputs.values()))) - 1
+    two, three = call.rows([0, min(1, last)]), call.rows([0, min(1, last), min(2, last)])
+    with torch.no_grad():
+        answers, more = (each(kept, each.inputs) for each in (two, three))
+    outputs = {name: each for name, each in answers.items() if (len(each), len(more[name])) == (2, 3)}
+    if not outputs:
+        raise TypeError("its answer to a batch has no tensor with a row for each example")
+    # Inputs that these outputs do not depend on, such as the labels, are not asked for.
+    exported = torch.export.export(Program(kept, list(two.inputs), list(outputs)), tuple(two.inputs.values()))
+    exported.graph.eliminate_dead_code()
+    used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
+    names = zip(two.inputs, exported.graph_signature.user_inputs, strict=True)
+    inputs = {name: two.inputs[name] for name, place in names if place in used}
+    signature = ModelSignature(inputs=specs(inputs), outputs=specs(outputs))
+    mlflow.pytorch.save_model(
+        Program(kept, list(inputs), list(outputs)),
+        network,
+        signature=signature,
+        input_example=tuple(each.numpy() for each in inputs.values()),
+        pip_requirements=_requirements(),
+        serialization_format="pt2",
+    )
+    about = network.parent / "names.json"
+    about.write_text(json.dumps({"inputs": [*inputs], "outputs": [*outputs], "named": outputs.keys() != {OUTPUT}}))
+    mlflow.pyfunc.save_model(
+        path,
+        python_model=str(_TENSORS_MODEL),
+        mlflow_model=description,
+        artifacts={"network": str(network), "names": str(about)},
+        signature=signature,
+        input_example={name: each.numpy() for name, each in inputs.items()},
+        pip_requirements=_requirements(),
+    )
+    with environment_variables(_WITHOUT_PICKLE):
+        predict = mlflow.pyfunc.load_model(str(path)).predict
+    predicted = predict({name: three.inputs[name].numpy() for name in inputs})
+    for name in outputs:
+        answer = predicted if outputs.keys() == {OUTPUT} else predicted[name]
+        if not numpy.allclose(answer, more[name], rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise ValueError("the exported program answers otherwise than the model")
+    return signature
+
+
 def _check_predictions(path: Path, rows: "torch.Tensor", answer: "torch.Tensor") -> None:
     """Predict with the saved program, as a user will: the exporter may have fixed the batch size silently."""
     import mlflow.pyfunc
@@ -193,8 +292,8 @@ def _requirements() -> list[str]:
 
 
 def _described(schema: Any) -> str:
-    """Type and shape of the one tensor that a signature has, or the names of its columns."""
+    """Type and shape of every tensor that a signature has, with their names, or the names of its columns."""
     if not schema.is_tensor_spec():
         return ", ".join(schema.input_names())
-    tensor = schema.inputs[0]
-    return f"{tensor.type} {tuple(tensor.shape)}"
+    named = (f"{each.name} " if each.name else "" for each in schema.inputs)
+    return ", ".join(f"{name}{each.type} {tuple(each.shape)}" for name, each in zip(named, schema.inputs, strict=True))

@@ -27,7 +27,7 @@ _FROM_TAGS = ("criterion", "run", "data", "unfit", "aggregator", "objective", "i
 _PROMOTED, _OR_BETTER = "concord.promoted", " or better"
 # Seconds after which a process that registered a version has moved the alias or is dead. An alias on another version
 # was moved outside of Concord.
-_DECIDED_AFTER = 60.0
+DECIDED_AFTER = 60.0
 _TRIES = 20
 
 
@@ -271,7 +271,7 @@ def _best(versions: Sequence[ModelVersion], first: ModelVersion | None) -> Model
 def _plausible(model: _Model) -> set[int]:
     """The versions that the alias may have while other processes register."""
     newest = max(each.created for each in model.versions)
-    decided = sum((newest - each.created).total_seconds() > _DECIDED_AFTER for each in model.versions)
+    decided = sum((newest - each.created).total_seconds() > DECIDED_AFTER for each in model.versions)
     counts = range(decided, len(model.versions) + 1)
     return {best.version for count in counts if (best := _best(model.versions[:count], model.promoted)) is not None}
 

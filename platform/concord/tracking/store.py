@@ -31,7 +31,7 @@ from concord.tracking.database import CONNECT_SECONDS, check_database, create_ta
 _DATABASES = ("postgresql", "mysql", "mssql")
 _RIGHT = "give http(s)://HOST:PORT of an MLflow server, sqlite:///FILE or postgresql://…, or leave it out"
 # For a server to answer once connected: a new server is slow.
-_ANSWER_SECONDS = 15.0
+ANSWER_SECONDS = 15.0
 _LONGEST_PARAMETER = 6000  # characters, MLflow's limit
 _LONGEST_DATASET_NAME = 500
 
@@ -308,13 +308,13 @@ def _check_server(uri: str) -> None:
     if not host:
         raise ValueError("the URI has no host")
     try:
-        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, _ANSWER_SECONDS))
+        post(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, (CONNECT_SECONDS, ANSWER_SECONDS))
     except Exception as error:
         reason = f"no MLflow server answers ({one_line(error)})"
         if getattr(error, "error_code", None) in LOGIN_CODES:
             reason = "the server refuses the login (MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN)"
         elif "read timeout" in str(error).lower():
-            reason = f"it took the connection and did not answer within {_ANSWER_SECONDS:g} s"
+            reason = f"it took the connection and did not answer within {ANSWER_SECONDS:g} s"
         raise ValueError(reason) from None
 
 

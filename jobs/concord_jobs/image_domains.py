@@ -1,0 +1,240 @@
+"""Your own images in domains: ``DOMAIN/CLASS/IMAGE``, classified by a network of torchvision as DomainBed does it.
+
+Gulrajani and Lopez-Paz, In search of lost domain generalization (2021): the network begins at given weights, batch norm
+keeps their statistics, images are cropped, flipped, recoloured and sometimes grey. ``--aggregator mean`` is their ERM.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from concord.environments import from_image_folder
+from concord.environments.datasets import Transform
+from concord.environments.image_folder import ImageEnvironments
+from concord.errors import ArgumentError, InputError, first_line
+from concord.models.pixels import Pixels
+from concord.options import OptionGroup
+from concord.storage import display_path, is_remote, local
+from concord.training import Job, TrainConfig
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
+HEADS = {"resnet18": "fc", "resnet50": "fc", "vit-b-16": "heads.head"}
+PATCH = 16  # of the ViT
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainOptions(OptionGroup):
+    """The images."""
+
+    # fmt: off
+    data: Path | None = None
+    """Folder with DOMAIN/CLASS/IMAGE."""
+    test: tuple[str, ...] = ()
+    """Domains to test on."""
+    validation: tuple[str, ...] = ()
+    """Domains to choose models by."""
+    image_size: int = 224
+    """Height and width to which images are resized."""
+    augment: bool = True
+    """DomainBed's augmentation: a crop of 0.7 to 1, a flip, other colours, one in ten images grey."""
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read, with a warning."""
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.data is not None:  # here, since a worker has another working directory
+            object.__setattr__(self, "data", absolute(self.data))
+
+    def check(self) -> None:
+        """Validate options."""
+        if self.data is None:
+            raise ArgumentError("data", None, "needed; a folder with DOMAIN/CLASS/IMAGE")
+        self.require("image_size", self.image_size >= 32, "must be at least 32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionOptions(OptionGroup):
+    """The network."""
+
+    # fmt: off
+    network: Literal["resnet18", "resnet50", "vit-b-16"] = "resnet18"
+    """Network of torchvision."""
+    weights: Path | None = None
+    """Safetensors file with its first weights, by torchvision's names; the last layer is new. Without: at random."""
+    batch_norm: Literal["auto", "frozen", "trained"] = "auto"
+    """Keep the statistics of the given weights, or update them; auto: frozen with --weights."""
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            object.__setattr__(self, "weights", absolute(self.weights))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether batch norm keeps its statistics."""
+        return self.batch_norm == "frozen" or (self.batch_norm == "auto" and self.weights is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDomainsConfig(TrainConfig):
+    """Images of several domains, read from a folder while training."""
+
+    # fmt: off
+    domains: DomainOptions = field(default_factory=DomainOptions)
+    vision: VisionOptions = field(default_factory=VisionOptions)
+    # fmt: on
+
+    def check(self) -> None:
+        """Validate options."""
+        super().check()
+        size, vit = self.domains.image_size, self.vision.network == "vit-b-16"
+        self.require(
+            "image_size", not vit or size % PATCH == 0, f"must be a multiple of {PATCH}, the patches of vit-b-16"
+        )
+
+
+class VisionNetwork(nn.Module):
+    """A network of torchvision that takes bytes.
+
+    Args:
+        network: gets images of ImageNet's scale, in channels-last memory.
+        frozen: whether batch norm keeps its statistics in training; its weights are trained.
+
+    Input ``(images, 3, height, width)``, bytes or floating point of 0 to 1; output logits ``(images, classes)``.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, frozen: bool) -> None:
+        super().__init__()
+        self.pixels, self.network, self.frozen = Pixels(), network, frozen
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(DEVIATION).view(3, 1, 1), persistent=False)
+
+    def train(self, mode: bool = True) -> "VisionNetwork":
+        """Training mode; frozen batch norm stays as in evaluation."""
+        super().train(mode)
+        for module in self.modules():
+            if self.frozen and isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        scaled = (self.pixels(images) - self.mean) / self.deviation
+        logits: Tensor = self.network(scaled.contiguous(memory_format=torch.channels_last))
+        return logits
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root; an address stays."""
+    return path if is_remote(path) else path.absolute()
+
+
+def torchvision() -> Any:
+    """The package torchvision, an extra."""
+    try:
+        import torchvision
+        import torchvision.transforms
+    except ModuleNotFoundError as error:
+        raise InputError("image-domains needs torchvision: pip install 'concord[images]'") from error
+    except (ImportError, RuntimeError) as error:  # its operators are compiled for one torch
+        raise InputError(
+            f"image-domains: torchvision does not fit torch {torch.__version__} ({first_line(error)}); install both "
+            "from one index, such as pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+        ) from error
+    return torchvision
+
+
+def augmentation(size: int) -> Transform:
+    """DomainBed's, of an image of Pillow; the normalization is the network's."""
+    transforms = torchvision().transforms
+    composed: Transform = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size, scale=(0.7, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(0.3, 0.3, 0.3, 0.3),
+            transforms.RandomGrayscale(),
+        ]
+    )
+    return composed
+
+
+@functools.lru_cache(maxsize=1)
+def _images(options: DomainOptions) -> ImageEnvironments:
+    assert options.data is not None
+    return from_image_folder(
+        options.data,
+        size=options.image_size,
+        validation=options.validation,
+        test=options.test,
+        augment=augmentation(options.image_size) if options.augment else None,
+        skip_unreadable=options.skip_unreadable,
+    )
+
+
+def environments(config: ImageDomainsConfig) -> ImageEnvironments:
+    """A domain each; the folder is looked through once a process."""
+    return _images(config.domains)
+
+
+def model(config: ImageDomainsConfig) -> nn.Module:
+    """The network, with a new last layer for the folder's classes."""
+    options, classes = config.vision, len(_images(config.domains).classes)
+    sizes = {"image_size": config.domains.image_size} if options.network == "vit-b-16" else {}
+    network: nn.Module = getattr(torchvision().models, options.network.replace("-", "_"))(num_classes=classes, **sizes)
+    if options.weights is not None:
+        load_weights(network, options.weights, HEADS[options.network], options.network)
+    return VisionNetwork(network, options.frozen)
+
+
+def load_weights(network: nn.Module, path: Path, head: str, name: str) -> None:
+    """Load all weights but the head's.
+
+    Raises:
+        InputError: the file cannot be read, or is another network's.
+    """
+    shown, here = display_path(path), local(path)
+    if not here.is_file():
+        raise ArgumentError("weights", shown, "there is no such file")
+    try:
+        given = load_file(here)
+    except (SafetensorError, OSError) as error:
+        raise ArgumentError("weights", shown, f"cannot be read as safetensors ({first_line(error)})") from error
+    own = {key: value for key, value in network.state_dict().items() if not key.startswith(f"{head}.")}
+    given = {key: value for key, value in given.items() if not key.startswith(f"{head}.")}
+    needed = {key for key in own if not key.endswith("num_batches_tracked")}  # which training alone counts
+    differing = {
+        "lacks": needed - given.keys(),
+        "has": given.keys() - own.keys(),
+        "has another shape of": {key for key in own.keys() & given.keys() if own[key].shape != given[key].shape},
+    }
+    if any(differing.values()):
+        found = "; ".join(f"{what} {_named(names)}" for what, names in differing.items() if names)
+        raise ArgumentError("weights", shown, f"are not of {name}: the file {found}")
+    network.load_state_dict(given, strict=False)
+
+
+def _named(names: set[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
+
+
+job = Job(
+    environments,
+    model,
+    nn.functional.cross_entropy,
+    # One by one is fastest for a few environments of large convolutions, and vmap takes no channels-last memory.
+    config=ImageDomainsConfig().with_options(
+        batch_size=32, lr=5e-5, held_out=0.2, epochs=30, readers=2, vectorize="one-by-one"
+    ),
+    reproduces="no paper's result: for images of your own",
+)

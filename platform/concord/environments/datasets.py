@@ -1,0 +1,206 @@
+"""Environments from any dataset that gives an example by its place: of PyTorch, of Hugging Face, of one's own."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from concord.environments.collection import Array, Environments, as_tensor, require_names
+from concord.environments.source import ExampleSource
+from concord.environments.tree import Tree, is_pair, leaf_name
+from concord.errors import ArgumentError, InputError
+
+Transform = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class DatasetSource(ExampleSource):
+    """The examples of one group of a dataset, read when they are asked for.
+
+    PyTorch's, NumPy's and Python's random numbers are seeded for each example by its ``draw``, in evaluation by its
+    place, so that it is the same in every process. The caller's random numbers stay as they are.
+
+    Attributes:
+        name: of the group.
+        dataset: has ``len(dataset)`` and ``dataset[place]``.
+        places: of the group's examples, int64.
+        known: their targets; None reads the examples for them.
+        transform, train_transform: of an example, in evaluation and in training.
+    """
+
+    name: str
+    dataset: Any
+    places: Tensor
+    known: Tensor | None
+    transform: Transform | None
+    train_transform: Transform | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
+        """Read the examples one after the other."""
+        places = self.places[examples]
+        seeds = (places if draw is None else draw).reshape(-1).tolist()
+        batch = _Batch(self.name, places.numel())
+        states = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                for place, seed in zip(places.reshape(-1).tolist(), seeds, strict=True):
+                    batch.add(place, self._read(place, seed, self.transform if draw is None else self.train_transform))
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+        found = pytree.tree_map(lambda leaf: leaf.view(*places.shape, *leaf.shape[1:]), batch.tree())
+        if is_pair(found) and not found[1].is_floating_point():
+            return found[0], found[1].long()
+        return found
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The given ones, or those of the examples."""
+        return super().targets if self.known is None else self.known
+
+    def _read(self, place: int, seed: int, prepare: Transform | None) -> Any:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        example = self.dataset[place]
+        return example if prepare is None else prepare(example)
+
+
+@dataclass
+class _Leaf:
+    """A leaf of the batch: its tensor, and its memory as NumPy's, into which small copies are fast."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    tensor: Tensor
+    rows: Any
+    image: bool
+
+
+class _Batch:
+    """Puts examples into the tensors of a batch as they come: many at once would take new memory each time."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name, self._size, self._filled = name, size, 0
+        self._leaves: list[_Leaf] = []
+
+    def add(self, place: int, example: Any) -> None:
+        parts, structure = pytree.tree_flatten(example, is_leaf=_is_list)
+        arrays = [part if isinstance(part, Tensor) else _array(part) for part in parts]
+        if self._filled == 0:
+            self._structure = structure
+            paths = [path for path, _ in pytree.tree_flatten_with_path(example, is_leaf=_is_list)[0]]
+            self._leaves = [self._leaf(place, *each) for each in zip(paths, parts, arrays, strict=True)]
+        if structure != self._structure:
+            raise InputError(f"environment {self._name}: example {place} has other parts than the first of its batch")
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            if array.shape != leaf.shape or array.dtype != leaf.dtype:
+                forms = f"{_form(leaf.shape, leaf.dtype)} and {_form(array.shape, array.dtype)}"
+                raise InputError(f"environment {self._name}: examples of {forms}; transform them to one form")
+            leaf.rows[self._filled] = array
+        self._filled += 1
+
+    def _leaf(self, place: int, path: Sequence[Any], part: Any, array: Any) -> _Leaf:
+        first = as_tensor(f"{self._name}, example {place}", leaf_name(path), array)
+        tensor = first.new_empty((self._size, *first.shape))
+        rows = tensor if isinstance(array, Tensor) else tensor.numpy()
+        return _Leaf(array.shape, array.dtype, tensor, rows, hasattr(part, "getbands"))
+
+    def tree(self) -> Tree:
+        """The batch; channels of images come first, and last in memory."""
+        tensors = [_channels_first(leaf.tensor) if leaf.image else leaf.tensor for leaf in self._leaves]
+        return pytree.tree_unflatten(tensors, self._structure)
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+
+
+def _is_list(part: Any) -> bool:
+    return isinstance(part, list)
+
+
+def _array(part: Any) -> Any:
+    try:
+        return np.asarray(part)
+    except ValueError:  # rows of different lengths, refused by their type
+        return np.asarray(part, dtype=object)
+
+
+def _form(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def from_dataset(
+    dataset: Any,
+    groups: str | Sequence[Any] | Array,
+    *,
+    targets: str | Sequence[Any] | Array | None = None,
+    validation: Sequence[str] = (),
+    test: Sequence[str] = (),
+    transform: Transform | None = None,
+    train_transform: Transform | None = None,
+) -> Environments:
+    """Environments from a dataset with a group an example: a map-style dataset of PyTorch, or one of Hugging Face.
+
+    Examples are read a batch at a time. ``transform`` makes numbers of one: arrays, tensors, images of Pillow (which
+    become uint8, channels first), alone or in tuples and dictionaries. Random augmentation belongs into
+    ``train_transform``, which may draw from PyTorch, NumPy and ``random``: their numbers depend on the run's seed, the
+    environment, the step and the example's place in its batch alone.
+
+    Args:
+        dataset: has ``len(dataset)`` and ``dataset[place]``.
+        groups: the group of each example; of a Hugging Face dataset also the name of a column.
+        targets: the target of each example, or a column. Without them a job with a loss reads all examples first.
+        validation, test: names of these groups; all others train.
+        transform: of each example.
+        train_transform: of each example in training; None: ``transform``.
+
+    Raises:
+        InputError: an argument does not fit the dataset.
+    """
+    if isinstance(dataset, Mapping):
+        raise ArgumentError("dataset", ", ".join(map(str, dataset)), "has several parts; give one of them")
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ArgumentError("dataset", type(dataset).__name__, "has no length or no places; give a map-style dataset")
+    labels = _column(dataset, "groups", groups)
+    if missing := [place for place, each in enumerate(labels) if each is None or each != each]:
+        raise ArgumentError("groups", f"{len(labels)} labels", f"example {missing[0]} has none")
+    places: dict[str, list[int]] = {name: [] for name in sorted(set(map(str, labels)))}
+    for place, label in enumerate(labels):
+        places[str(label)].append(place)
+    require_names([*validation, *test], places)
+    train = [name for name in places if name not in {*validation, *test}]
+    if len(train) < 2:
+        found = ", ".join(train) or "none"
+        raise ArgumentError("groups", ", ".join(places), f"two training environments are needed; found {found}")
+    known = None if targets is None else as_tensor("of the dataset", "targets", _column(dataset, "targets", targets))
+
+    def load(name: str) -> DatasetSource:
+        own = torch.tensor(places[name])
+        of_own = None if known is None else known[own]
+        return DatasetSource(name, dataset, own, of_own, transform, train_transform or transform)
+
+    return Environments(load, train, validation, test, version=getattr(dataset, "_fingerprint", None))
+
+
+def _column(dataset: Any, argument: str, given: Any) -> list[Any]:
+    """A value for each example."""
+    if isinstance(given, str):
+        names = getattr(dataset, "column_names", None) or []
+        if given not in names:
+            raise ArgumentError(argument, given, f"no such column; there are {', '.join(names) or 'none'}")
+        given = dataset[given]
+    values = given.tolist() if hasattr(given, "tolist") else list(given)
+    if len(values) != len(dataset):
+        raise ArgumentError(argument, f"{len(values)} values", f"the dataset has {len(dataset)} examples")
+    return values

@@ -1,0 +1,190 @@
+"""Environments from a folder of images, ``DOMAIN/CLASS/IMAGE``, read a batch at a time."""
+
+import functools
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from concord.environments.collection import Environments, require_names
+from concord.environments.datasets import Transform, from_dataset
+from concord.environments.images import IMAGE_ENDINGS
+from concord.errors import ArgumentError, InputError, first_line
+from concord.storage import display_path, listing, local
+
+_NAMED = 3  # of images that cannot be read
+_END_OF_JPEG, _TAIL = b"\xff\xd9", 1024
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # as Pillow says it
+
+
+class ImageFolder:
+    """The images of a folder: a map-style dataset of Pillow's images, each with the number of its class.
+
+    Args:
+        folder: of the images.
+        names: of the files in the folder, ``DOMAIN/CLASS/IMAGE``.
+        classes: the classes' names in order.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], classes: Sequence[str]) -> None:
+        numbers = {name: number for number, name in enumerate(classes)}
+        self.folder = folder
+        # Not Python's objects: counting references to them would copy their memory in every reading process.
+        self.files = np.array([os.fsencode(name) for name in names])
+        self.labels = np.array([numbers[name.split("/")[1]] for name in names])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+        path = f"{self.folder}/{os.fsdecode(self.files[place])}"
+        try:
+            with Image.open(path) as image:
+                image.load()
+                return image if image.mode == "RGB" else image.convert("RGB"), int(self.labels[place])
+        except _UNREADABLE as error:
+            raise InputError(f"{path}: cannot be read as an image ({first_line(error)}); remove it") from error
+
+
+class ImageEnvironments(Environments):
+    """The domains of a folder of images.
+
+    Args:
+        domains: their data.
+        classes: the names of the classes, in the order of the targets.
+        version: of the files.
+    """
+
+    def __init__(self, domains: Environments, classes: tuple[str, ...], version: str) -> None:
+        super().__init__(lambda name: domains[name].source, **domains.by_purpose(), version=version)
+        self.classes = classes
+
+
+def from_image_folder(
+    folder: str | Path,
+    *,
+    size: int | None = None,
+    validation: Sequence[str] = (),
+    test: Sequence[str] = (),
+    augment: Transform | None = None,
+    skip_unreadable: bool = False,
+) -> ImageEnvironments:
+    """Environments from a folder with ``DOMAIN/CLASS/IMAGE``: an environment for each domain.
+
+    Inputs are uint8 ``(3, height, width)``, targets the numbers of the classes. Images are read a batch at a time. At
+    the start every file is checked without decoding it, where its format allows that.
+
+    Args:
+        folder: the folder, or its address.
+        size: resize images to this height and width; None: all have one size.
+        validation, test: names of these domains; all others train.
+        augment: of an image of Pillow in training, before it is resized; see ``train_transform`` of
+            :func:`~concord.environments.from_dataset`.
+        skip_unreadable: leave out images that cannot be read, with a warning.
+
+    Raises:
+        InputError: the folder does not fit, or images cannot be read.
+    """
+    shown, folder = display_path(Path(folder)), local(Path(folder))
+    found = listing(folder, recursive=True)
+    if found is None:
+        raise ArgumentError("data", shown, "there is no such folder")
+    names = [name for name in found if _is_image(name)]
+    by_domain = _classes(names)
+    require_names([*validation, *test], by_domain)
+    train = [domain for domain in by_domain if domain not in {*validation, *test}]
+    if len(train) < 2:
+        expected = "two training domains are needed, as DOMAIN/CLASS/IMAGE"
+        raise ArgumentError("data", shown, f"{expected}; found {', '.join(train) or 'none'}")
+    names, version = _readable(shown, folder, names, skip_unreadable)
+    classes = _shared_classes(shown, _classes(names), train)
+    images = ImageFolder(folder, names, classes)
+    environments = from_dataset(
+        images,
+        [name.split("/")[0] for name in names],
+        targets=images.labels,
+        validation=validation,
+        test=test,
+        transform=functools.partial(_resized, size, None),
+        train_transform=functools.partial(_resized, size, augment),
+    )
+    return ImageEnvironments(environments, classes, version)
+
+
+def _is_image(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 3 and Path(name).suffix.lower() in IMAGE_ENDINGS and not any(p.startswith(".") for p in parts)
+
+
+def _classes(names: Sequence[str]) -> dict[str, set[str]]:
+    """The classes of each domain, in order."""
+    found: dict[str, set[str]] = {}
+    for domain, name, _ in (each.split("/") for each in names):
+        found.setdefault(domain, set()).add(name)
+    return found
+
+
+def _shared_classes(shown: str, by_domain: Mapping[str, set[str]], train: Sequence[str]) -> tuple[str, ...]:
+    """The classes of the training domains; a warning names those that a domain lacks."""
+    classes = tuple(sorted(set[str]().union(*(by_domain.get(domain, ()) for domain in train))))
+    if len(classes) < 2:
+        raise ArgumentError("data", shown, f"two classes are needed; found {', '.join(classes) or 'none'}")
+    for domain, own in by_domain.items():
+        if strange := sorted(own - set(classes)):
+            raise ArgumentError("data", shown, f"no training domain has class {strange[0]} of domain {domain}")
+    if lacking := [
+        f"{domain} lacks {', '.join(sorted(set(classes) - own))}"
+        for domain, own in by_domain.items()
+        if set(classes) - own
+    ]:
+        warnings.warn(f"{shown}: not every domain has all classes: {'; '.join(lacking)}", stacklevel=3)
+    return classes
+
+
+def _readable(shown: str, folder: Path, names: Sequence[str], skip: bool) -> tuple[list[str], str]:
+    """The files that can be read, and a digest of their names and sizes."""
+    with ThreadPoolExecutor() as threads:
+        checked = list(zip(names, threads.map(lambda name: _size_if_readable(folder / name), names), strict=True))
+    if bad := [name for name, size in checked if size is None]:
+        named = ", ".join(bad[:_NAMED]) + (", …" if len(bad) > _NAMED else "")
+        problem = f"{len(bad)} of {len(names)} images cannot be read: {named}"
+        if not skip:
+            raise ArgumentError("data", shown, f"{problem}; remove them, or give skip_unreadable")
+        warnings.warn(f"{shown}: {problem}; left out", stacklevel=3)
+    kept = [(name, size) for name, size in checked if size is not None]
+    return [name for name, _ in kept], hashlib.sha256(repr(kept).encode()).hexdigest()[:16]
+
+
+def _size_if_readable(path: Path) -> int | None:
+    """The size of the file; None if Pillow cannot read the image. Complete PNG and JPEG files are not decoded."""
+    try:
+        with Image.open(path) as image:
+            whole = False
+            if image.mode.startswith(("I", "F")):  # more than 8 bits a channel
+                return None
+            if image.format == "PNG":
+                image.verify()  # checksums
+                whole = True
+            elif image.format == "JPEG":
+                with path.open("rb") as file:
+                    file.seek(-min(_TAIL, path.stat().st_size), os.SEEK_END)
+                    whole = _END_OF_JPEG in file.read()
+            if not whole:
+                image.load()
+        return path.stat().st_size
+    except _UNREADABLE:
+        return None
+
+
+def _resized(size: int | None, augment: Transform | None, example: tuple[Image.Image, int]) -> tuple[Any, int]:
+    image, label = example
+    image = image if augment is None else augment(image)
+    if size is not None and image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return image, label

@@ -1,0 +1,124 @@
+"""Images in DOMAIN/CLASS/IMAGE: read as they are in the files, and refused by name where they cannot be."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from photographs_folder import write_photographs
+from PIL import Image
+
+from concord.environments import BatchStream, from_image_folder
+from concord.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_photographs(tmp_path / "images", each=4)
+
+
+def truncate(file: Path, part: float = 0.6) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * part)])
+
+
+def test_domains_hold_the_pixels_of_their_files(folder: Path) -> None:
+    (folder / "day" / "cat" / ".hidden.png").write_bytes(b"")
+    (folder / "day" / "notes.txt").write_text("no image")
+    environments = from_image_folder(folder, test=["night"])
+    assert (environments.train, environments.test) == (("dawn", "day"), ("night",))
+    assert environments.classes == ("cat", "dog")
+    inputs, targets = environments["day"].take(slice(None))
+    files = [folder / "day" / name / f"{at:02}.png" for name in ("cat", "dog") for at in range(4)]
+    expected = np.stack([np.asarray(Image.open(file)).transpose(2, 0, 1) for file in files])
+    assert np.array_equal(inputs.numpy(), expected)
+    assert targets.tolist() == environments["day"].targets.tolist() == [0] * 4 + [1] * 4
+
+
+def test_images_of_any_size_and_mode_are_resized(folder: Path) -> None:
+    Image.open(folder / "dawn" / "cat" / "00.png").convert("L").resize((30, 20)).save(
+        folder / "dawn" / "cat" / "00.png"
+    )
+    with pytest.raises(InputError, match=r"environment dawn: examples of \(20, 30, 3\) uint8 and \(12, 12, 3\) uint8"):
+        from_image_folder(folder)["dawn"].take(slice(None))
+    assert from_image_folder(folder, size=6)["dawn"].take(slice(None))[0].shape == (8, 3, 6, 6)
+
+
+def test_the_version_changes_with_the_files(folder: Path) -> None:
+    first = from_image_folder(folder).version
+    assert from_image_folder(folder, size=4).version == first
+    (folder / "day" / "cat" / "00.png").unlink()
+    assert from_image_folder(folder).version != first
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "bmp", "webp"])
+@pytest.mark.parametrize(
+    "spoil", [truncate, lambda file: file.write_text("no image"), lambda file: file.write_bytes(b"")]
+)
+def test_unreadable_images_are_named_and_counted_or_left_out(
+    ending: str, spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = write_photographs(tmp_path / "images", each=2, size=24, ending=ending)
+    for name in ("cat/00", "dog/01"):
+        spoil(folder / "day" / f"{name}.{ending}")
+    problem = f"2 of 12 images cannot be read: day/cat/00.{ending}, day/dog/01.{ending}"
+    with pytest.raises(InputError, match=f"^data={folder}: {problem}; remove them, or give skip_unreadable$"):
+        from_image_folder(folder)
+    with pytest.warns(UserWarning, match=f"{problem}; left out"):
+        environments = from_image_folder(folder, skip_unreadable=True)
+    assert environments["day"].targets.tolist() == [0, 1]
+    assert len(environments["day"].take(slice(None))[0]) == 2
+
+
+def test_more_than_8_bits_a_channel_cannot_be_read(folder: Path) -> None:
+    Image.fromarray(np.zeros((12, 12), dtype=np.uint16)).save(folder / "day" / "cat" / "00.png")
+    with pytest.raises(InputError, match=r"1 of 24 images cannot be read: day/cat/00\.png"):
+        from_image_folder(folder)
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_an_image_that_goes_missing_is_named_by_any_reader(folder: Path, readers: int) -> None:
+    environments = from_image_folder(folder)
+    shutil.rmtree(folder / "day" / "cat")
+    batches = BatchStream([environments[name] for name in environments.train], 8, seed=0, readers=readers)
+    with pytest.raises(InputError, match=r"day/cat/0\d.png: cannot be read as an image"):
+        list(map(batches.batch, range(3)))
+    batches.close()
+
+
+def test_a_class_that_a_domain_lacks_is_named(folder: Path) -> None:
+    shutil.rmtree(folder / "dawn" / "dog")
+    shutil.rmtree(folder / "night" / "cat")
+    with pytest.warns(UserWarning, match="not every domain has all classes: dawn lacks dog; night lacks cat"):
+        environments = from_image_folder(folder, test=["night"])
+    assert environments["night"].targets.tolist() == [1] * 4
+
+
+def test_a_class_that_no_training_domain_has_is_refused(folder: Path) -> None:
+    shutil.copytree(folder / "night" / "dog", folder / "night" / "wolf")
+    with pytest.raises(InputError, match="no training domain has class wolf of domain night"):
+        from_image_folder(folder, test=["night"])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"folder": "nowhere"}, "nowhere: there is no such folder"),
+        ({"folder": "images/day"}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found none"),
+        ({"test": ["night", "day"]}, "two training domains are needed, as DOMAIN/CLASS/IMAGE; found dawn"),
+        ({"test": ["noon"]}, "environment noon: there is none of this name; there are dawn, day, night"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(folder: Path, words: dict[str, object], line: str) -> None:
+    given = {"folder": "images", **words}
+    with pytest.raises(InputError) as refused:
+        from_image_folder(folder.parent / str(given.pop("folder")), **given)  # type: ignore[arg-type]
+    assert line in str(refused.value)
+
+
+def test_channels_of_every_batch_come_first(folder: Path) -> None:
+    environments = from_image_folder(folder, size=8)
+    batch = BatchStream([environments[name] for name in environments.train], 5, seed=0).batch(0)
+    assert (batch[0].shape, batch[0].dtype, batch[1].dtype) == ((3, 5, 3, 8, 8), torch.uint8, torch.int64)
