@@ -187,7 +187,7 @@ def test_a_report_reads_alone_and_names_missing_runs_and_their_command(
     lines = [json.loads(line) for line in (tmp_path / f"{NAME}-masks.jsonl").read_text().splitlines()]
     assert [(line["configuration"], line["seed"]) for line in lines][:2] == [("average", 0), ("average", 1)]
     assert set(lines[0]) == {"configuration", "seed", "values", "seconds", "command", "machine", "commit"}
-    assert lines[0]["command"].startswith(f"concord compare {Path(JOB_FILE).name} ")
+    assert lines[0]["command"].startswith(f"concord compare {Path(JOB_FILE).name} masks")
     assert str(tmp_path.parent) not in lines[0]["command"]
     assert set(lines[0]["values"]) == {"o.o.d.", "at its peak", "of a"}
 

@@ -90,7 +90,11 @@ def trained_here(config: Any, left_out: str | None = None, job_file: str = JOB_F
     """What the same training gives in this process, without Ray."""
     job = load_job(job_file).job
     outcome = train(
-        job, config, ProcessContext(), Silent(), load=lambda: prepare(job, config, ProcessContext(), left_out)
+        job,
+        config,
+        ProcessContext(),
+        Silent(),
+        load=lambda: prepare(job, config.with_options(leave_out=left_out), ProcessContext()),
     )
     return comparable(outcome.metrics)
 
@@ -157,7 +161,7 @@ def test_a_job_with_dictionaries_is_searched_with_data_that_are_shared(ray_clust
         assert comparable(ended.metrics) == trained_here(
             config_at(plan.base, plan.space, ended.run.point), job_file=job
         )
-    assert read_study(result.kept).record["model"] is None  # the winner's weights are with its run
+    assert read_study(result.kept).record["model"] == "models:/dictionaries/1"
 
 
 def test_an_environment_of_dictionaries_that_is_left_out_is_whole_again() -> None:

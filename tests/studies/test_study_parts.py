@@ -537,7 +537,7 @@ class Config(TrainConfig):
 
 def test_data_may_depend_on_a_jobs_own_options_and_data_options() -> None:
     found = data_options(Config)
-    assert found == {"environments", "examples", "seed", "held_out", "data_dir"}
+    assert found == {"environments", "examples", "seed", "held_out", "data_dir", "leave_out"}
 
 
 def test_data_are_not_shared_by_trials_that_vary_what_environments_read(ray_cluster: None) -> None:

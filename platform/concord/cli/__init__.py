@@ -41,7 +41,7 @@ COMMANDS = {
 USAGE = """\
 usage: concord COMMAND [options]
 
-  concord jobs                          the built-in jobs, and the paper's result that each reproduces
+  concord jobs                          the built-in jobs, and the papers' results that each is for
   concord train JOB [--option value]    one run; --name NAME --resume continues it
   concord tune JOB [--trials N]         one study; the same --name continues it
   concord compare JOB [TABLE…]          configurations × seeds: a paper's table; repeat it to continue

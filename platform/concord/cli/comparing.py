@@ -32,9 +32,13 @@ def compare(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
 
 
 def _tables(command: JobCommand) -> Any:
-    from concord.studies.comparison_plan import plan_comparison
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, plan_comparison
+    from concord.studies.leave_one_out import plan_leave_one_out
 
-    plan = plan_comparison(command.job, command.tables, command.options, command.given)
+    if LEAVE_ONE_OUT in command.tables:
+        plan = plan_leave_one_out(command.job, command.options, command.given)
+    else:
+        plan = plan_comparison(command.job, command.tables, command.options, command.given)
     from concord.studies.comparison_run import run_comparison  # imports Ray Tune, which takes seconds
 
     return run_comparison(plan, info)

@@ -43,13 +43,16 @@ class OptionHelp:
     default: str
 
     def lines(self, width: int) -> Iterable[str]:
-        """The option with its default in a line of this width, its text shortened to fit, and a line of choices."""
+        """The option with its default in a line of this width, its text shortened to fit, and its choices below."""
         value = self.default or self.takes
         flag = "--[no-]" + self.flags[0].removeprefix("--") if value == "True" else f"{self.flags[0]} {value}".rstrip()
         start = f"  {flag}".ljust(_TEXT_COLUMN - 2) + "  "
         yield start + textwrap.shorten(self.text, width - len(start), placeholder=" …", break_on_hyphens=False)
         if self.choices:
-            yield " " * _TEXT_COLUMN + ", ".join(self.choices)
+            indent = " " * _TEXT_COLUMN
+            yield from textwrap.wrap(
+                ", ".join(self.choices), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
 
 
 def option_help(kind: type[Any], default: Any = None) -> dict[str, OptionHelp]:
@@ -91,7 +94,7 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         program: the command as called.
         options: its options and those of a file, at their defaults.
     """
-    from concord.studies.comparison_plan import METHODS, comparisons_of
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
 
     platform = options_of(TrainConfig if isinstance(job.job.config, TrainConfig) else RunConfig)
@@ -102,8 +105,9 @@ def job_help(command: str, job: Any, tables: Sequence[str], program: str, option
         first = [name for name in FIRST_OPTIONS if name not in own]
         sections = {f"options of {job.name}, and their defaults": own, "first options of every run": first}
     else:
-        if command == "compare" and METHODS not in tables:
-            title += f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead."
+        if command == "compare" and not {METHODS, LEAVE_ONE_OUT} & {*tables}:
+            title += f" Tables of this job: {', '.join(comparisons_of(job))}; {METHODS} tunes each method instead, and"
+            title += f" {LEAVE_ONE_OUT} leaves out each environment in turn."
         groups = {name: option.groups[:2] for name, option in options_of(type(options)).items()}
         of_command = [name for name, group in groups.items() if group[0] == "options" and group[1] != "config"]
         sections = {f"options of {command}, and their defaults": of_command, f"options of {job.name}": own}

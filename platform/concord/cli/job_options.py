@@ -66,7 +66,7 @@ def read_command(
         InputError: an option, the file or the rule is wrong.
     """
     from concord.cli.config_file import with_file_options
-    from concord.studies.comparison_plan import METHODS
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
 
     tables, words = tables_and_options(words) if name == "compare" else ([], list(words))
     early = _early_values(words, "config", "output", "name")[0]
@@ -78,7 +78,7 @@ def read_command(
         options = _restored(options, record, words)
     if file is not None:
         options = file.over(options)
-    program = f"{program} {METHODS}" if METHODS in tables else program
+    program = f"{program} {tables[0]}" if tables and tables[0] in (METHODS, LEAVE_ONE_OUT) else program
     command = with_file_options(options)
     parsed = parse(type(command), words, program, command, partial(job_help, name, job, tables, program, command))
     given = given_options(type(options), words).union(record.get("given", ()) if record else ())
@@ -100,7 +100,8 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
     Raises:
         InputError: the command does not apply to this job.
     """
-    from concord.studies.comparison_plan import METHODS, comparisons_of
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+    from concord.studies.leave_one_out import leave_one_out_options_for
     from concord.studies.methods import methods_options_for
     from concord.studies.study_options import compare_options_for, options_for
 
@@ -108,10 +109,11 @@ def default_options(command: str, job: Any, called: str, tables: Sequence[str] =
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
-    if METHODS in tables:
-        if len(tables) > 1:
-            raise InputError(f"{called} {' '.join(tables)}: {METHODS} is not a table; give it alone")
-        return methods_options_for(job)
+    for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):
+        if name in tables:
+            if len(tables) > 1:
+                raise InputError(f"{called} {' '.join(tables)}: {name} is not a table of the job; give it alone")
+            return options_of_name(job)
     comparisons_of(job)  # refuses a job without tables
     return compare_options_for(job.job.config)
 

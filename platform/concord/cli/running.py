@@ -20,7 +20,7 @@ from concord.storage import display_path, is_remote
 
 @dataclass(frozen=True)
 class Jobs:
-    """The built-in jobs, and the paper's result that each reproduces."""
+    """The built-in jobs, and the papers' results that each is for."""
 
 
 def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
@@ -28,7 +28,7 @@ def jobs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     parse(Jobs, words, "concord jobs")
     jobs = [{"name": each.name, "reproduces": _reproduces(each)} for each in job_texts()]
     if not as_json:
-        table(["job", "reproduces"], [[job["name"], job["reproduces"]] for job in jobs])
+        table(["job", "papers' results"], [[job["name"], job["reproduces"]] for job in jobs])
     return {"jobs": jobs}
 
 

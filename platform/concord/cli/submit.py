@@ -118,7 +118,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     values = _cluster_values(command, profile)
     if options.working_dir is not None and not options.working_dir.is_dir():
         raise InputError(f"--working-dir {options.working_dir}: there is no such folder")
-    files = _Files(options.working_dir)
+    files = SentFiles(options.working_dir)
     reference = files.take_job(command, rest[1])
     values |= files.take_options(command, values)
     if not 0 < options.size_limit <= _LARGEST_PACKAGE:
@@ -154,7 +154,7 @@ def submit(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
     return result | {"status": "pending"}
 
 
-class _Files:
+class SentFiles:
     """The user's files in a submission, by their paths in the sent folder."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -273,13 +273,16 @@ def check_command(command: JobCommand) -> str:
 
 
 def _check_comparison(command: JobCommand) -> str:
-    from concord.studies.comparison_plan import METHODS, plan_comparison
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparison_name, plan_comparison
     from concord.studies.methods import check_methods, methods_name
 
     job, options = command.job, command.options
     if METHODS in command.tables:
         check_methods(options, command.given)
         return methods_name(job, options)
+    if LEAVE_ONE_OUT in command.tables:
+        check_methods(options, command.given)
+        return comparison_name(job.name, options.config.run.name)
     name: str = plan_comparison(job, command.tables, options, command.given, check=False).name
     return name
 

@@ -37,6 +37,8 @@ from concord.training.options import RUNTIME_OPTIONS
 # The options of a comparison's place and workers; a later report does not need them.
 _WHERE = ("output", "name", "tracking_uri", "address", "concurrent", "gpus_per_trial")
 METHODS = "methods"  # instead of a table's name: a study of each method
+LEAVE_ONE_OUT = "leave-one-out"  # a table that every job has: each method without each environment
+FOLDS = "left out"  # in the record of that table; no option has a space in its name
 DATA = "data version"  # among a run's options in the record; no option has a space in its name
 
 
@@ -47,7 +49,7 @@ class PlannedRun:
     Attributes:
         table, configuration: the table and the name of its row.
         seed: of its training.
-        config: the options.
+        config: the options; a fold's have the environment that is left out.
         point: the resolved options that decide the result, with the version of the data if known.
         at_default: the options in ``point`` at the job's default.
     """
@@ -62,7 +64,8 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """The run's name for a reader."""
-        return f"{self.table}, {self.configuration}, seed {self.seed}"
+        without = self.point.get("leave_out")
+        return f"{self.table}, {self.configuration}, seed {self.seed}" + (f", without {without}" if without else "")
 
     @property
     def identity(self) -> str:
@@ -124,17 +127,24 @@ class ComparisonPlan(GroupPlan):
         """The command that makes or continues the tables."""
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
 
-    @property
-    def recorded_command(self) -> str:
-        """The same as kept results have it, without folders of this machine."""
-        values = option_values(self.base)
-        given = {name: value for name, value in self.given.items() if not isinstance(values.get(name), Path)}
-        return shlex.join(["concord", "compare", Path(self.job.reference).name, *self.tables, *as_words(given)])
+    def kept_command(self, table: str) -> str:
+        """The command that makes this table, as kept results have it, without folders of this machine."""
+        return kept_command(self.job, table, self.given, option_values(self.base))
 
     @property
     def detail(self) -> tuple[str, ...]:
         """The prefixes of detailed metrics that any table of the job needs, since a run may be in several."""
-        return tuple(dict.fromkeys(each for table in comparisons_of(self.job).values() for each in table.detail))
+        declared = comparisons_of(self.job).values() if self.job.job.comparisons else ()
+        return tuple(dict.fromkeys(each for table in declared for each in table.detail))
+
+    @property
+    def asked(self) -> Mapping[str, Mapping[str, Any]]:
+        """For each table what a report needs to find its runs, as JSON."""
+        folds = {name: table.folds for name, table in self.tables.items()}
+        return {
+            name: {**self.given, **({} if each is None else {FOLDS: dataclasses.asdict(each)})}
+            for name, each in folds.items()
+        }
 
     def description(self) -> Description:
         """The description of a new comparison."""
@@ -155,6 +165,12 @@ class ComparisonPlan(GroupPlan):
         )
 
 
+def kept_command(job: JobFile, table: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """A command as kept results have it, without folders of this machine; ``values`` are the job's options."""
+    asked = {name: value for name, value in given.items() if not isinstance(values.get(name), Path)}
+    return shlex.join(["concord", "compare", Path(job.reference).name, table, *as_words(asked)])
+
+
 def comparison_name(job: str, name: str | None) -> str:
     """The given name, or the job's."""
     return name or re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "comparison"
@@ -170,11 +186,12 @@ def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
     found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
     if not found:
         raise InputError(
-            f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or tune its methods with "
-            f"concord compare {job.name} {METHODS}"
+            f"job {job.name}: has no tables to compare; give it comparisons={{…}}, or compare methods with "
+            f"concord compare {job.name} {METHODS}, or {LEAVE_ONE_OUT}"
         )
-    if METHODS in found:
-        raise InputError(f"job {job.name}: table {METHODS}: compare JOB {METHODS} tunes each method; rename the table")
+    for name, makes in ((METHODS, "tunes each method"), (LEAVE_ONE_OUT, "leaves out each environment")):
+        if name in found:
+            raise InputError(f"job {job.name}: table {name}: compare JOB {name} {makes}; rename the table")
     return found
 
 
@@ -211,6 +228,13 @@ def plan_comparison(
         if table not in there:
             near = did_you_mean(table, there) or f"; there are {', '.join(there)}"
             raise InputError(f"table {table}: job {job.name} has no such table{near}")
+    return plan_tables(job, {name: there[name] for name in (dict.fromkeys(tables) or there)}, command, given, check)
+
+
+def plan_tables(
+    job: JobFile, chosen: Mapping[str, Comparison], command: CompareCommand, given: Collection[str], check: bool
+) -> ComparisonPlan:
+    """The plan of these tables, see :func:`plan_comparison`."""
     asked, base = command.comparison, command.config
     command.check()
     if "seed" in given:
@@ -218,7 +242,6 @@ def plan_comparison(
     check_group(base, "comparison")
     name = comparison_name(job.name, base.run.name)
     base = base.with_options(**resolved_paths(base), name=None)
-    chosen = {name: there[name] for name in (dict.fromkeys(tables) or there)}
     configs = {
         (table, row): _configured(base, options, given, f"job {job.name}: {table}, {row}")
         for table, comparison in chosen.items()
@@ -229,10 +252,18 @@ def plan_comparison(
     runs: dict[str, list[PlannedRun]] = {table: [] for table in chosen}
     versions: dict[str, str | None] | None = {} if check else None
     for (table, row), config in configs.items():
+        folds = chosen[table].folds
         for seed in _seeds(chosen[table], asked):
-            runs[table].append(_planned(job, table, row, config.with_options(seed=seed), versions))
-    recorded = {name: value for name, value in recorded_config(command).items() if name in given and name not in _WHERE}
+            parts = [{}] if folds is None else [{"leave_out": name} for name in folds.environments]
+            for part in parts:
+                runs[table].append(_planned(job, table, row, config.with_options(seed=seed, **part), versions))
+    recorded = without_place(recorded_config(command), given)
     return ComparisonPlan(name, job, base, asked.sharing, chosen, runs, recorded)
+
+
+def without_place(values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """The given options, without those of place and workers."""
+    return {name: value for name, value in values.items() if name in given and name not in _WHERE}
 
 
 def plan_as_recorded(
@@ -292,10 +323,10 @@ def _planned(
     left_out = (RUNTIME_OPTIONS - {"workers"}) | resolved.unused()
     point = {name: frozen(value) for name, value in recorded_config(resolved).items() if name not in left_out}
     if versions is not None and job.job.loop is None:
-        # The version of the data does not depend on the seed, and may be slow to compute.
-        key = json.dumps({**point, "seed": None}, sort_keys=True)
+        # The version of the data depends neither on the seed nor on what is left out, and may be slow to compute.
+        key = json.dumps({**point, "seed": None, "leave_out": None}, sort_keys=True)
         if key not in versions:
-            environments = job.job.environments(resolved)
+            environments = job.job.environments_of(resolved)
             if isinstance(resolved, TrainConfig):
                 resolved.rule(len(environments.train))  # refuses a significance that too few environments cannot reach
             versions[key] = environments.version

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
-from concord.machine import machine
 from concord.record import read_history
-from concord.runs.tags import run_tags
+from concord.runs.tags import run_origin
 from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
+from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
 from concord.studies.proposals import EndedRun, GroupRuns, Listed
 from concord.studies.results import FIGURES, GroupResult, write_results
 from concord.studies.tables import KeptLine, ResultsTable, Shown, as_lines, cell, markdown, results_file
@@ -49,8 +49,9 @@ class ComparisonResult(GroupResult):
         """The figures of the tables that have a run of every configuration."""
         found: dict[str, Figure] = {}
         for table in self.tables:
-            runs, draws = self.runs[table.name], table.comparison.figures
-            if draws and (lacking := [name for name in table.comparison.configurations if name not in runs]):
+            runs, comparison = self.runs[table.name], self.plan.tables[table.name]
+            draws = comparison.figures
+            if draws and (lacking := [name for name in comparison.configurations if name not in runs]):
                 info(f"{table.name}: no figures yet, since there is no run of {', '.join(lacking)}")
                 continue
             found |= {name: draw(runs) for name, draw in draws.items()}
@@ -70,6 +71,7 @@ class ComparisonResult(GroupResult):
     def shown(self) -> list[Shown]:
         """The tables, and their files."""
         parts: list[Shown] = [table.cells() for table in self.tables]
+        parts += [explained(each.folds) for each in self.plan.tables.values() if each.folds is not None]
         parts += [
             f"runs      {self.finished} finished, {len(self.failed)} failed",
             f"tables    {(self.kept / TABLES).display_path}",
@@ -110,7 +112,7 @@ def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> Compari
         with open_group(plan, plan.description(), info) as pool:
             record = pool.group.record
             pool.group.describe(
-                asked={**record.get("asked", {}), **dict.fromkeys(plan.tables, plan.given)},
+                asked={**record.get("asked", {}), **plan.asked},
                 sources={**record.get("sources", {}), **plan.base.sources()},
             )
             _train(plan, pool, info)
@@ -126,9 +128,7 @@ def _train(plan: ComparisonPlan, pool: Any, info: Callable[[str], None]) -> None
         by_identity.setdefault(run.identity, run)  # a run of several tables is named after the first
     wanted = list(by_identity.values())
     progress = GroupProgress("runs", len(wanted), info)
-    tags = run_tags(plan.job.name, plan.job.path)
-    commit = tags.get("concord.commit", f"version {tags['concord.version']}")
-    from_here = {"command": plan.recorded_command, "machine": machine(), "commit": commit}
+    from_here = run_origin(plan.job.path)
     proposals = []
     number = len(pool.runs.begun("run"))
     for run in wanted:
@@ -182,10 +182,18 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                 distinct.add(ended.run.key)
                 finished = FinishedRun(run.seed, {**run.point, **ended.run.point}, ended.history)
                 rows.setdefault(run.configuration, []).append(finished)
-                cells = {heading: cell(column, finished) for heading, column in comparison.columns.items()}
+                columns = comparison.columns.items()
+                cells: Mapping[str, Any] = {heading: cell(column, finished) for heading, column in columns}
+                if comparison.folds is not None:
+                    cells = fold_values(finished, comparison.folds)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
-                lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, ended.run.origin))
-        tables.append(ResultsTable(name, comparison, lines))
+                # The run may have been made for another table or measure; the command is this table's.
+                origin = {**ended.run.origin, "command": plan.kept_command(name)}
+                lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, origin))
+        if comparison.folds is None:
+            tables.append(ResultsTable(name, comparison, lines))
+        else:
+            tables.append(left_out_table(name, with_choices(lines, comparison.folds, len(comparison.configurations))))
         found[name] = rows
     return ComparisonResult(
         kept=plan.kept,

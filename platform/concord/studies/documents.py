@@ -6,22 +6,34 @@ A document marks a table's place::
     <!-- end of results -->
 
 The lines between are made from ``docs/results/JOB-TABLE.jsonl``, written by ``concord report JOB TABLE --results …``.
-The TABLE ``analyzed`` holds the results of ``concord analyze JOB --name RUN… --results …``.
+Several jobs with commas between them, and the table ``methods``, give one table: a row a method, and of each job the
+o.o.d. test.
+
+The TABLE ``analyzed`` holds the results of ``concord analyze JOB --name RUN… --results …``. Between
+``<!-- reproduction: PART -->`` and ``<!-- end of reproduction -->`` stand the papers' ``items``, a ``summary`` of them
+or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
 ``python -m concord.studies.documents docs/results README.md docs/*.md`` rewrites all of them.
 """
 
-import json
+import operator
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from concord.analysis.figures import method_name
 from concord.errors import InputError
-from concord.studies.comparison_plan import comparisons_of
-from concord.studies.tables import ANALYZED, ORIGIN, KeptLine, ResultsTable, analyses_table, markdown, results_file
+from concord.studies.kept_results import read_table
+from concord.studies.methods import KNOWN
+from concord.studies.recommendation import TEST
+from concord.studies.reproduction import PARTS, read_papers
+from concord.studies.tables import ORIGIN, Column, ResultsTable, markdown, results_file
+from concord.studies.tables import table as cells_of
 from concord.training import load_job
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
+_REPRODUCTION = re.compile(r"<!-- reproduction: (\S+) -->.*?<!-- end of reproduction -->", re.DOTALL)
 
 
 def with_tables(text: str, results: Path) -> str:
@@ -33,9 +45,15 @@ def with_tables(text: str, results: Path) -> str:
 
     def table(place: re.Match[str]) -> str:
         job, name = place[1], place[2]
-        return f"<!-- results: {job} {name} -->\n{documented(job, name, results)}<!-- end of results -->"
+        shown = side_by_side(job.split(","), name, results) if "," in job else documented(job, name, results)
+        return f"<!-- results: {job} {name} -->\n{shown}<!-- end of results -->"
 
-    return _PLACE.sub(table, text)
+    def reproduction(place: re.Match[str]) -> str:
+        if place[1] not in PARTS:
+            raise InputError(f"reproduction: {place[1]}: must be one of {', '.join(PARTS)}")
+        return f"<!-- reproduction: {place[1]} -->{PARTS[place[1]](read_papers(results))}<!-- end of reproduction -->"
+
+    return _REPRODUCTION.sub(reproduction, _PLACE.sub(table, text))
 
 
 def documented(job: str, name: str, results: Path) -> str:
@@ -44,23 +62,45 @@ def documented(job: str, name: str, results: Path) -> str:
     Raises:
         InputError: the table or its file does not exist.
     """
-    file = load_job(job)
-    path = results / results_file(file.name, name)
-    tables = {} if name == ANALYZED else comparisons_of(file)
-    if name != ANALYZED and name not in tables:
-        raise InputError(f"results of {job} {name}: no such table")
-    if not path.is_file():
-        raise InputError(f"results of {job} {name}: there is no {path}")
-    lines = [KeptLine.read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = analyses_table(lines) if name == ANALYZED else ResultsTable(name, tables[name], lines)
-    if stray := {line.configuration for line in lines} - set(table.comparison.configurations):
-        raise InputError(f"{path}: {sorted(stray)[0]} is not a row of {job} {name}")
-    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in lines)) for part in ORIGIN}
+    table = _kept(job, name, results)
+    return f"\n{markdown(table.cells())}\n{_origin(job, name, table)}\n"
+
+
+def side_by_side(jobs: Sequence[str], name: str, results: Path) -> str:
+    """The tables of methods of several jobs as one: a row a method, and a column a job, its test.
+
+    Raises:
+        InputError: a table or its file does not exist.
+    """
+    tables = {job: _kept(job, name, results) for job in jobs}
+    methods = [row for row in KNOWN if any(row in table.comparison.configurations for table in tables.values())]
+    found: list[dict[str, Any]] = [
+        {"method": method_name(row)} | {job: _test(table, row) for job, table in tables.items()} for row in methods
+    ]
+    columns: dict[str, Column] = {heading: operator.itemgetter(heading) for heading in ("method", *jobs)}
+    origins = "".join(f"{_origin(job, name, table)}\n" for job, table in tables.items())
+    return f"\n{markdown(cells_of(columns, found))}\n{origins}"
+
+
+def _test(table: ResultsTable, method: str) -> list[float]:
+    heading = next(each for each in table.comparison.columns if each.startswith(TEST))
+    return table.numbers(method, heading)
+
+
+def _kept(job: str, name: str, results: Path) -> ResultsTable:
+    table = read_table(job, name, results)
+    if not table.lines:
+        raise InputError(f"results of {job} {name}: there is no {results / results_file(load_job(job).name, name)}")
+    return table
+
+
+def _origin(job: str, name: str, table: ResultsTable) -> str:
+    """Command, commits and machines of a table, in one line."""
+    made_by = {part: list(dict.fromkeys(line.origin.get(part, "") for line in table.lines)) for part in ORIGIN}
     commits = " and ".join(dict.fromkeys(map(_short, made_by["commit"])))
     data = "".join(f"data {version}; " for version in made_by["data"] if version)
     commands, machines = "` and `".join(made_by["command"]), " and ".join(made_by["machine"])
-    made = f"`{commands}` at commit {commits}; {data}{machines}; {path.name}"
-    return f"\n{markdown(table.cells())}\n{made}\n"
+    return f"`{commands}` at commit {commits}; {data}{machines}; {results_file(load_job(job).name, name)}"
 
 
 def _short(commit: str) -> str:

@@ -10,40 +10,86 @@ import shlex
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
-from concord.aggregation import AGGREGATORS
-from concord.errors import InputError, RunFailedError, StoppedError, format_for_cli
+from concord.aggregation import AGGREGATORS, COMPARING, RULES
+from concord.errors import InputError, RunFailedError, StoppedError, first_line, format_for_cli
 from concord.objectives import ObjectiveName
 from concord.options import OptionGroup, as_words, did_you_mean, option_values, options_of
+from concord.record import read_history
 from concord.redaction import is_secret, redact
+from concord.runs.execute import only_process
 from concord.runs.preflight import preflight
+from concord.runs.progress import duration
 from concord.runs.run import Info
+from concord.runs.run_folder import recorded_config
 from concord.runs.session import ray_session
 from concord.runs.termination import sigterm_as_interrupt
 from concord.space import Choice, Entry, LogUniform, OneOf, Space, Uniform, Value
-from concord.studies.comparison_plan import METHODS, comparison_name
+from concord.studies.comparison_plan import METHODS, comparison_name, kept_command, without_place
 from concord.studies.plan import StudyPlan, place_words, plan_study
+from concord.studies.proposals import GroupRuns
 from concord.studies.recommendation import MethodsResult
 from concord.studies.results import StudyResult
 from concord.studies.spaces import SIGNIFICANCES, config_at
 from concord.studies.study_options import Selection, SharingOptions, StudyOptions, TuneOptions, with_config
+from concord.studies.tables import write_lines
+from concord.studies.trial_resources import trial_resources
 from concord.training import JobFile, Study, TrainConfig
 from concord.training.evaluation import Mode
+from concord.training.loop import estimated_seconds
 
 _OBJECTIVES: tuple[str, ...] = tuple(name for name in get_args(ObjectiveName) if name != "erm")
-KNOWN: tuple[str, ...] = (*AGGREGATORS, *_OBJECTIVES)
+KNOWN: tuple[str, ...] = (*RULES, *_OBJECTIVES)
 # Any other method must be better than the average.
 USUAL: tuple[str, ...] = ("mean", "and-mask", "t-mask", "vrex", "irm")
-# For each objective, the weights of its penalty to try, around the published ones.
-_WEIGHTS: Mapping[str, Entry] = {
-    "irm": LogUniform(1.0, 1e5),
-    "vrex": LogUniform(1.0, 1e5),
-    "mm-rex": LogUniform(0.1, 10.0),
-    "dann": LogUniform(0.01, 10.0),
+# The options of each objective to try, around the published ones.
+_WARMUPS = Choice(0.0, 0.1, 0.3)
+_OPTIONS: Mapping[str, Mapping[str, Entry]] = {
+    "irm": {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": _WARMUPS},
+    "vrex": {"penalty_weight": LogUniform(1.0, 1e5), "penalty_warmup": _WARMUPS},
+    "mm-rex": {"penalty_weight": LogUniform(0.1, 10.0)},
+    "group-dro": {"group_rate": LogUniform(1e-3, 1e-1)},
+    "eqrm": {"quantile": Uniform(0.5, 0.99), "penalty_warmup": _WARMUPS},
+    "fishr": {
+        "penalty_weight": LogUniform(1.0, 1e5),
+        "penalty_warmup": _WARMUPS,
+        "variance_momentum": Choice(0.0, 0.95),
+    },
+    "iga": {"penalty_weight": LogUniform(10.0, 1e5)},
+    "coral": {"penalty_weight": LogUniform(0.1, 10.0)},
+    "mmd": {"penalty_weight": LogUniform(0.1, 10.0)},
+    "dann": {"penalty_weight": LogUniform(0.01, 10.0)},
+    "mixup": {"mixup_alpha": LogUniform(0.1, 10.0)},
+    "sd": {"penalty_weight": LogUniform(1e-5, 1e-1)},
+    "meta-irm": {"inner_lr": LogUniform(1e-3, 1.0)},
+}
+_OF_COMPARING: Mapping[str, Mapping[str, Entry]] = {
+    "cagrad": {"conflict_radius": Uniform(0.0, 1.0)},
+    "clip": {"clip_norm": LogUniform(1e-2, 1e2)},
+    "trimmed-mean": {"trimmed_fraction": Uniform(0.0, 0.45)},
 }
 # With fewer environments, nothing is left to compare if one is left out.
 _LEAST_TO_LEAVE_OUT = 3
+
+
+def method_names(given: Sequence[str]) -> tuple[str, ...]:
+    """The methods of ``--methods``, with spaces or commas between them; ``erm`` is the average.
+
+    Raises:
+        InputError: one is unknown, or given twice.
+    """
+    names = [name for each in given for name in each.split(",") if name]
+    for name in names:
+        if name not in (*KNOWN, "erm"):
+            near = did_you_mean(name, KNOWN) or f"; there are {', '.join(KNOWN)}"
+            raise InputError(f"--methods {name}: there is no such method{near}")
+    chosen = tuple("mean" if name == "erm" else name for name in names)
+    twice = next((each for each in chosen if chosen.count(each) > 1), None)
+    if twice is not None:
+        raise InputError(f"--methods {' '.join(given)}: {twice} is given twice")
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +99,10 @@ class MethodsOptions(OptionGroup):
 
     # fmt: off
     methods: tuple[str, ...] = ()
-    """Rules (mean, and-mask, geometric-mean, xor-mask, sand-mask, t-mask) and objectives (irm, vrex, mm-rex, dann,
-    meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. The others are
-    compared with the first."""
+    """Rules (mean or erm, and-mask, geometric-mean, xor-mask, sand-mask, t-mask, pcgrad, mgda, cagrad, upgrad, krum,
+    clip, median, trimmed-mean) and objectives (irm, vrex, mm-rex, group-dro, eqrm, fishr, iga, coral, mmd, dann, mixup,
+    sd, meta-irm); by default mean, and-mask, t-mask, vrex and irm, without those that the job cannot use. The others
+    are compared with the first."""
     trials: int = 12
     """Trials of each method."""
     seeds: int = 5
@@ -69,19 +116,16 @@ class MethodsOptions(OptionGroup):
     """Mode of the measure, if the job gives none."""
     folds: int = 0
     """Environments left out in turn under leave-one-out, drawn by the seed; 0 takes every one."""
+    results: Path | None = None
+    """Folder for the values of each method's seeds, one JSON line a seed."""
     sharing: SharingOptions = field(default_factory=SharingOptions)
     # fmt: on
 
     def check(self) -> None:
         """Validate the options (InputError); a study validates its own."""
         super().check()
-        for method in self.methods:
-            if method not in KNOWN:
-                near = did_you_mean(method, KNOWN) or f"; there are {', '.join(KNOWN)}"
-                raise InputError(f"--methods {method}: there is no such method{near}")
-        twice = next((each for each in self.methods if self.methods.count(each) > 1), None)
-        self.require("methods", twice is None, f"{twice} is given twice")
-        self.require("methods", len(self.methods) != 1, "give at least two, or none for the default ones")
+        chosen = method_names(self.methods)
+        self.require("methods", len(chosen) != 1, "give at least two, or none for the default ones")
         self.require("trials", self.trials >= 1, "must be at least 1")
         self.require("seeds", self.seeds >= 2, "must be at least 2, to have a spread")
 
@@ -114,6 +158,8 @@ class MethodsPlan:
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.
         environments: the least number that a trial trains on.
+        command: the command, as kept results have it.
+        results: the folder for them, if any.
     """
 
     job: JobFile
@@ -121,6 +167,8 @@ class MethodsPlan:
     studies: Mapping[str, StudyPlan]
     left_out: Mapping[str, str]
     environments: int
+    command: str
+    results: Path | None
 
 
 def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) -> MethodsPlan:
@@ -145,9 +193,11 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
     shared = {each: value for each, value in option_values(options).items() if each in _OF_STUDIES}
     studies: dict[str, StudyPlan] = {}
     left_out: dict[str, str] = {}
-    for method in options.methods or USUAL:
+    chosen = method_names(options.methods)
+    for method in chosen or USUAL:
         try:
-            changed = _changed(job, base, method)
+            changed = base.with_options(register=False, **changes_of(job, base, method))
+            changed.check()
             space = _space(changed, method)
             startup = max(1, options.trials // 2)
             of_study = {"method": method, "startup": startup, "selection": selection, "reruns": options.seeds}
@@ -156,17 +206,19 @@ def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) 
             command_of = TuneOptions(study=asked, config=changed.with_options(name=f"{name}-{method}"))
             studies[method] = plan_study(of_method, command_of, {*given, "selection"} - _OWN)
         except InputError as error:
-            if method in options.methods or method == USUAL[0]:
+            if method in chosen or method == USUAL[0]:
                 raise InputError(f"{method}: {format_for_cli(error)}") from error
             left_out[method] = format_for_cli(error)
     if len(studies) < 2:
         reasons = "; ".join(f"{method}: {reason}" for method, reason in left_out.items())
         raise InputError(f"job {job.name}: no method is left to compare with the average: {reasons}")
     fewer = train - (selection == "leave-one-out")
-    return MethodsPlan(job, base, studies, left_out, fewer)
+    words = without_place(recorded_config(command), {*given} - {"results"})
+    recorded = kept_command(job, METHODS, words, option_values(base))
+    return MethodsPlan(job, base, studies, left_out, fewer, recorded, options.results)
 
 
-def check_methods(command: MethodsCommand, given: Collection[str]) -> None:
+def check_methods(command: Any, given: Collection[str]) -> None:
     """Refuse options that are wrong for any data (InputError)."""
     command.check()
     values = option_values(command.config)
@@ -186,20 +238,18 @@ _OWN = options_of(MethodsOptions).keys() - {"selection"}
 _OF_STUDIES = {"trials", "metric", "mode", "folds", *options_of(SharingOptions)}
 
 
-def _changed(job: JobFile, base: TrainConfig, method: str) -> TrainConfig:
-    """The job's settings with this method, and without options of other methods."""
+def changes_of(job: JobFile, base: TrainConfig, method: str) -> dict[str, Any]:
+    """The changes of the job's settings that make this method, without options of other methods."""
     if method in _OBJECTIVES and job.job.objective is not None:
         raise InputError(f"--objective {method}: the job minimizes an objective of its own")
-    changes: dict[str, Any] = {"register": False, "aggregator": method}
+    changes: dict[str, Any] = {"aggregator": method}
     if method in _OBJECTIVES:
         changes |= {"aggregator": "mean", "objective": method, "steps_per_update": 1, "environment_momentum": 0.0}
     elif base.objective.objective != "erm":
         changes["objective"] = "erm"
-    if method in _OBJECTIVES or method in ("mean", "sand-mask"):
+    if method in _OBJECTIVES or method in ("mean", "sand-mask", *COMPARING):
         changes["significance"] = None
-    changed = base.with_options(**changes)
-    changed.check()
-    return changed
+    return changes
 
 
 def _space(config: TrainConfig, method: str) -> Space:
@@ -210,11 +260,12 @@ def _space(config: TrainConfig, method: str) -> Space:
         "l2": Choice(*sorted({0.0, 1e-4, 1e-2, decay})),
     }
     if method in _OBJECTIVES:
-        entries |= {"penalty_weight": _WEIGHTS[method]} if method in _WEIGHTS else {"inner_lr": LogUniform(1e-3, 1.0)}
-        entries |= {"penalty_warmup": Choice(0.0, 0.1, 0.3)} if method in ("irm", "vrex") else {}
+        entries |= _OPTIONS[method]
     elif method == "t-mask":
         entries["significance"] = SIGNIFICANCES
-    elif method != "mean":
+    elif method in _OF_COMPARING:
+        entries |= _OF_COMPARING[method]
+    elif method in AGGREGATORS and method != "mean":
         highest = 0.95 if method == "sand-mask" else 1.0  # at 1 no component ever passes
         entries["threshold"] = Uniform(0.0, highest)
     if method in AGGREGATORS and method != "mean" and (votes := _votes(config)):
@@ -258,6 +309,7 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
         info(f"{method} is left out: {reason}")
     try:
         with sigterm_as_interrupt(), ray_session(plan.base):
+            info(_time_needed(plan, info))
             for method, study in plan.studies.items():
                 try:
                     found[method] = run_study(study, info)
@@ -273,7 +325,33 @@ def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsR
         reasons = "; ".join(f"{method}: {failure.splitlines()[0]}" for method, failure in failed.items())
         raise RunFailedError(f"fewer than two methods have a result: {reasons}")
     result = MethodsResult(plan.job.name, found, failed, plan.environments, time.perf_counter() - started)
+    if (results := plan.results) is not None:
+        info(f"kept in {write_lines(result.kept_lines(plan.command), results, plan.job.name, METHODS)}")
     return dataclasses.replace(result, train=_train_command(plan, result))
+
+
+def _time_needed(plan: MethodsPlan, info: Info) -> str:
+    """The trainings that are left and about how long they take, in words."""
+    left = sum(map(_trainings_left, plan.studies.values()))
+    first = next(iter(plan.studies.values()))
+    concurrent = trial_resources(first.sharing, first.base, info).concurrent
+    trainings = f"{left} trainings of {len(plan.studies)} methods, {concurrent} at a time"
+    if left == 0:
+        return trainings
+    try:
+        each = estimated_seconds(plan.job.job, cast(TrainConfig, first.base), only_process(first.base))
+    except Exception as error:  # the job's own code; its trials report it
+        return f"{trainings}; how long they take is unknown ({first_line(error)})"
+    takes = duration(left * each / concurrent)
+    return f"{trainings}: about {takes}, since the first method takes {duration(each)} here"
+
+
+def _trainings_left(study: StudyPlan) -> int:
+    """The trainings that a study still needs, each environment that is left out with its own."""
+    runs = GroupRuns(read_history(study.kept))
+    trials = max(0, study.trials - len(runs.ended("trial")))
+    seeds = max(0, study.options.reruns - len(runs.finished("seed")))
+    return (trials + seeds) * (1 + len(study.folds))
 
 
 def _train_command(plan: MethodsPlan, result: MethodsResult) -> str:

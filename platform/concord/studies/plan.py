@@ -176,7 +176,13 @@ class StudyPlan(GroupPlan):
         return self.job.epochs(config_at(self.base, self.space, run.point).resolve())
 
     def proposal(
-        self, kind: Kind, trial: int, point: Point, seed: int | None = None, left_out: tuple[str, ...] = ()
+        self,
+        kind: Kind,
+        trial: int,
+        point: Point,
+        seed: int | None = None,
+        left_out: tuple[str, ...] = (),
+        origin: Mapping[str, str] | None = None,
     ) -> RunProposal:
         """The proposal of a trial, or of a repetition with another seed or with environments left out."""
         config, resolved = config_at(self.base, self.space, point), resolved_at(self.base, self.space, point)
@@ -194,6 +200,7 @@ class StudyPlan(GroupPlan):
             name=f"{self.name} {proposed.key}",
             options=self.overrides(config),
             parameters=parameters,
+            origin=dict(origin or {}),
             tags=tags,
         )
 
@@ -293,6 +300,11 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
     train, leave_out = checked.environments.train, asked.selection == "leave-one-out"
     check_metric(criterion, _reported(checked, criterion, mode_of, leave_out))
     environments = len(train) - leave_out
+    fixed = base.data.leave_out if isinstance(base, TrainConfig) else None
+    if leave_out and fixed is not None:
+        raise InputError(
+            f"--leave-out {fixed}: --selection leave-one-out leaves each out in turn; leave this option out"
+        )
     smallest = least_significance(space, base) if isinstance(base, TrainConfig) else None
     if isinstance(base, TrainConfig) and smallest is not None and base.resolve().aggregation.aggregator != "t-mask":
         threshold_at_chance(smallest, base.num_gradients(environments))  # refuses what too few can have
@@ -316,8 +328,8 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
         stop_rule=stop_rule,
         suggested=suggested,
         own=None if alone else own_point(space, base, environments),
-        folds=_drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
-        shortlist_folds=_drawn(train, of_shortlist, base.run.seed) if len(train) > 1 else (),
+        folds=drawn(train, asked.folds or len(train), base.run.seed) if leave_out else (),
+        shortlist_folds=drawn(train, of_shortlist, base.run.seed) if len(train) > 1 and fixed is None else (),
         trials=asked.trials,
         checked=checked,
     )
@@ -386,7 +398,7 @@ def _comparable(part: Any) -> Any:
     return {name: value for name, value in without_secrets(part).items() if not is_secret(name)}
 
 
-def _drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
+def drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
     """This number of the names, drawn by the seed, in their order."""
     if count >= len(names):
         return names

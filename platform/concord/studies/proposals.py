@@ -24,7 +24,7 @@ class RunProposal:
         whole: whether to train on all environments as well.
         resolved: the values of options whose defaults follow from others, such as ``auto``.
         name: a name for readers; the key by default.
-        origin: for a table's run, its command, commit and machine.
+        origin: machine, commit and version of the data, of a run whose results may be kept.
         options: the differences to the base configuration; not recorded.
         parameters, tags: of its MLflow run; recorded for the mirror.
     """

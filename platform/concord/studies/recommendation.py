@@ -6,7 +6,7 @@ the average only by differences on the same seeds and data.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ from concord.aggregation.chance import MUCH_BY_CHANCE, format_chance
 from concord.analysis.figures import method_name
 from concord.analysis.spread import finite, mean_and_std, with_spread
 from concord.space import format_point
-from concord.studies.criterion import metric_on
+from concord.studies.criterion import LOOKED_AT, metric_on
 from concord.studies.results import StudyResult
-from concord.studies.tables import Cells, Column, Shown, table
+from concord.studies.tables import Cells, Column, KeptLine, Shown, table
 
+TEST = "o.o.d. test"  # the heading of the test's values begins so
 _DIGITS = 3
 # A difference below this number of standard errors may change its sign with other seeds.
 _CLEAR = 2.0
@@ -68,16 +69,21 @@ class MethodsResult:
         return table(columns, sorted(self.studies, key=self._score, reverse=True), _DIGITS)
 
     def lines(self) -> list[str]:
-        """The recommendation and its reasons, one line each."""
-        chosen, simplest, best = self.recommended, self._simplest, max(self.studies, key=self._score)
+        """The recommendation, its evidence and the rule behind it, one line each."""
+        ranked = sorted(self.studies, key=self._score, reverse=True)
+        simplest, best = self._simplest, ranked[0]
         metric = self.metric.replace("_", " ")
         if best == simplest:
-            why = f"no other method has a better {metric}"
-        elif chosen == simplest:
-            why = f"{self._difference(best)}; other seeds may reverse that"
+            why = f"no other method has a better {metric}: {self._evidence(simplest, ranked[1])}"
         else:
-            why = self._difference(best)
-        lines = [f"recommended: {method_name(chosen)}; {why}"]
+            of_other = f"{method_name(best)}'s " if self.recommended == simplest else ""
+            why = f"{of_other}{metric} {self._evidence(best, simplest)}, {self._difference(best)}"
+        judged = LOOKED_AT[self._first.criterion.selection]
+        lines = [
+            f"recommended: {method_name(self.recommended)}; {why}",
+            f"judged by {judged}; a method replaces {method_name(simplest)} only if "
+            f"its advantage, seed by seed, is above {_CLEAR:g} standard errors: other seeds rarely reverse that",
+        ]
         if (chance := chance_of(1.0, self.environments)) > MUCH_BY_CHANCE:
             lines.append(
                 f"{self.environments} training environments are few votes for a mask: "
@@ -126,6 +132,21 @@ class MethodsResult:
             "train": self.train,
         }
 
+    def kept_lines(self, command: str) -> list[KeptLine]:
+        """The seeds of each method as lines of results, best method first; ``command`` made them."""
+        return [
+            KeptLine(
+                method,
+                seed,
+                {heading: run.metrics[metric] for heading, metric in self._shown().items() if metric in run.metrics},
+                run.seconds,
+                {"command": command, **run.run.origin},
+            )
+            for method in sorted(self.studies, key=self._score, reverse=True)
+            for run in self.studies[method].repeated
+            if (seed := run.run.seed) is not None
+        ]
+
     @property
     def _simplest(self) -> str:
         return next(iter(self.studies))
@@ -142,11 +163,8 @@ class MethodsResult:
         return judged | {name: metric for name, metric in others.items() if metric != self.metric}
 
     def _values(self, study: StudyResult, metric: str) -> list[float]:
-        """The values over seeds; with environments left out, the best trial's value."""
-        values = [metrics[metric] for metrics in study.reruns.values() if metric in metrics]
-        own = study.best.metrics.get(metric, math.nan)
-        found = values or ([own] if metric.startswith(("left_out", "worst_left_out")) else [])
-        return finite(found)
+        """The finite values over seeds."""
+        return finite(metrics[metric] for metrics in study.reruns.values() if metric in metrics)
 
     def _score(self, method: str) -> float:
         study = self.studies[method]
@@ -166,26 +184,25 @@ class MethodsResult:
         return [self._sign * (a - b) for a, b in pairs if a is not None and b is not None and math.isfinite(a - b)]
 
     def _clear(self, method: str) -> bool:
+        if self._score(self._simplest) == -math.inf:
+            return True  # it has no value on some seed
         paired = self._paired(method)
-        if not paired:  # one search each, without a spread
-            return self._score(method) > self._score(self._simplest)
-        error = statistics.stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.inf
-        return statistics.fmean(paired) > _CLEAR * error
+        return statistics.fmean(paired) > _CLEAR * statistics.stdev(paired) / math.sqrt(len(paired))
+
+    def _evidence(self, method: str, other: str) -> str:
+        """The values of two methods over seeds, in words."""
+        ours, theirs = (self._values(self.studies[each], self.metric) for each in (method, other))
+        shown = with_spread(theirs, _DIGITS) if theirs else "without a value"
+        return f"{with_spread(ours, _DIGITS)} against {method_name(other)} {shown}, {len(ours)} seeds"
 
     def _difference(self, method: str) -> str:
         """The advantage over the first method, in words."""
-        paired, simplest = self._paired(method), method_name(self._simplest)
-        metric = self.metric.replace("_", " ")
-        if not paired:
-            better = abs(self._score(method) - self._score(self._simplest))
-            better_by, of = f"{better:.{_DIGITS}f}", "in one search, without a spread"
-        else:
-            better_by, of = with_spread(paired, _DIGITS), f"on the same {_count(paired)}"
-        return f"{method_name(method)}'s {metric} is better by {better_by} than that of {simplest}, {of}"
+        if self._score(self._simplest) == -math.inf:
+            return f"and {method_name(self._simplest)} has no finite value on some seed"
+        paired = self._paired(method)
+        error = statistics.stdev(paired) / math.sqrt(len(paired))
+        clear = "" if self._clear(method) else ", which is not clear"
+        return f"better by {statistics.fmean(paired):.{_DIGITS}f} with standard error {error:.{_DIGITS}f}{clear}"
 
 
-_OTHERS = {"held-out": "held_out", "o.o.d. test": "ood"}
-
-
-def _count(seeds: Sequence[float]) -> str:
-    return f"{len(seeds)} seeds" if len(seeds) != 1 else "seed"
+_OTHERS = {"held-out": "held_out", TEST: "ood"}

@@ -15,9 +15,10 @@ from concord.defaults import DEFAULT_OUTPUT
 from concord.errors import InputError
 from concord.record import RECORD, read_record
 from concord.storage import Folder
-from concord.studies.comparison_plan import comparison_name, comparisons_of, plan_as_recorded
+from concord.studies.comparison_plan import LEAVE_ONE_OUT, comparison_name, comparisons_of, plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison
 from concord.studies.criterion import metric_on
+from concord.studies.leave_one_out import leave_one_out_as_recorded
 from concord.studies.plan import group_folder
 from concord.studies.proposals import EndedRun
 from concord.studies.results import StudyResult, read_study, write_results
@@ -106,13 +107,16 @@ def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info)
 
 def _comparisons(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> dict[str, ComparisonResult]:
     """The job's tables, as far as their runs exist; ``info`` takes the commands that make the missing ones."""
-    if not job.job.comparisons and not tables:
-        return {}
     folder = group_folder("comparison", options.output, comparison_name(job.name, options.name))
     record = read_record(folder, "comparison") or {}
     found = {}
-    for name in tables or comparisons_of(job):
-        plan = plan_as_recorded(job, name, record, options.output, options.name)
+    declared = [*comparisons_of(job)] if job.job.comparisons else []
+    left_out = [LEAVE_ONE_OUT] if LEAVE_ONE_OUT in record.get("asked", {}) else []
+    for name in tables or [*declared, *left_out]:
+        if name == LEAVE_ONE_OUT:
+            plan = leave_one_out_as_recorded(job, record, options.output, options.name)
+        else:
+            plan = plan_as_recorded(job, name, record, options.output, options.name)
         result = read_comparison(plan)
         if result.finished:
             result = write_results(result, info)

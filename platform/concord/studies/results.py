@@ -109,7 +109,7 @@ class StudyResult(GroupResult):
         failed: the failed trials.
         ended: the finished trials in the order of their ends.
         left_out: metrics of environments left out afterwards, by trial.
-        reruns: the best trial with other seeds: seed to metrics.
+        repeated: the best trial with other seeds.
     """
 
     record: Mapping[str, Any]
@@ -117,7 +117,7 @@ class StudyResult(GroupResult):
     failed: Sequence[EndedRun]
     ended: Sequence[EndedRun]
     left_out: Mapping[int, Mapping[str, float]]
-    reruns: Mapping[int, Mapping[str, float]]
+    repeated: Sequence[EndedRun]
     criterion: Criterion = field(init=False)
     space: Space = field(init=False)
 
@@ -129,6 +129,11 @@ class StudyResult(GroupResult):
     def best(self) -> EndedRun:
         """The trial that the study's selection chooses."""
         return self.finished[0]
+
+    @property
+    def reruns(self) -> dict[int, dict[str, float]]:
+        """The metrics of the best trial with other seeds, by seed."""
+        return {each.run.seed: each.metrics for each in self.repeated if each.run.seed is not None}
 
     @property
     def measure(self) -> str:
@@ -302,9 +307,5 @@ def judged(record: Mapping[str, Any], runs: GroupRuns, kept: Folder) -> StudyRes
         failed=[each for each in runs.ended("trial") if each.failure is not None],
         ended=trials,
         left_out={each.run.trial: each.metrics for each in runs.finished("left-out")},
-        reruns={
-            each.run.seed: each.metrics
-            for each in sorted(seeds, key=lambda each: each.run.seed or 0)
-            if each.run.trial == best and each.run.seed is not None
-        },
+        repeated=[each for each in sorted(seeds, key=lambda each: each.run.seed or 0) if each.run.trial == best],
     )

@@ -1,10 +1,13 @@
 """The data of a study's trials, loaded once and kept in Ray's object store: one copy a node for all trials.
 
+Of data that are read a batch at a time, the store has the sources, which read in each trial.
+
 Trials share data unless an option is varied on which the data may depend: those of :func:`data_options`, and any other
 that the job's ``environments`` reads.
 """
 
 import dataclasses
+import pickle
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from concord.environments import Environment, Environments, HeldOut
-from concord.environments.source import InMemory, joined
+from concord.environments.source import ConcatSource, InMemory, joined
 from concord.environments.tree import merged
 from concord.options import option_values, options_of
 from concord.training import Job, TrainConfig
@@ -25,16 +28,17 @@ from concord.training.options.run import RunOptions
 
 # The options of these groups decide how a model is trained, and these single options how batches are drawn.
 _NOT_OF_DATA = {("objective",), ("aggregation",), ("optimizer",), ("schedule",), ("parallel",)}
-_OF_BATCHES = {"batch_size", "environments_per_step", *RunOptions.__dataclass_fields__} - {"seed"}
+_OF_BATCHES = {"batch_size", "environments_per_step", "readers", *RunOptions.__dataclass_fields__} - {"seed"}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Environments concatenated in one array a leaf, so that a trial's batches are views of it."""
+    """Environments concatenated in one array a leaf, so that a trial's batches are views of it; or their sources."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     data: Any
+    in_memory: bool
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
         varied: the options that differ between runs.
 
     Returns:
-        The shared data; None if they may depend on a varied option or are not in memory: then each run loads its own.
+        The shared data; None if they may depend on a varied option or cannot be sent: then each run loads its own.
 
     Raises:
         InputError: the data do not fit.
@@ -96,16 +100,16 @@ def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> S
     if not depends.isdisjoint(varied):
         return None
     held_out = [pair.held_out for pair in prepared.training if pair.held_out is not None]
-    everything = [*(pair.training for pair in prepared.training), *held_out, *(part for _, part in prepared.eval_only)]
-    if not all(isinstance(each.source, InMemory) for each in everything):
+    try:
+        return SharedData(
+            options={name: value for name, value in option_values(config).items() if name in depends},
+            environments=prepared.environments,
+            training=_put([pair.training for pair in prepared.training]),
+            held_out=_put(held_out) if held_out else None,
+            eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
+        )
+    except (TypeError, pickle.PicklingError):  # a source with an open file
         return None
-    return SharedData(
-        options={name: value for name, value in option_values(config).items() if name in depends},
-        environments=prepared.environments,
-        training=_put([pair.training for pair in prepared.training]),
-        held_out=_put(held_out) if held_out else None,
-        eval_only=_put([environment for _, environment in prepared.eval_only]) if prepared.eval_only else None,
-    )
 
 
 class _ReadOptions:
@@ -132,7 +136,10 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
     environments = prepared.environments.leaving_out(left_out)
     pair = next(pair for pair in prepared.training if pair.training.name == left_out)
     parts = [part for part in pair if part is not None]
-    whole = Environment(left_out, merged([part.data for part in parts], torch.cat))
+    sources = [part.source for part in parts]
+    in_memory = [source for source in sources if isinstance(source, InMemory)]
+    joint = merged([source.data for source in in_memory], torch.cat) if len(in_memory) == len(sources) else None
+    whole = Environment(left_out, ConcatSource(sources) if joint is None else joint)
     kept = {*environments.test, *environments.observed}
     others = [(name, environment) for name, environment in prepared.eval_only if name in kept]
     training = [each for each in prepared.training if each is not pair]
@@ -142,11 +149,13 @@ def without(prepared: WorkerData, left_out: str) -> WorkerData:
 def _put(environments: Sequence[Environment]) -> _Part:
     import ray
 
-    return _Part(
-        tuple(environment.name for environment in environments),
-        tuple(map(len, environments)),
-        merged([environment.data for environment in environments], lambda each: ray.put(_storable(joined(each)))),
-    )
+    names, sizes = tuple(environment.name for environment in environments), tuple(map(len, environments))
+    sources = [environment.source for environment in environments]
+    in_memory = [source for source in sources if isinstance(source, InMemory)]
+    if len(in_memory) < len(sources):
+        return _Part(names, sizes, ray.put(sources), in_memory=False)
+    data = merged([source.data for source in in_memory], lambda each: ray.put(_storable(joined(each))))
+    return _Part(names, sizes, data, in_memory=True)
 
 
 def _storable(values: Tensor) -> Any:
@@ -157,6 +166,8 @@ def _storable(values: Tensor) -> Any:
 def _environments(part: _Part) -> list[Environment]:
     import ray
 
+    if not part.in_memory:
+        return [Environment(*pair) for pair in zip(part.names, ray.get(part.data), strict=True)]
     references, structure = pytree.tree_flatten(part.data)
     leaves = [_tensor(array).split(part.sizes) for array in ray.get(references)]
     examples = [pytree.tree_unflatten(each, structure) for each in zip(*leaves, strict=True)]

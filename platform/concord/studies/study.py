@@ -11,6 +11,7 @@ from concord.record import RECORD
 from concord.runs.lifecycle import Lineage
 from concord.runs.run import Info, run
 from concord.runs.run_folder import run_folder
+from concord.runs.tags import run_origin
 from concord.space import format_point
 from concord.studies.criterion import LOOKED_AT, Judge
 from concord.studies.group_progress import GroupProgress
@@ -107,10 +108,10 @@ def _run(plan: StudyPlan, pool: Pool, info: Info) -> StudyResult:
     shortlist = ranked[: plan.options.shortlist] if plan.shortlist_folds and not plan.folds else []
     folds = plan.shortlist_folds
     seeds = range(plan.base.run.seed + 1, plan.base.run.seed + 1 + plan.options.reruns)
-    best = ranked[0].run
+    best, from_here = ranked[0].run, run_origin(plan.job.path, plan.checked.environments.version)
     wanted = [
         *(plan.proposal("left-out", each.run.trial, each.run.point, left_out=folds) for each in shortlist),
-        *(plan.proposal("seed", best.trial, best.point, seed=seed) for seed in seeds),
+        *(plan.proposal("seed", best.trial, best.point, seed, plan.folds, from_here) for seed in seeds),
     ]
     _train(pool, wanted, judge, info)
     if plan.base.run.register:
@@ -140,8 +141,9 @@ def _search(plan: StudyPlan, pool: Pool, judge: Judge, info: Info) -> None:
 
 def _train(pool: Pool, wanted: Sequence[RunProposal], judge: Judge, info: Info) -> None:
     """Train the unfinished runs, including those that failed before."""
-    finished = {each.run.key for kind in ("left-out", "seed") for each in pool.runs.finished(kind)}
-    left = [each for each in wanted if each.key not in finished]
+    there = [each.run for kind in ("left-out", "seed") for each in pool.runs.finished(kind)]
+    finished = {(each.key, each.left_out) for each in there}
+    left = [each for each in wanted if (each.key, each.left_out) not in finished]
     if left:
         progress = GroupProgress("trainings of the best trials", len(left), info)
         pool.run(Listed(left), progress, dataclasses.replace(judge, stop_rule=StopRule()))

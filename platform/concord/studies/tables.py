@@ -118,12 +118,16 @@ class ResultsTable:
             for name in self.comparison.configurations
         ]
 
+    def numbers(self, configuration: str, heading: str) -> list[float]:
+        """The values of a row in a column over its runs, in the unit that the table shows."""
+        return [self._scale * value for value in self._values(configuration, heading)]
+
     def cells(self) -> Cells:
         """The table as text, with the paper's rows below ours."""
         ours, paper, columns = self.comparison.configurations, self.comparison.paper, self.comparison.columns
         rows: list[NamedMetrics] = []
         for name in ours:
-            values = {each: [self._scale * value for value in self._values(name, each)] for each in columns}
+            values = {each: self.numbers(name, each) for each in columns}
             rows.append(NamedMetrics(method_name(name), {"seeds": self._seeds(name), **values}))
             if name in paper:
                 rows.append(NamedMetrics(f"{method_name(name)}, {self.comparison.source}", self._published(name)))
@@ -208,5 +212,12 @@ def analyses_table(lines: Sequence[KeptLine]) -> ResultsTable:
         for heading in headings
         if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
     ]
-    methods: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
-    return ResultsTable("method", Comparison(methods, columns={heading: heading for heading in shown}), lines)
+    return table_of_lines("method", lines, shown)
+
+
+def table_of_lines(name: str, lines: Sequence[KeptLine], shown: Iterable[str] | None = None) -> ResultsTable:
+    """The table whose rows and columns are those of the lines; ``shown`` are some of the headings."""
+    headings = [heading for line in lines for heading in line.values] if shown is None else shown
+    rows: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
+    columns = {heading: heading for heading in headings}
+    return ResultsTable(name, Comparison(rows or {"none": {}}, columns=columns), lines)

@@ -134,7 +134,7 @@ class TrialProcess(Trainable):
         folds: list[dict[str, float]] = []
         epoch = step = 0
         for number, left_out in enumerate(parts):
-            evaluations = self._evaluations(dataclasses.replace(spec, left_out=left_out), config)
+            evaluations = self._evaluations(spec, config, left_out)
             evaluation = None
             for evaluation in evaluations:
                 epoch, step = evaluation.epoch, evaluation.step
@@ -162,15 +162,18 @@ class TrialProcess(Trainable):
             if left_out is not None or last:  # ``last``: a loop ended before its last epoch
                 yield TrialReport(epoch, step, 100 * (number + 1) / len(parts), metrics, last)
 
-    def _evaluations(self, spec: RunSpec, config: Any) -> Iterator[Evaluation]:
+    def _evaluations(self, spec: RunSpec, config: Any, left_out: str | None) -> Iterator[Evaluation]:
+        shared = self._pool.shared
+        shares = shared is not None and shared.fits(config, left_out)
+        if left_out is not None:
+            spec = dataclasses.replace(spec, options=spec.options | {"leave_out": left_out})
+            config = config.with_options(leave_out=left_out)
         # The process of a trial is a Ray worker, so --address has no effect on where it trains.
         if parallel_of(config).workers > 1:
             assert spec.scratch is not None
             scratch = spec.scratch / f"{self.trial_id}-{time.monotonic_ns()}"
             spec = dataclasses.replace(spec, on_ray_train=True, scratch=scratch)
-        shared = self._pool.shared
-        shares = shared is not None and shared.fits(config, spec.left_out)
-        load = functools.partial(self._shared, spec.left_out) if shares else None
+        load = functools.partial(self._shared, left_out) if shares else None
         return execute(spec, self._job, config, ignore, None, load)
 
     def _shared(self, left_out: str | None) -> WorkerData:

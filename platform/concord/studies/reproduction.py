@@ -1,0 +1,204 @@
+"""Which results of the papers come out, computed from kept rows and from ``docs/results/papers.yaml``.
+
+An item of that file has one kind of evidence:
+
+``holds``
+    Statements about kept rows, such as ``[ROW; COLUMN] > 0.95``, ``[ROW; COLUMN] = 70.4 ± 4`` and
+    ``[ROW; COLUMN] < [ROW; COLUMN]``. A cell of another table than ``rows`` ends with ``; JOB TABLE``. A cell is its
+    mean over seeds, ``max [...]`` the largest value. One cell is less than another if their means differ by more than
+    two standard errors.
+``test``
+    Tests of an exact statement, a rule or a figure; ``without`` names what they lack.
+``verdict``
+    ``rows not kept``, ``not run``, ``definition`` or ``schematic``; with ``holds`` it applies until rows are kept.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from concord.analysis.figures import method_name
+from concord.analysis.spread import with_spread
+from concord.errors import InputError
+from concord.studies.kept_results import read_table
+from concord.studies.tables import ResultsTable, markdown
+
+OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does not come out"
+TESTED, NOT_KEPT = "tested", "rows not kept"
+VERDICTS = (OUT, SMALLER, PARTLY, NOT, TESTED, NOT_KEPT, "not run", "definition", "schematic")
+HEADER = ["item", "what it shows", "ours", "the paper's", "seeds", "size against the paper's", "verdict", "command"]
+_SIDE = r"(?:max )?\[[^\]]+\]|-?[\d.]+"
+_STATEMENT = re.compile(rf"({_SIDE}) ([<>=]) ({_SIDE})(?: ± ([\d.]+))?")
+_REDUCED = re.compile(r"concord compare .*?(--(?!seeds )[a-z].*)")  # the options of a comparison but its seeds
+
+
+class Side(NamedTuple):
+    """One side of a statement: a number, or a cell with its heading, text, number of seeds, and options of its runs."""
+
+    value: float
+    error: float = 0.0
+    heading: str = ""
+    shown: str = ""
+    seeds: int = 0
+    options: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A figure, table or statement of a paper, as in the file of papers.
+
+    Attributes:
+        item, shows, paper: its name, what it shows, and the paper's result.
+        table: reads a job's table of kept rows.
+        rows: ``JOB TABLE`` of the cells.
+        holds, test, verdict: the evidence.
+        seeds: the paper's number of seeds, if it gives one.
+        smaller, without: what is smaller than in the paper, or missing.
+        note: another difference.
+        ours: a result of ours that no row shows.
+        page: the section of the documents.
+        command: what to paste, if not ``concord compare JOB TABLE`` or the test.
+    """
+
+    item: str
+    shows: str
+    table: Callable[[str, str], ResultsTable]
+    paper: str = ""
+    rows: str = ""
+    holds: Sequence[str] = ()
+    test: Sequence[str] = ()
+    verdict: str = ""
+    seeds: int = 0
+    smaller: str = ""
+    without: str = ""
+    note: str = ""
+    ours: str = ""
+    page: str = ""
+    command: Sequence[str] = ()
+
+    @cached_property
+    def statements(self) -> Mapping[str, tuple[str, Sequence[Side]]]:
+        """Why each statement does not hold (nothing if it does), and its sides."""
+        return {text: self._decide(text) for text in self.holds}
+
+    @cached_property
+    def kept(self) -> Sequence[Side]:
+        """The cells with kept rows, each once."""
+        sides = [side for _, cells in self.statements.values() for side in cells if side.seeds]
+        return list({(side.heading, side.shown): side for side in sides}.values())
+
+    @property
+    def judged(self) -> str:
+        """The verdict that the evidence allows."""
+        if not self.kept:
+            return self.verdict or (NOT_KEPT if not self.test else PARTLY if self.without else TESTED)
+        failing = [reason for reason, _ in self.statements.values() if reason]
+        if failing:
+            return PARTLY if len(failing) < len(self.holds) else NOT
+        return SMALLER if self.smaller or self._reduced else OUT
+
+    def line(self) -> list[str]:
+        """The item's line on the page."""
+        named = f"[{self.item}]({self.page})" if self.page else self.item
+        counts = [side.seeds for side in self.kept]
+        seeds = " to ".join(dict.fromkeys([str(min(counts)), str(max(counts))])) if counts else ""
+        commands = self.command or ([f"concord compare {self.rows}"] if self.rows else [])
+        pasted = "<br>".join(f"`{each}`" for each in [*commands, *(f"pytest {test}" for test in self.test)])
+        failing = (f"{reason} `{text}`" for text, (reason, _) in self.statements.items() if reason and self.kept)
+        verdict = "; ".join([self.judged, *failing])
+        cells = [named, self.shows, self._ours(), self.paper, seeds, self._size(), verdict, pasted]
+        return [cell or "–" for cell in cells]
+
+    def _decide(self, text: str) -> tuple[str, Sequence[Side]]:
+        parts = _STATEMENT.fullmatch(text)
+        if not parts or (parts[2] == "=") != bool(parts[4]):
+            raise InputError(f"{self.item}: {text}: must read like [ROW; COLUMN] > 0.95, or = 0.95 ± 0.1")
+        left, right = self._side(parts[1]), self._side(parts[3])
+        difference = left.value - right.value
+        noise = 2 * math.hypot(left.error, right.error) if left.heading and right.heading else 0.0
+        holds = {"<": difference < -noise, ">": difference > noise, "=": abs(difference) <= float(parts[4] or 0)}
+        return "" if holds[parts[2]] else "no rows for" if math.isnan(difference) else "not", (left, right)
+
+    def _side(self, text: str) -> Side:
+        if "[" not in text:
+            return Side(float(text))
+        row, heading, *other = text[text.index("[") + 1 : -1].split("; ")
+        table = self.table(*(other[0] if other else self.rows).split(" "))
+        comparison = table.comparison
+        if row not in comparison.configurations or heading not in comparison.columns:
+            raise InputError(f"{self.item}: {text}: no such row or column")
+        values = table.numbers(row, heading)
+        heading = " in ".join([heading, *other])
+        if not values:
+            return Side(math.nan, heading=heading)
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        shown = f"{method_name(row)}: {with_spread(values, comparison.digits)}"
+        commands = {line.origin["command"] for line in table.lines if line.configuration == row}
+        options = ", ".join(found[1] for each in sorted(commands) if (found := _REDUCED.search(each)))
+        value = max(values) if text.startswith("max") else statistics.fmean(values)
+        return Side(value, error, heading, shown, len(values), options)
+
+    @property
+    def _reduced(self) -> list[str]:
+        """The missing seeds, and the options with which runs were made smaller."""
+        fewest = min((side.seeds for side in self.kept), default=self.seeds)
+        fewer = [f"{fewest} of {self.seeds} seeds"] if fewest < self.seeds else []
+        return [*fewer, *dict.fromkeys(f"`{side.options}`" for side in self.kept if side.options)]
+
+    def _ours(self) -> str:
+        headings = dict.fromkeys(side.heading for side in self.kept)
+        shown = {each: "; ".join(side.shown for side in self.kept if side.heading == each) for each in headings}
+        return "<br>".join([*(f"{heading} · {cells}" for heading, cells in shown.items()), *filter(None, [self.ours])])
+
+    def _size(self) -> str:
+        without = f"without {self.without}" if self.without else ""
+        differing = filter(None, [*self._reduced, self.smaller, without, self.note])
+        return "; ".join(differing) or ("the paper's" if self.judged in (OUT, TESTED) else "")
+
+
+Papers = Mapping[str, Sequence[Item]]
+"""The items of each paper."""
+
+
+def read_papers(results: Path) -> Papers:
+    """The items of the file of papers in the folder of results, with their kept rows."""
+    table = cache(partial(read_table, results=results))
+    papers = yaml.safe_load((results / "papers.yaml").read_text(encoding="utf-8"))
+    return {paper: [Item(table=table, **entry) for entry in items] for paper, items in papers.items()}
+
+
+def _counts(items: Sequence[Item]) -> list[int]:
+    return [sum(each.judged == verdict for each in items) for verdict in VERDICTS]
+
+
+def _items(papers: Papers) -> str:
+    """A line for each item, in a table for each paper."""
+    tables = (f"## {paper}\n\n{markdown((HEADER, [each.line() for each in papers[paper]]))}" for paper in papers)
+    return "\n" + "\n".join(tables)
+
+
+def _summary(papers: Papers) -> str:
+    """The number of items with each verdict, by paper."""
+    rows = [[paper, *map(str, _counts(items))] for paper, items in papers.items()]
+    return f"\n\n{markdown((['', *VERDICTS], rows))}"
+
+
+def _sentence(papers: Papers) -> str:
+    """The same for all papers together."""
+    items = [item for part in papers.values() for item in part]
+    out, smaller, partly, no, tested, lost, never, *drawn = _counts(items)
+    return (
+        f"of the papers' {len(items)} items {out} come out at full size, {smaller} in smaller runs, {partly} partly, "
+        f"{no} do not; {tested} are exact or drawn, and tested; of {lost} no rows are kept, {never} were not run, "
+        f"{sum(drawn)} are definitions or schematic"
+    )
+
+
+PARTS: Mapping[str, Callable[[Papers], str]] = {"items": _items, "summary": _summary, "sentence": _sentence}

@@ -1,0 +1,213 @@
+"""Each method without each environment, on real Ray: what is chosen without the one left out, and by it (oracle)."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from concord.cli.job_options import read_command
+from concord.record import EVENTS, read_history
+from concord.storage import Folder
+from concord.studies.comparison_plan import LEAVE_ONE_OUT
+from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
+from concord.studies.documents import documented
+from concord.studies.leave_one_out import leave_one_out_as_recorded, plan_leave_one_out
+from concord.studies.left_out_table import BEST, CHOSEN, fold_values, with_choices
+from concord.studies.proposals import GroupRuns
+from concord.studies.tables import KeptLine, as_lines
+from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
+from concord.training.comparison import Folds
+from concord.training.context import Silent
+
+SENSORS = Path(__file__).parents[1] / "jobs" / "sensors.py"
+STATIONS = "abhv"
+FEW = "--methods erm,vrex --penalty-weight 10 --epochs 4 --evaluations 4 --seeds 2"
+
+
+@pytest.fixture(scope="module")
+def stations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In two of four stations the sensor is reversed: the average of the other three follows it the wrong way."""
+    file = tmp_path_factory.mktemp("stations") / "stations.py"
+    file.write_text(SENSORS.read_text().replace('train=TRAIN, validation="vw"', f'train="{STATIONS}"'))
+    return file
+
+
+def compared(file: Path, output: Path, words: str = FEW) -> ComparisonResult:
+    given_words = [LEAVE_ONE_OUT, *words.split(), "--output", str(output)]
+    command = read_command("compare", load_job(str(file)), given_words, "concord compare")
+    return run_comparison(plan_leave_one_out(command.job, command.options, command.given), lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def whole(ray_cluster: None, stations: Path, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return compared(stations, tmp_path_factory.mktemp("whole"))
+
+
+def metrics_of(result: ComparisonResult) -> Mapping[str, Any]:
+    return {row["name"]: row["metrics"] for row in result.as_json()["rows"]}
+
+
+def test_every_value_is_that_of_the_same_training_in_this_process(whole: ComparisonResult, stations: Path) -> None:
+    job, rows = load_job(str(stations)).job, metrics_of(whole)
+    for method, options in (("mean", {}), ("vrex", {"objective": "vrex", "penalty_weight": 10.0})):
+        values = []
+        for seed in (0, 1):
+            own: dict[str, Any] = {"seed": seed, "epochs": 4, "evaluations": 4, "aggregator": "mean", "leave_out": "v"}
+            history = train(job, job.config.with_options(**own, **options), ProcessContext(), Silent()).history
+            first = max(range(4), key=lambda at: history[at].metrics["held_out_accuracy"])
+            best = history[first].metrics["held_out_accuracy"]
+            alike = [each.metrics for each in history if each.metrics["held_out_accuracy"] == best]
+            values.append(min(alike, key=lambda each: each["held_out_loss"])["validation_accuracy"])
+        assert rows[method]["v"]["mean"] == pytest.approx(statistics.fmean(values))
+        assert rows[method]["v"]["std"] == pytest.approx(statistics.stdev(values))
+
+
+def test_the_table_shows_the_method_that_holds_where_it_has_not_been(whole: ComparisonResult) -> None:
+    rows = metrics_of(whole)
+    assert rows["vrex"]["mean accuracy"]["mean"] > rows["mean"]["mean accuracy"]["mean"] + 0.1
+    assert rows["vrex"]["worst accuracy"]["mean"] > rows["mean"]["worst accuracy"]["mean"]
+    assert rows[BEST]["mean accuracy"]["mean"] >= rows[CHOSEN]["mean accuracy"]["mean"]
+    header, cells = whole.tables[0].cells()
+    assert header == ["leave-one-out", "average", "V-REx", CHOSEN, BEST]
+    summary = [f"{which} accuracy{suffix}" for suffix in ("", " (oracle)") for which in ("mean", "worst")]
+    assert [row[0] for row in cells] == ["seeds", *STATIONS, *summary]
+    assert (whole.folder / "figures" / "leave-one-out.png").stat().st_size > 0
+    assert any("(oracle): the left-out environment itself chooses" in str(part) for part in whole.shown())
+
+
+def test_a_killed_comparison_continues_to_the_same_table(
+    whole: ComparisonResult, stations: Path, tmp_path: Path
+) -> None:
+    before = GroupRuns(read_history(Folder(whole.folder))).ended("run")
+    cut = compared(stations, tmp_path, FEW.replace("--seeds 2", "--seeds 1"))
+    (cut.folder / EVENTS).write_text("".join((cut.folder / EVENTS).read_text().splitlines(keepends=True)[:-12]))
+    assert compared(stations, tmp_path).tables[0].cells() == whole.tables[0].cells()
+    again = compared(stations, whole.plan.base.run.output)
+    assert again.tables[0].cells() == whole.tables[0].cells()
+    assert GroupRuns(read_history(Folder(whole.folder))).ended("run") == before  # nothing is trained again
+
+
+def test_report_and_documents_show_the_kept_runs(whole: ComparisonResult, stations: Path, tmp_path: Path) -> None:
+    record = json.loads((whole.folder / "record.json").read_text())
+    plan = leave_one_out_as_recorded(load_job(str(stations)), record, whole.plan.base.run.output, None)
+    found = read_comparison(plan)
+    assert found.tables[0].cells() == whole.tables[0].cells()
+    (tmp_path / "stations-leave-one-out.jsonl").write_bytes(as_lines(found.tables[0].lines))
+    shown = documented(str(stations), LEAVE_ONE_OUT, tmp_path)
+    for row in whole.tables[0].cells()[1]:
+        assert f"| {' | '.join(row)} |" in shown
+    assert "`concord compare stations.py leave-one-out --seeds 2 --methods erm,vrex" in shown
+
+
+def test_another_measure_trains_nothing_again_and_is_in_the_kept_command(
+    whole: ComparisonResult, stations: Path
+) -> None:
+    before = GroupRuns(read_history(Folder(whole.folder))).ended("run")
+    by_loss = compared(stations, whole.plan.base.run.output, f"{FEW} --metric loss")
+    assert GroupRuns(read_history(Folder(whole.folder))).ended("run") == before
+    commands = {line.origin["command"] for line in by_loss.tables[0].lines}
+    assert len(commands) == 1
+    assert " --metric loss " in commands.pop()
+
+
+# --- the choice
+
+FOLDS = Folds(("a", "b", "c"), "accuracy", "max")
+
+
+def run(name: str, *moments: tuple[float, float]) -> FinishedRun:
+    values = [
+        {"held_out_accuracy": held, "validation_accuracy": own, "held_out_loss": 1 - own} for held, own in moments
+    ]
+    history = [Evaluation(epoch, epoch, metrics) for epoch, metrics in enumerate(values, 1)]
+    return FinishedRun(0, {"leave_out": name}, history)
+
+
+def test_the_others_choose_the_evaluation_and_the_oracle_stands_beside_it() -> None:
+    found = fold_values(run("a", (0.6, 0.9), (0.8, 0.4), (0.7, 0.5)), FOLDS)
+    assert found == {"a": 0.4, "a (held-out)": 0.8, "a (oracle)": 0.9}
+
+
+ACCURACIES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=4)
+
+
+@given(st.lists(st.lists(ACCURACIES, min_size=3, max_size=3), min_size=2, max_size=3), st.randoms())
+def test_values_of_the_one_left_out_choose_neither_method_nor_evaluation(
+    methods: list[list[list[tuple[float, float]]]], random: Any
+) -> None:
+    lines = [
+        KeptLine(str(at), 0, fold_values(run(name, *moments), FOLDS), 1.0, {})
+        for at, each in enumerate(methods)
+        for name, moments in zip(FOLDS.environments, each, strict=True)
+    ]
+    random.shuffle(lines)
+    by_row = {line.configuration: line.values for line in with_choices(lines, FOLDS, len(methods))}
+    for place, name in enumerate(FOLDS.environments):
+        held = {at: max(moment[0] for moment in each[place]) for at, each in enumerate(methods)}
+        best = max(held.values())
+        among = [own for at, each in enumerate(methods) for h, own in each[place] if h == held[at] == best]
+        assert by_row[CHOSEN][name] in among
+        assert by_row[BEST][name] == max(own for each in methods for _, own in each[place])
+    mine = [by_row[CHOSEN][name] for name in FOLDS.environments]
+    assert by_row[CHOSEN]["mean accuracy"] == pytest.approx(statistics.fmean(mine))
+    assert by_row[CHOSEN]["worst accuracy"] == min(mine)
+
+
+def test_a_method_without_all_folds_has_no_mean_and_nothing_is_chosen() -> None:
+    lines = [KeptLine("mean", 0, fold_values(run("a", (0.5, 0.5)), FOLDS), 1.0, {})]
+    rows = {line.configuration: line.values for line in with_choices(lines, FOLDS, 2)}
+    assert rows["mean"].keys() == {"a", "a (held-out)", "a (oracle)"}
+    assert rows[CHOSEN] == rows[BEST] == {}
+
+
+# --- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--methods erm,vrx", "--methods vrx: there is no such method; did you mean vrex?"),
+        ("--methods erm mean", "--methods erm mean: mean is given twice"),
+        ("--folds 1", "--folds 1: must be at least 2, or 0 for all environments"),
+        ("--folds 9", "--folds 9: there are 8 training environments"),
+        ("--held-out 0", "--held-out 0.0: held-out examples choose; give a fraction above 0"),
+        ("--leave-out a", "--leave-out a: each environment is left out in turn; leave this option out"),
+        ("--objective vrex", "--objective vrex: the methods are compared; leave it out"),
+        ("--seed 1", "--seed 1: a comparison trains several; give --first-seed and --seeds"),
+        ("--metric f1", "--metric f1: the job does not report it; there are accuracy, loss, each also as worst_…"),
+        (
+            "--methods sand-mask --threshold 1",
+            "sand-mask: --threshold 1.0: no component ever passes the SAND-mask at 1",
+        ),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(refused: Callable[..., str], words: str, line: str) -> None:
+    assert refused("compare", SENSORS, LEAVE_ONE_OUT, *words.split()).startswith(line)
+
+
+def test_jobs_without_three_environments_or_the_platforms_loop_are_refused(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    two = tmp_path / "two.py"
+    two.write_text(SENSORS.read_text().replace("train=TRAIN", 'train="ab"'))
+    assert refused("compare", two, LEAVE_ONE_OUT) == (
+        "compare leave-one-out: job two has 2 training environments (a, b); it needs at least 3, so that two are left "
+        "to compare"
+    )
+    assert refused("compare", "coinrun-expert", LEAVE_ONE_OUT) == (
+        "compare leave-one-out: job coinrun-expert has a loop of its own; this needs the platform's"
+    )
+    assert refused("report", SENSORS, LEAVE_ONE_OUT, "--output", tmp_path).startswith(
+        f"table leave-one-out: there is none in {tmp_path}; concord compare "
+    )
+    assert refused("train", SENSORS, "--leave-out", "x").startswith("--leave-out x: give one of a, b, c")
+    assert refused("tune", SENSORS, "--leave-out", "a", "--selection", "leave-one-out") == (
+        "--leave-out a: --selection leave-one-out leaves each out in turn; leave this option out"
+    )

@@ -1,0 +1,154 @@
+"""The page of reproductions follows the kept rows, and no claim elsewhere is stronger."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from concord.errors import InputError
+from concord.job_files import job_texts
+from concord.studies import reproduction
+from concord.studies.comparison_plan import comparisons_of
+from concord.studies.documents import with_tables
+from concord.studies.kept_results import read_table
+from concord.studies.reproduction import HEADER, NOT_KEPT, OUT, PARTLY, SMALLER, TESTED, VERDICTS, Item, Papers
+from concord.training import load_job
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def papers() -> Papers:
+    return reproduction.read_papers(ROOT / "docs" / "results")
+
+
+@pytest.fixture(scope="module")
+def items(papers: Papers) -> list[Item]:
+    return [item for each in papers.values() for item in each]
+
+
+def commands(item: Item) -> list[str]:
+    return [*(item.command or ([f"concord compare {item.rows}"] if item.rows else [])), *item.test]
+
+
+def test_every_item_of_the_papers_is_there_once(papers: Papers) -> None:
+    assert [len(each) for each in papers.values()] == [34, 35, 9, 18, 1]
+    for paper, each in papers.items():
+        assert max(Counter(item.item for item in each).values()) == 1, paper
+
+
+def test_every_line_has_evidence_and_a_verdict(items: list[Item]) -> None:
+    for item in items:
+        assert item.judged in VERDICTS, item.item
+        assert not (item.holds and item.test), "one kind of evidence"
+        assert bool(item.holds) == bool(item.rows), item.item
+        assert item.holds or item.test or item.verdict, item.item
+        assert not item.verdict or item.verdict in VERDICTS[5:], f"{item.item}: no row supports this verdict"
+        assert all(len(re.split(r"(?<!\\)\|", cell)) == 1 for cell in item.line()), "a column more"
+        assert len(item.line()) == len(HEADER)
+
+
+def test_every_named_test_exists(items: list[Item]) -> None:
+    for item in items:
+        for path, name in (each.split("::") for each in item.test):
+            assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
+def test_every_command_names_a_job_and_its_tables(items: list[Item]) -> None:
+    for item in items:
+        assert commands(item) or item.judged in VERDICTS[6:], item.item
+        for words in (each.split() for each in commands(item) if not each.startswith("tests/")):
+            assert words[0] == "concord"
+            assert words[1] in {"train", "tune", "compare", "report", "data", "analyze"}, words
+            job = load_job(words[2])
+            if words[1] == "compare":
+                tables = [word for word in words[3:4] if not word.startswith("--")]
+                assert set(tables) <= set(comparisons_of(job)), words
+
+
+def test_a_job_names_the_results_that_its_commands_make(items: list[Item]) -> None:
+    """And says nothing of how they come out: the page does."""
+    for text in job_texts():
+        reproduces = text.reproduces or ""
+        lists = re.findall(r"(Fig\.|Table)s? ([\w., ]+)", reproduces)
+        named = {f"{kind} {number}" for kind, numbers in lists for number in numbers.split(", ")}
+        of_job = {item.item for item in items if any(f" {text.name} " in f"{each} " for each in commands(item))}
+        assert named == {each for each in of_job if re.match(r"(Fig\.|Table) ", each)}, text.name
+        assert not re.search("reproduc|only| not |but for", reproduces), reproduces
+
+
+def papers_of(folder: Path, *rows: tuple[str, float, str], **entry: object) -> Item:
+    """An item about the average and the AND-mask, with these rows: name, o.o.d. accuracy and options of the command."""
+    folder.mkdir(exist_ok=True)
+    lines = [
+        {"configuration": row, "seed": seed, "values": {"o.o.d.": value, "training": 1.0}, "seconds": 1.0,
+         "command": f"concord compare synthetic baseline{options}", "commit": "0", "machine": "none"}
+        for seed, (row, value, options) in enumerate(rows)
+    ]  # fmt: skip
+    (folder / "synthetic-baseline.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    holds = ["[and-mask; o.o.d.] > 0.95", "[average; o.o.d.] < [and-mask; o.o.d.]"]
+    written = {"item": "Fig. 6", "shows": "all", "rows": "synthetic baseline", "holds": holds, "seeds": 2, **entry}
+    (folder / "papers.yaml").write_text(json.dumps({"paper": [written]}))  # JSON is YAML
+    return reproduction.read_papers(folder)["paper"][0]
+
+
+BOTH = [("and-mask", 1.0, ""), ("and-mask", 0.98, ""), ("average", 0.5, ""), ("average", 0.52, "")]
+
+
+def test_a_verdict_follows_from_the_rows(tmp_path: Path) -> None:
+    assert papers_of(tmp_path, *BOTH).judged == OUT
+    assert papers_of(tmp_path, *BOTH, smaller="one of two tasks").judged == SMALLER
+    assert papers_of(tmp_path, *BOTH, seeds=50).judged == SMALLER
+    shorter = papers_of(tmp_path, *((row, value, " --seeds 2 --epochs 3") for row, value, _ in BOTH))
+    assert (shorter.judged, shorter.line()[5]) == (SMALLER, "`--epochs 3`")
+    assert papers_of(tmp_path).judged == NOT_KEPT
+    assert papers_of(tmp_path, verdict="not run").judged == "not run"
+    assert papers_of(tmp_path, *BOTH, verdict="not run").judged == OUT, "rows count more than words"
+    lost = papers_of(tmp_path, *BOTH[:2])
+    assert (lost.judged, lost.line()[6]) == (PARTLY, "partly; no rows for `[average; o.o.d.] < [and-mask; o.o.d.]`")
+    wide = papers_of(
+        tmp_path, ("and-mask", 1.0, ""), ("and-mask", 0.96, ""), ("average", 1.0, ""), ("average", 0.9, "")
+    )
+    assert wide.line()[6] == "partly; not `[average; o.o.d.] < [and-mask; o.o.d.]`", "within two standard errors"
+    assert wide.line()[2] == "o.o.d. · AND-mask: 0.980 ± 0.028; average: 0.950 ± 0.071"
+    assert papers_of(tmp_path, *BOTH[2:], holds=["[average; o.o.d.] > 0.9"]).judged == VERDICTS[3]
+    assert papers_of(tmp_path, *BOTH[:2], holds=["max [and-mask; o.o.d.] > 0.99"]).judged == OUT
+    assert papers_of(tmp_path, *BOTH[:2], holds=["[and-mask; o.o.d.] = 0.9 ± 0.1"]).judged == OUT
+    assert papers_of(tmp_path, *BOTH[:2], holds=["[and-mask; o.o.d.] = 0.9 ± 0.05"]).judged == VERDICTS[3]
+
+
+def test_a_test_without_a_part_of_the_item_comes_out_partly(tmp_path: Path) -> None:
+    tested = {"rows": "", "holds": [], "test": ["tests/test_it.py::test_it"]}
+    assert papers_of(tmp_path, **tested).judged == TESTED
+    assert papers_of(tmp_path, **tested, without="a panel").judged == PARTLY
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("[and-mask; o.o.d.] = 0.9", "must read like"),
+        ("[and-mask; o.o.d.] > 0.9 ± 0.1", "must read like"),
+        ("and-mask is better", "must read like"),
+        ("[mask; o.o.d.] > 0.9", "no such row or column"),
+        ("[and-mask; test] > 0.9", "no such row or column"),
+        ("[and-mask; o.o.d.; synthetic none] > 0.9", "no such table"),
+    ],
+)
+def test_a_statement_that_cannot_be_decided_is_refused(statement: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        _ = papers_of(tmp_path, *BOTH, holds=[statement]).judged
+
+
+def test_the_page_follows_the_rows_when_they_arrive(tmp_path: Path) -> None:
+    text = "<!-- reproduction: {} -->old<!-- end of reproduction -->"
+    papers_of(tmp_path)
+    assert "| rows not kept | `concord compare synthetic baseline` |" in with_tables(text.format("items"), tmp_path)
+    papers_of(tmp_path, *BOTH)
+    assert "| comes out | `concord compare synthetic baseline` |" in with_tables(text.format("items"), tmp_path)
+    assert "| paper | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in with_tables(text.format("summary"), tmp_path)
+    assert "1 items 1 come out at full size, 0 in smaller runs" in with_tables(text.format("sentence"), tmp_path)
+    assert read_table("synthetic", "baseline", tmp_path).numbers("average", "o.o.d.") == [0.5, 0.52]
+    with pytest.raises(InputError, match="reproduction: all: must be one of items, summary, sentence"):
+        with_tables(text.format("all"), tmp_path)
