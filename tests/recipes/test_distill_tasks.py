@@ -24,7 +24,7 @@ from concord.space import Choice
 from concord.training import ProcessContext, load_job, train
 from concord.training.context import Silent
 from concord_jobs.distill_life.frame_attention import FrameAttention
-from concord_jobs.distill_life.life import following, random_trajectories
+from concord_jobs.distill_life.life import boards_figure, following, random_trajectories
 from concord_jobs.distill_mujoco.data import ReturnOptions, examples_of, make_returns, returns_of
 from concord_jobs.distill_mujoco.simulator import (
     HORIZON,
@@ -32,9 +32,9 @@ from concord_jobs.distill_mujoco.simulator import (
     ReturnBins,
     Simulator,
     Standardization,
-    _environment,
     bin_values,
     disturbed,
+    make_environment,
     simulate,
     squared_error_of_bins,
 )
@@ -91,6 +91,15 @@ def test_random_boards_are_those_of_the_thesis() -> None:
     # .3018: who always says dead is right in .698.
     assert states[:, 3, 8, 8].mean() == pytest.approx(0.3018, abs=4 * (0.21 / 20_000) ** 0.5)
     assert np.array_equal(random_trajectories(10, 0), states[:10])
+
+
+def test_the_figure_of_the_boards_shows_each_state_and_frames_the_label() -> None:
+    states = random_trajectories(2, 0)
+    axes = boards_figure(states).axes
+    for place, board in zip(axes, states.reshape(8, 17, 17), strict=True):
+        assert np.array_equal(place.images[0].get_array(), board)
+    (frame,) = axes[3].patches
+    assert frame.get_bbox().bounds == (7.5, 7.5, 1, 1)
 
 
 # --- a teacher that points at frames
@@ -159,7 +168,7 @@ def mujoco() -> None:
 @pytest.mark.parametrize("simulator", get_args(Simulator))
 def test_states_and_rewards_are_those_of_the_environment_step_by_step(simulator: Any) -> None:
     made = simulate(simulator, "test", 3, 5, 3)
-    environment, _ = _environment(simulator)
+    environment, _ = make_environment(simulator)
     assert (made.state.shape[1], made.actions.shape[2]) == SIZES[simulator]
     for example in range(3):
         drawn = np.random.default_rng([3, 1, 5 + example])

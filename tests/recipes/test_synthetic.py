@@ -32,6 +32,7 @@ from concord_jobs.synthetic.correlations import (
     summarize,
     write_correlations,
 )
+from concord_jobs.synthetic.figures import data_figure
 from concord_jobs.synthetic.spirals import Spirals
 
 JOB = load_job("synthetic").job
@@ -234,6 +235,17 @@ def test_the_figures_of_the_tables_are_drawn_of_finished_runs(tmp_path: Path) ->
     }
     (drawn,) = (draw(counts) for draw in tables["fig-15"].figures.values())
     assert [list(line.get_xdata()) for line in drawn.axes[0].lines[:2]] == [[2, 3], [2, 3]]
+
+
+def test_the_figure_of_the_data_has_the_papers_four_panels() -> None:
+    """Fig. 5: the spirals are in all panels, and an environment's shortcuts are two points of its own."""
+    spirals = Spirals.of(config(examples=100, test_examples=50).spirals, 0.0, 0)
+    parts = {name: spirals.load(name) for name in ("train-000", "train-001")}
+    figure = data_figure(parts, spirals.load("ood"))
+    titles = [axes.get_title() for axes in figure.axes[:4]]
+    assert titles == [*parts, "pooled", "test o.o.d."]
+    points = [len({tuple(p) for c in axes.collections for p in c.get_offsets().tolist()}) for axes in figure.axes]
+    assert points == [100, 100, 200, 50, 2, 2, 4, 50]
 
 
 def test_jobs_of_one_seed_see_the_same_data_with_any_aggregator() -> None:

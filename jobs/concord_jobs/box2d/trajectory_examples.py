@@ -45,7 +45,7 @@ class TrajectoryExamples(ExampleSource):
         """The same, padded to this many frames."""
         return TrajectoryExamples(self._environment, self._trajectories, self._count, frames)
 
-    def take(self, examples: slice | Tensor) -> Tree:
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:  # noqa: ARG002
         """Some of them."""
         chosen = torch.arange(self._count)[examples]
         longest = self._length or int(self._trajectories.lengths[chosen].max())

@@ -130,8 +130,7 @@ job = Job(
         data_dir=None,
     ),
     measures={"agreement": Measure(agreement, mode="max")},
-    reproduces="AND-mask paper §3.3 (cloning a CoinRun expert, algorithm 1): its panel of best runs, Fig. 18 and "
-    "Table 3 by smaller searches on fewer states, where Adam is ahead",
+    reproduces="AND-mask paper §3.3 (cloning a CoinRun expert, panel of the best runs): Fig. 18; Table 3",
     comparisons="tables.py",
     final_measures=unseen_return,
     data=Data(CloningOptions, make_cloning_data),

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor
 
 from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
 from concord.training import FinishedRun, Runs
@@ -44,6 +46,27 @@ def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
         axes.set_ylim(0, 1)
     row[0].set_ylabel("test accuracy")
     row[-1].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: int = 8) -> Figure:
+    """The first images ``(examples, colours, side, side)`` of each environment, with their labels: a row each (Fig. 7).
+
+    A patch is bright in every colour, and so it is white.
+    """
+    figure = Figure(figsize=(0.8 * columns + 1.2, 1.1 * len(environments)), layout="constrained")
+    for row, (name, (images, labels)) in zip(
+        figure.subplots(len(environments), columns), environments.items(), strict=True
+    ):
+        hues = np.arange(images.shape[1]) / images.shape[1]
+        colours = hsv_to_rgb(np.stack([hues, np.ones_like(hues), np.ones_like(hues)], 1))
+        shown = np.einsum("ncij,cr->nijr", images[:columns].numpy() / 255, colours).clip(0, 1)
+        for axes, image, label in zip(row, shown, labels.tolist(), strict=False):
+            axes.imshow(image)
+            axes.set_title(f"class {label}", fontsize=8)
+        row[0].set_ylabel(name)
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
     return figure
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.environments import Environments, ImageDataset, image_dataset
@@ -21,9 +22,10 @@ from concord.models import MLP, Pixels
 from concord.models.mlp_options import MLPOptions
 from concord.objectives import MetaIRM
 from concord.options import option_values
-from concord.training import Job, TrainConfig
+from concord.training import Job, Outcome, TrainConfig
 from concord.training.evaluation import correct
 from concord_jobs.colored_mnist.data import ColoredMNIST, ColourOptions
+from concord_jobs.colored_mnist.figures import images_figure
 from concord_jobs.colored_mnist.similarity import adapted_similarities, layer_outputs, pwcca
 
 
@@ -78,6 +80,18 @@ def required(config: ColoredMNISTConfig) -> Mapping[str, float]:
     return {"worst_held_out_accuracy": (1 - config.colours.noise + 1 / config.colours.classes) / 2}
 
 
+def figures(
+    job: Job[ColoredMNISTConfig],  # noqa: ARG001
+    config: ColoredMNISTConfig,
+    outcome: Outcome,  # noqa: ARG001
+    trained: nn.Module,  # noqa: ARG001
+) -> Mapping[str, Figure]:
+    """Images of the environments that train and of the test."""
+    data = environments(config)
+    shown = {name: (data[name].inputs, data[name].targets) for name in (*data.train, *data.test)}
+    return {"images": images_figure(shown)}
+
+
 def scale_slope(outputs: Tensor, targets: Tensor) -> Tensor:
     """The derivative of each example's cross-entropy by a factor on its outputs; an environment's mean is what IRMv1
     squares."""
@@ -126,7 +140,7 @@ job = Job(
     mode="min",
     required=required,
     final_measures=similarities,
-    reproduces="meta-IRM paper, section 4 and A (Colored MNIST): Tables 1, 3 and Fig. 3, 5, 6, 9; Tables 2, 4 and "
-    "Fig. 4, 8 but for meta-IRM; not Table 5 and Fig. 10",
+    figures=figures,
+    reproduces="meta-IRM paper, section 4 and A (Colored MNIST): Fig. 3, 4, 5, 6, 7, 8, 9, 10; Tables 1, 2, 3, 4, 5",
     comparisons="tables.py",
 )

@@ -91,6 +91,6 @@ job = Job(
     mode="min",
     final_measures=weights,
     report=Report(ConsistencyReport, report_consistency),
-    reproduces="AND-mask paper §2 and appendix A: Fig. 1 to 4 and 10 to 12, propositions 1 to 3; its authors' notebook",
+    reproduces="AND-mask paper §2 and A, propositions 1 to 3, its authors' notebook: Fig. 1, 2, 3, 4, 10, 11, 12",
     comparisons="tables.py",
 )

@@ -5,18 +5,20 @@ an order that is the same for all examples, and wrong. The student has three con
 mixtures of frames to some of them; ``--teacher oracle`` the right frame to every third, ``fixed`` random mixtures.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from concord.distillation import Distillation, TeacherOptions, Teaching, of_labels, with_privileged
 from concord.objectives import Objective
 from concord.space import Entry, Integers, LogUniform, Space, Uniform
-from concord.training import Job, Measure, Study, TrainConfig
+from concord.training import Job, Measure, Outcome, Study, TrainConfig
 from concord_jobs.distill_life.frame_attention import FrameAttention
-from concord_jobs.distill_life.life import random_trajectories
+from concord_jobs.distill_life.life import boards_figure, random_trajectories
 from concord_jobs.distillation.taught import student_environments, training_parts
 
 SIZE, STEPS, LAYERS, ORDER = 17, 3, 9, (2, 0, 1)  # frame i of x* is the board after ORDER[i] + 1 steps
@@ -117,6 +119,16 @@ def objective(config: LifeConfig) -> Objective:
     return Distillation(loss, made, teaching, learning, boards_of)
 
 
+def figures(
+    job: Job[LifeConfig],  # noqa: ARG001
+    config: LifeConfig,
+    outcome: Outcome,  # noqa: ARG001
+    trained: nn.Module,  # noqa: ARG001
+) -> Mapping[str, Figure]:
+    """Two of the training examples, with the boards after each step."""
+    return {"boards": boards_figure(random_trajectories(2, 3 * config.run.seed, SIZE, STEPS))}
+
+
 # Of appendix C.3 the largest batch, number of maps and n are legible, and that most ranges are logarithmic; the other
 # bounds are ours. The thesis chose by the test, as --selection oracle does.
 SEARCHED: dict[str, Entry] = {"lr": LogUniform(1e-4, 1e-2), "batch_size": Integers(16, 128), "filters": Integers(4, 32)}
@@ -143,7 +155,8 @@ job = Job(
     measures={"accuracy": Measure(accuracy, "max")},
     config=LifeConfig().with_options(aggregator="mean", **teacher_defaults, **run_defaults),
     criterion="validation_accuracy",
-    reproduces="Learning to distill trajectories: the Game of Life (Fig. 4.6), one training size",
+    figures=figures,
+    reproduces="Learning to distill trajectories, the Game of Life: Fig. 4.5, 4.6",
     studies=STUDIES,
     comparisons="tables.py",
 )

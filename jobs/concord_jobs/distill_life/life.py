@@ -2,6 +2,8 @@
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 ALIVE = 0.4
 Boards = npt.NDArray[np.uint8]
@@ -28,3 +30,16 @@ def random_trajectories(examples: int, seed: int, size: int = 17, steps: int = 3
     for _ in range(steps):
         states.append(following(states[-1]))
     return np.stack(states, 1)
+
+
+def boards_figure(trajectories: Boards) -> Figure:
+    """Trajectories ``(examples, 1 + steps, rows, columns)``, one a row, with a frame around the label (Fig. 4.5)."""
+    examples, states, rows, columns = trajectories.shape
+    figure = Figure(figsize=(1.8 * states, 1.9 * examples), layout="constrained")
+    for row, boards in zip(figure.subplots(examples, states, squeeze=False), trajectories, strict=True):
+        for step, (axes, board) in enumerate(zip(row, boards, strict=True)):
+            axes.imshow(board, cmap="binary")
+            axes.set(xticks=[], yticks=[], title=f"after step {step}" if step else "x")
+        middle = (columns // 2 - 0.5, rows // 2 - 0.5)
+        row[-1].add_patch(Rectangle(middle, 1, 1, fill=False, edgecolor="red", linewidth=1.5))
+    return figure

@@ -127,6 +127,6 @@ job = Job(
     measures={"kl": Measure(kl, "min")},
     config=LogitsConfig().with_options(aggregator="mean", held_out=0.0, evaluations=16, milestones=(), **published),
     criterion="validation_kl",
-    reproduces="Learning to distill trajectories: toy task B (Fig. 4.4)",
+    reproduces="Learning to distill trajectories, toy task B: Fig. 4.4; Table C.1",
     comparisons="tables.py",
 )

@@ -98,7 +98,7 @@ def simulate(simulator: Simulator, split: Split, seed: int, first: int, count: i
     """
     check_simulator(simulator)
     require_mujoco(f"--simulator {simulator}")
-    environment, step = _environment(simulator)
+    environment, step = make_environment(simulator)
     try:
         model, data, repeats = environment.model, environment.data, environment.frame_skip
         positions, width = model.nq, model.nq + model.nv
@@ -141,7 +141,7 @@ def _observed(
     return MujocoTrajectories(seen[:, 0], actions, seen[:, 1:], forward + reward.alive - cost)
 
 
-def _environment(simulator: str) -> tuple[Any, Any]:
+def make_environment(simulator: str) -> tuple[Any, Any]:
     """Gymnasium's environment without its wrappers, and the simulator's step; nothing is logged to a file."""
     import warnings
 

@@ -112,6 +112,6 @@ job = Job(
     measures={"accuracy": Measure(accuracy, "max")},
     config=XorConfig().with_options(aggregator="mean", **settings),
     criterion="validation_accuracy",
-    reproduces="Learning to distill trajectories: toy task A (Fig. 4.3)",
+    reproduces="Learning to distill trajectories, toy task A: Fig. 4.3",
     comparisons="tables.py",
 )

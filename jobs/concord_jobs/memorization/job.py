@@ -53,8 +53,7 @@ job = Job(
     config=MemorizationConfig().with_options(
         per_example=True, threshold=0.2, rescale=False, batch_size=80, epochs=80, lr=5e-4, held_out=0.0
     ),
-    reproduces="AND-mask paper §3.2 (memorization of random labels): Fig. 8, 16 on MNIST; on CIFAR-10 only "
-    "1,000 images",
+    reproduces="AND-mask paper §3.2 (memorization of random labels): Fig. 8, 16",
     comparisons="tables.py",
     # The thresholds of Fig. 8, of which 0 averages.
     studies={

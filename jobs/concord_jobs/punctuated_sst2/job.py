@@ -77,6 +77,6 @@ job = Job(
     model=model,
     loss=nn.functional.cross_entropy,
     config=PunctuatedSST2Config().with_options(objective="irm", hidden_units=128),
-    reproduces="meta-IRM paper, appendix B (PunctuatedSST-2): Table 6 for ERM, not for IRMv1 and meta-IRM",
+    reproduces="meta-IRM paper, appendix B (PunctuatedSST-2): Table 6",
     comparisons="tables.py",
 )
