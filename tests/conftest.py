@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import sqlite3
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import s3_server
 import torch
+import torchvision_operators  # noqa: F401
 from command_line import Concord, Said, files
 from hypothesis import settings
 from mlflow_server import Server
@@ -27,6 +29,8 @@ from concord.tracking.database import create_tables, sqlite_file
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray writes a token to the home folder where there is none; of two Rays that start at once there, one loses its own.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 torch.set_num_threads(1)
 # Where tests are started in the background, SIGINT is ignored, and so it would be in the processes that they interrupt.
 if threading.current_thread() is threading.main_thread():
@@ -38,11 +42,13 @@ SECONDS = 20.0  # "a few", on a machine that others use too; starting Ray and tr
 
 # The files that take longest, the longest first: of files that run side by side, none is to be left over at the end.
 LONG = (
-    "test_study", "test_run", "test_resources", "test_submission", "test_methods", "test_run_lifecycle",
-    "test_comparison", "test_storage", "test_cloning", "test_collective", "test_objective_jobs", "test_agent",
-    "test_tracking", "test_readme", "test_analyze", "test_image_jobs", "test_contributing", "test_own_rule",
-    "test_redaction", "test_cli", "test_hook", "test_watching", "test_custom_job", "test_ui", "test_training",
-    "test_store_creation", "test_wire_model", "test_per_example", "test_objectives",
+    "test_study", "test_run", "test_submission", "test_readme", "test_agent", "test_methods", "test_cloning",
+    "test_analyze", "test_objective_jobs", "test_tracking", "test_training", "test_run_lifecycle", "test_collective",
+    "test_cli", "test_storage", "test_distill_tasks", "test_table", "test_record", "test_leave_one_out",
+    "test_comparison", "test_network_consistency", "test_objectives_in_groups", "test_sharded_hook",
+    "test_kept_weights", "test_image_domains", "test_own_rule", "test_ui", "test_consistency_job", "test_wire_model",
+    "test_hook", "test_synthetic", "test_weightings", "test_store_creation", "test_dynamics", "test_objectives",
+    "test_readers", "test_trajectory_jobs", "test_watching", "test_image_jobs", "test_contributing", "test_resources",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from torch.multiprocessing.spawn import start_processes
 _IMPORTED = [
     "pytest",
     "torch._dynamo",
+    "torchvision_operators",
     "concord.training",
     "transformers.activations",
     "test_training",
@@ -27,6 +28,12 @@ _IMPORTED = [
     "concord.cli",
     "imported_mlflow",
 ]
+
+# A program that begins with this imports nothing of Concord, though its process was forked from one that has.
+WITHOUT_CONCORD = """
+import sys
+sys.modules |= {name: None for name in ["concord", *sys.modules] if name.partition(".")[0].startswith("concord")}
+"""
 
 
 def start_server() -> None:

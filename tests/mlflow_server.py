@@ -1,12 +1,14 @@
 """A real MLflow server for tests, which can be killed and started again."""
 
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from forked import start_server
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -20,22 +22,21 @@ class Server:
             self.port = free.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self.port}"
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: BaseProcess | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-                *("--host", "127.0.0.1", "--port", str(self.port)),
-                *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
-                *("--artifacts-destination", str(self.folder / "server-artifacts")),
-            ],
-            cwd=self.folder,
-            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        start_server()
+        words = [
+            *("server", "--workers", "1", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
+            *("--artifacts-destination", str(self.folder / "server-artifacts")),
+        ]
+        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        context = multiprocessing.get_context("forkserver")
+        self.process = context.Process(target=_serve, args=(words, self.folder, environment), daemon=True)
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         for _ in range(1200):
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -47,6 +48,27 @@ class Server:
 
     def kill(self) -> None:
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            os.killpg(self.pid, signal.SIGKILL)
+            self.process.join()
             self.process = None
+
+
+def _serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """The command ``mlflow``, whose server runs in this process in place of an interpreter of its own."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    import mlflow.server
+    import uvicorn
+    from mlflow.cli import cli
+
+    def here(command: list[str], extra_env: dict[str, str], **_: object) -> None:
+        os.environ.update(extra_env)
+        uvicorn.main(command[command.index("uvicorn") + 1 :])
+
+    mlflow.server._exec_cmd = here
+    cli(words)

@@ -1,5 +1,6 @@
 """A real Ray head node with a token, as `ray start --head` makes one, for tests of what is submitted to it."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import ray
+import ray_workers
 
 _HEAD_ID = "f" * 51 + "00000"  # of the provider's nodes the first
 
@@ -34,7 +36,9 @@ class Head:
         # Ray's sockets lie below this folder, and a path of theirs must not be long.
         self.temporary = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))
         self.command = [
-            *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"),
+            # The command `ray`, whose workers are forked from a process that knows no Concord: that comes with a job.
+            *(sys.executable, ray_workers.__file__, ray_workers.NODE),
+            *("start", "--head", "--block", "--disable-usage-stats"),
             *("--node-ip-address", "127.0.0.1", "--port", str(self.port), "--ray-client-server-port", str(client)),
             # Its default is taken where another Ray runs on the machine, and jobs cannot be submitted without it.
             *("--dashboard-agent-listen-port", str(agent)),
@@ -43,14 +47,17 @@ class Head:
         ]
         self.variables: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
+        self._template = contextlib.ExitStack()
 
     def start(self) -> None:
+        self.temporary.mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "CONCORD_"))}
         environment |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token_file.read_text(),
             "CONCORD_PYTHON": sys.executable,
             "CONCORD_OUTPUT": str(self.folder / "runs"),
+            **self._template.enter_context(ray_workers.template(self.temporary)),
             **self.variables,
         }
         log = (self.folder / "head.log").open("ab")
@@ -77,6 +84,7 @@ class Head:
         # Ray's own are of its session; what a job started is known by the folder that it was started in.
         subprocess.run(["pkill", "-KILL", "-s", str(self.process.pid)], check=False)
         subprocess.run(["pkill", "-KILL", "-f", str(self.temporary)], check=False)
+        self._template.close()
         self.process.wait()
         self.process = None
         shutil.rmtree(self.temporary, ignore_errors=True)
@@ -114,7 +122,8 @@ class GrowingHead(Head):
                 **types,
             },
             "head_node_type": "ray.head.default",
-            "idle_timeout_minutes": 0.1,
+            # Longer than a busy machine takes to place a run on the node that came for it.
+            "idle_timeout_minutes": 0.3,
             "upscaling_speed": 1.0,
             "file_mounts_sync_continuously": False,
             **{key: {} for key in ("auth", "docker", "file_mounts")},

@@ -13,51 +13,78 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-ADDRESS = "CONCORD_TESTS_RAY_WORKERS"
-_IMPORTED_AT_ONCE = ("torch._dynamo", "concord.tracking.store")
+ADDRESS = "TESTS_RAY_WORKERS"
+_SERVE, NODE = "serve", "node"
+_LIBRARY = "torch._dynamo"
 # Ray reads its environment when it is imported, and the node gives its workers one of theirs.
-_IMPORTED_BY_THE_FIRST = (
+_RAY = ("ray._private.workers.default_worker", "ray.train.torch", "ray.train.v2._internal.execution.controller")
+_CONCORD = (
+    "concord.tracking.store",
     "concord.runs.ray_train",
     "concord.studies.trial",
-    "ray._private.workers.default_worker",
-    "ray.train.torch",
-    "ray.train.v2._internal.execution.controller",
     *(["concord.reinforcement.policy_optimization"] if importlib.util.find_spec("procgen") else []),
 )
 
 
 @contextmanager
 def forked_workers(folder: Path) -> Iterator[None]:
-    """A Ray that is started in the body forks its workers."""
-    if sys.platform != "linux":  # where a fork of a process with these libraries may not live
-        yield
-        return
+    """A Ray that is started in the body forks its workers, and has no dashboard."""
     import pytest
+
+    with template(folder, _CONCORD) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.setattr("ray._private.parameter.RayParams", parameters(include_dashboard=False))
+        yield
+
+
+@contextmanager
+def template(folder: Path, more: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """The process that is forked, and has imported these modules too; the variables of a Ray that asks it."""
+    if sys.platform != "linux":  # where a fork of a process with these libraries may not live
+        yield {}
+        return
+    address = str(folder / "workers")
+    # It ends when its standard input does.
+    with subprocess.Popen(
+        [sys.executable, __file__, _SERVE, address, *more], stdin=subprocess.PIPE, start_new_session=True
+    ):
+        yield {ADDRESS: address}
+
+
+def parameters(**given: object) -> type[Any]:
+    """Ray's parameters of a node, with these in place of its defaults, and forked workers where there is a template."""
     from ray._private.parameter import RayParams
+
+    own = {"setup_worker_path": __file__, **given} if ADDRESS in os.environ else given
 
     class Params(RayParams):
         def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **{"setup_worker_path": __file__} | options)  # type: ignore[arg-type]
+            super().__init__(*arguments, **own | options)  # type: ignore[arg-type]
 
-    address = str(folder / "workers")
-    with (
-        # It ends when its standard input does.
-        subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr("ray._private.parameter.RayParams", Params)
-        patch.setenv(ADDRESS, address)
-        yield
+    return Params
+
+
+def start_node(words: list[str]) -> None:
+    """The command ``ray`` with these words; its nodes fork their workers."""
+    import ray._private.parameter
+
+    ray._private.parameter.RayParams = parameters()  # type: ignore[misc]
+    from ray.scripts.scripts import main
+
+    sys.argv = ["ray", *words]
+    main()
 
 
 def ask(words: list[str]) -> None:
@@ -70,20 +97,19 @@ def ask(words: list[str]) -> None:
         connection.recv(1)
 
 
-def serve(address: str) -> None:
+def serve(address: str, *more: str) -> None:
     """Fork until standard input is closed."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
-        for name in _IMPORTED_AT_ONCE:
-            importlib.import_module(name)
+        importlib.import_module(_LIBRARY)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while 0 not in select.select([listener, 0], [], [])[0]:
             connection, _ = listener.accept()
             words, environment, folder, descriptors = received(connection)
             os.environ.clear()
             os.environ.update(environment)
-            for name in _IMPORTED_BY_THE_FIRST:
+            for name in (*_RAY, *more):
                 importlib.import_module(name)
             gc.freeze()  # a collection would touch, and so copy, all that was imported
             if os.fork() == 0:
@@ -117,7 +143,13 @@ def work(words: list[str]) -> NoReturn:
     parser.add_argument("--serialized-runtime-env-context", default="{}")
     parser.add_argument("--language")
     options, rest = parser.parse_known_args(words)
-    update_envs(RuntimeEnvContext.deserialize(options.serialized_runtime_env_context).env_vars)
+    context = RuntimeEnvContext.deserialize(options.serialized_runtime_env_context)
+    update_envs(context.env_vars)
+    # Where a job has files of its own; a new interpreter would do both.
+    match context.command_prefix:
+        case ["cd", place, "&&"]:
+            os.chdir(*shlex.split(place))
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     sys.argv = rest
     try:
         runpy.run_path(rest[0], run_name="__main__")
@@ -134,4 +166,10 @@ def work(words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1]) if len(sys.argv) == 2 else ask(sys.argv[1:])
+    match sys.argv[1:]:
+        case [word, *words] if word == _SERVE:
+            serve(*words)
+        case [word, *words] if word == NODE:
+            start_node(words)
+        case words:
+            ask(words)

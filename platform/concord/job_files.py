@@ -38,7 +38,7 @@ class JobText:
 
     @property
     def reproduces(self) -> str | None:
-        """The paper's result that the job reproduces; None if it is not a literal."""
+        """The papers' results that the job is for; None if it is not a literal."""
         value = self.parts.get("reproduces")
         return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 

@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 
 from concord.analysis.best_runs_figures import best_runs_figure, mean_curves_figure
+from concord.analysis.left_out_figure import left_out_figure
 from concord.analysis.study_figures import methods_figure, searches_figure
 from concord_jobs.colored_mnist.figures import band_figure, flips_figure
 from concord_jobs.synthetic.figures import environments_figure
@@ -47,3 +48,9 @@ def test_methods_and_searches_of_studies_have_their_names() -> None:
     ]
     figure = searches_figure({"tpe": [[0.1, 0.2]], "random": [[0.1, 0.3]]}, "accuracy", "max")
     assert legend(figure.axes[0]) == ["TPE (1 studies)", "random (1 studies)"]
+
+
+def test_each_of_26_methods_left_out_has_a_mark_of_its_own() -> None:
+    figure = left_out_figure({str(method): {"a": ([0.1, 0.2], [0.3, 0.4])} for method in range(26)}, "accuracy")
+    marks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].get_lines() if line.get_marker() != "|"}
+    assert len({mark for mark in marks if mark[1] != "None"}) == 26

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concord.benchmark import Row, interleaved
-from concord_jobs.distill_mujoco.simulator import HORIZON, Simulator, _environment, require_mujoco, simulate
+from concord_jobs.distill_mujoco.simulator import HORIZON, Simulator, make_environment, require_mujoco, simulate
 
 EXAMPLES = 200
 SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")
@@ -13,7 +13,7 @@ SIMULATORS: tuple[Simulator, ...] = ("Hopper", "HalfCheetah")
 def row(simulator: Simulator) -> Row:
     """The same examples made by us, and their actions stepped through by a bare loop; the ratio is of speed."""
     require_mujoco("reward_trajectories")
-    environment, step = _environment(simulator)
+    environment, step = make_environment(simulator)
     model, data, repeats = environment.model, environment.data, environment.frame_skip
     chosen: list[npt.NDArray[np.float64]] = []
     for example in range(EXAMPLES):

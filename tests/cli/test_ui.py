@@ -151,6 +151,6 @@ def test_the_dashboard_of_an_own_ray_is_found_and_no_token_is_shown(
     with contextlib.suppress(urllib.error.HTTPError):  # it asks for a token, or is open
         urllib.request.urlopen(f"{address}/api/version", timeout=20).close()
     mine = f"http://{ray._private.worker.global_worker.node.webui_url}"  # one Ray of several that may be this user's
-    monkeypatch.setattr("concord.runs.dashboard._ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr("concord.runs.dashboard.ANSWER_SECONDS", 30.0)
     assert described(mine) in (mine, f"{mine} (enter the token in /somewhere/token)")
     assert ("the token in" in described(mine)) == (os.environ.get("RAY_AUTH_MODE") == "token")

@@ -381,20 +381,28 @@ def drawn_anew(inner: int = 3, real: int = 2, make: Callable[[str], Any] = thirt
     )
 
 
-def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass() -> None:
-    ours = Distillation(BY_LABEL, small_teacher, Teaching(1.0), MetaLearning(None, 3, 2))
-    data = [
-        Environment(name, torch.arange(start, start + 32), torch.zeros(32)) for name, start in (("a", 0), ("b", 50))
-    ]
+def test_a_split_that_is_drawn_anew_judges_by_the_rest_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits: list[tuple[list[Tensor], Tensor]] = []
+
+    def recorded(student: Student, teacher: nn.Module, batches: Any, outer: Any, *rest: Any, **options: Any) -> Any:
+        splits.append(([inputs for inputs, _ in batches], outer[0]))
+        return meta_gradient(student, teacher, batches, outer, *rest, **options)
+
+    monkeypatch.setattr("concord.distillation.distillation.meta_gradient", recorded)
+    given = drawn_anew()
+    model, ours = given.model(CONFIG), given.objective(CONFIG)
+    data = [Environment(name, *thirty_two(name)) for name in ("a", "b")]
     stream = BatchStream(data, 8, 0)
-    ours.attach(stream.batch, torch.optim.SGD([torch.zeros(1)], 0.1), 4)
+    ours.begin(model, 2, 8)
+    ours.attach(stream.batch, torch.optim.SGD(model.parameters(), 0.1), 4)
     for step in (0, 2, 4, 6):
-        coming, judges = ours._parts(step, torch.device("cpu"))
-        assert [each[0].tolist() for each in coming] == [stream.batch(step + at)[0].tolist() for at in (0, 1, 0)]
-        for index, environment in enumerate(data):
-            inner = torch.cat([each[0][index] for each in coming[:2]])
-            outer = judges(index)[0]
-            assert torch.equal(torch.cat([inner, outer]).sort().values, environment.inputs)
+        splits.clear()
+        ours.prepare(model, step, [0, 1], lambda total: total)
+        for index, (environment, (inner, outer)) in enumerate(zip(data, splits, strict=True)):
+            expected = [stream.batch(step + at)[0][index] for at in (0, 1, 0)]
+            assert all(torch.equal(*pair) for pair in zip(inner, expected, strict=True))
+            seen = torch.cat([*inner[:2], outer])
+            assert sorted(seen.tolist()) == sorted(environment.inputs.tolist())
 
 
 def _on_several(rank: int, world_size: int, folder: Path) -> None:

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from concord.errors import CheckpointError, InputError, RunFailedError
 from concord.record import Events, read_events
-from concord.reinforcement import agent_training
 from concord.reinforcement.actor_critic import ActorCritic, Policy
 from concord.reinforcement.agent_options import AgentConfig
 from concord.reinforcement.agent_training import (
     EXPERT,
     AgentProgress,
     read_training_state,
+    train_agent,
     unseen_levels,
     write_training_state,
 )
@@ -180,8 +180,6 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     import ray
 
-    from concord.reinforcement.policy_optimization import _scale
-
     def of_runners() -> list[Any]:
         group = algorithm.env_runner_group
         return group.foreach_env_runner(lambda runner: runner.module.get_state()["network.policy.weight"])
@@ -197,7 +195,8 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     assert algorithm.batch_steps == 2 * 64
     assert algorithm.env_runner_group.num_in_flight_async_reqs("samples") == 2
     learned = algorithm.step_batch(128)
-    assert learned["num_module_steps_trained_lifetime"] == 2 * 128
+    # Its minibatches have room for 9 steps of all environments, and begin again with the 8 that there are.
+    assert learned["num_module_steps_trained_lifetime"] == 2 * 144
     assert not np.array_equal(before["policy.weight"], algorithm.weights()["policy.weight"])
     for held in of_runners():  # after what they sample meanwhile, they have taken what was learned
         np.testing.assert_array_equal(held, algorithm.weights()["policy.weight"])
@@ -209,7 +208,8 @@ def test_runners_of_their_own_sample_while_the_learner_learns() -> None:
     (scale,) = state["reward_scale"].values()
     again = build(runners=2, minibatches=2)
     again.set_training_state(state)
-    assert [found for _, found in again.env_runner_group.foreach_env_runner(_scale)] == [scale] * 2
+    found = again.env_runner_group.foreach_env_runner(lambda runner: runner.get_state("reward_scale"))
+    assert [each["reward_scale"] for each in found] == [scale] * 2
     again.step_batch(256)
     again.stop()
 
@@ -223,7 +223,9 @@ def expert_options(output: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
-def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path) -> None:
+def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "postgresql://me:secret@host/db"
+    monkeypatch.setattr("sys.argv", ["/bin/concord", "train", "coinrun-expert", "--tracking-uri", uri])
     job = load_job("coinrun-expert")
     lines: list[str] = []
     config = AgentConfig().with_options(**expert_options(tmp_path))
@@ -249,6 +251,8 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path) -> None:
     assert {file.name for file in finished.figures} == {"return.png", "episode.gif"}
     expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
     assert expert.provenance["steps"] == 256
+    assert expert.provenance["command"].startswith("concord train coinrun-expert --tracking-uri")
+    assert "secret" not in json.dumps(expert.provenance)
     with pytest.raises(InputError, match="add --resume to continue it"):
         run(job, config, lines.append)
 
@@ -325,7 +329,7 @@ def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
-def test_what_a_process_of_its_own_raises_is_one_line() -> None:
+def test_what_a_process_of_its_own_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     class Failing:
@@ -333,8 +337,12 @@ def test_what_a_process_of_its_own_raises_is_one_line() -> None:
             task: Any = ray.remote(lambda: steps / 0)
             return ray.get(task.remote())
 
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr("concord.reinforcement.policy_optimization.build_algorithm", lambda *_: Failing())
     with pytest.raises(RunFailedError, match=r"^training failed: ZeroDivisionError: division by zero$"):
-        agent_training._learn(Failing(), AgentProgress())
+        next(train_agent(AgentConfig(), Silent()))
 
 
 @pytest.mark.parametrize("file", ["training.safetensors", "training.json", "progress.json"])
@@ -349,20 +357,12 @@ def test_a_torn_checkpoint_is_refused_by_name(file: str, tmp_path: Path) -> None
         read_training_state(tmp_path)
 
 
-def test_more_processes_than_cpus_are_refused_and_passwords_are_not_kept(
-    coinrun: None, ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("coinrun", "ray_cluster")
+def test_more_processes_than_cpus_are_refused(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
     with pytest.raises(InputError, match=r"--runners 500 --learners 0: they want a CPU each, 500 in all"):
         run(job, AgentConfig().with_options(output=tmp_path, runners=500, name="many"), print)
     assert not (tmp_path / "runs" / "many").exists()
-
-    uri = "postgresql://me:secret@host/db"
-    monkeypatch.setattr("sys.argv", ["/bin/concord", "train", "coinrun-expert", "--tracking-uri", uri])
-    evaluation = Evaluation(1, 64, {"unseen_return": 2.0, "unseen_return_error": 0.1})
-    said = agent_training._provenance(AgentConfig(), AgentProgress(history=[evaluation]), None)
-    assert said["command"].startswith("concord train coinrun-expert --tracking-uri")
-    assert "secret" not in json.dumps(said)
 
 
 @pytest.mark.usefixtures("coinrun")

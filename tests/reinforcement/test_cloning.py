@@ -16,7 +16,7 @@ from concord.environments.sharded import SPLITS
 from concord.errors import InputError
 from concord.models import ChannelsFirst, ResNet18
 from concord.reinforcement.actor_critic import ActorCritic, Policy
-from concord.reinforcement.cloning_data import CloningData, CloningOptions, _one_a_level, make_cloning_data
+from concord.reinforcement.cloning_data import CloningData, CloningOptions, make_cloning_data, one_a_level
 from concord.reinforcement.episodes import Step
 from concord.reinforcement.expert import load_expert, save_expert, shipped_expert
 from concord.reinforcement.procgen_environment import FIRST_UNSEEN_LEVEL
@@ -382,8 +382,8 @@ def test_a_state_of_an_episode_is_as_likely_as_any_other() -> None:
     counts = np.zeros(10)
     drawn = np.random.default_rng(0)
     for _ in range(2000):
-        states = _one_a_level(episode(), 1, drawn)
+        states = one_a_level(episode(), 1, drawn)
         assert states is not None
         counts[states.step[0]] += 1
     assert abs(counts - 200).max() < 70  # five standard deviations
-    assert _one_a_level(episode(), 2, drawn) is None
+    assert one_a_level(episode(), 2, drawn) is None

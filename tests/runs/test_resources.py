@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from mlflow_server import Server
 from ray_head import GrowingHead
 
 from concord.errors import InputError
-from concord.runs.resources import waiting_minutes
+from concord.runs.resources import require_resources, wait_for_resources, waiting_minutes
 from concord.training import RunConfig, TrainConfig
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "shared_rule.py")
@@ -36,7 +36,54 @@ with ray_session(config):
 """
 
 
-@pytest.fixture(scope="module")
+def requested() -> list[dict[str, float]]:
+    """The bundles that the autoscaler of the connected Ray is asked for."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    return list(json.loads(_internal_kv_get("autoscaler_resource_request") or b"[]"))
+
+
+BUNDLES: Sequence[dict[str, float]] = [{"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def test_what_is_lacking_is_asked_for_until_it_is_there(ray_cluster: None) -> None:
+    lines: list[str] = []
+    looks: list[list[dict[str, float]]] = []
+
+    def check() -> int:
+        looks.append(requested())
+        if len(looks) < 4:
+            raise InputError(f"there are {len(looks)} of 4")
+        return len(looks)
+
+    config = RunConfig().with_options(address="10.0.0.1:6379", wait_for_resources=1)
+    assert wait_for_resources(check, BUNDLES, config, lines.append) == 4
+    assert lines == ["there are 1 of 4; its autoscaler is asked for more, for up to 1 minutes (--wait-for-resources)"]
+    assert looks == [[], *[BUNDLES] * 3]
+    assert requested() == []
+    assert wait_for_resources(check, BUNDLES, config, lines.append) == 5  # at once
+    assert len(lines) == 1
+
+
+def test_what_does_not_come_is_refused_after_the_wait(ray_cluster: None) -> None:
+    lines: list[str] = []
+    config = TrainConfig().with_options(workers=3, min_workers=3, wait_for_resources=0.02)
+    lacking = "--min-workers 3: each takes a CPU; the Ray cluster has 2"
+    with pytest.raises(InputError) as refused:
+        require_resources(config, lines.append)
+    assert str(refused.value) == f"{lacking}, after 0.02 minutes"
+    assert lines == [f"{lacking}; its autoscaler is asked for more, for up to 0.02 minutes (--wait-for-resources)"]
+    assert requested() == []
+    with pytest.raises(InputError) as refused:
+        require_resources(config.with_options(wait_for_resources=0), lines.append)
+    assert str(refused.value) == lacking
+    assert len(lines) == 1
+
+
+# --- a cluster that grows
+
+
+@pytest.fixture
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrowingHead]:
     """A cluster without CPUs and GPUs, which gets a node with each when it is asked."""
     head = GrowingHead(tmp_path_factory.mktemp("growing"), {"cpu": {"CPU": 2}, "gpu": {"CPU": 1, "GPU": 1}})
@@ -53,8 +100,8 @@ def on(head: GrowingHead, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(text: str) -> list[str]:
-    """Lines but for those of Ray's autoscaler, which says what it starts."""
-    return [line for line in text.splitlines() if "(autoscaler +" not in line]
+    """Lines but for those of Ray's autoscaler, which says what it starts, and of Ray's own processes."""
+    return [line for line in text.splitlines() if "(autoscaler +" not in line and "(pid=" not in line]
 
 
 def train(head: GrowingHead, output: Path, server: Server, *words: str) -> subprocess.CompletedProcess[str]:
@@ -62,6 +109,7 @@ def train(head: GrowingHead, output: Path, server: Server, *words: str) -> subpr
     return on(head, "-m", "concord", "train", JOB_FILE, *RUN, *place, *words)
 
 
+@pytest.mark.slow  # nodes come and go by the minute
 def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Path, server: Server) -> None:
     done = train(head, output, server, "--json")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -73,6 +121,7 @@ def test_a_run_waits_for_cpus_from_zero_and_trains(head: GrowingHead, output: Pa
     assert json.loads(done.stdout)["metrics"]["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: GrowingHead) -> None:
     done = on(head, "-c", GPU, head.gcs_address)
     assert said(done.stdout) == [
@@ -83,6 +132,7 @@ def test_trials_wait_for_gpus_from_zero_and_the_cluster_shrinks_again(head: Grow
     ], done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_more_gpus_than_the_cluster_can_get_are_refused_after_the_wait(
     head: GrowingHead, output: Path, server: Server
 ) -> None:

@@ -23,7 +23,7 @@ import concord
 from concord.cli import main
 from concord.cli.job_options import JobCommand, read_command
 from concord.cli.parsing import parse_known
-from concord.cli.submit import Submit, _Files, check_command
+from concord.cli.submit import SentFiles, Submit, check_command
 from concord.errors import InputError, RunFailedError
 from concord.record import read_history
 from concord.storage import Folder
@@ -371,7 +371,7 @@ def test_files_in_options_and_option_files_go_along_or_are_refused(
     command = read("tune", "synthetic", "--config", "study.yaml", "--lr", "1")
     assert command.words() == ["--trials", "3", "--space", "space.toml", "--lr", "1.0"]
     (tmp_path / "glove.txt").write_text("the 1\n")
-    taken = _Files(None)
+    taken = SentFiles(None)
     words = ["--glove", "glove.txt", "--data-dir", "glove.txt", "--output", "/glove.txt"]
     command = read("train", "punctuated-sst2", *words)
     assert taken.take_options(command, command.given_values()) == {"glove": "glove.txt"}
@@ -455,7 +455,7 @@ class _Silent(BaseHTTPRequestHandler):
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("concord.submission.cluster._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("concord.submission.cluster.ANSWER_SECONDS", 0.5)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))

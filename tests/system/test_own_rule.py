@@ -79,6 +79,24 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return call
 
 
+OF_OTHER_FAMILIES = """
+from dataclasses import dataclass
+import torch
+
+@dataclass(frozen=True)
+class Weights:
+    factor: float = 1.0
+
+    def weights(self, gram):
+        return BODY
+
+@dataclass(frozen=True)
+class Columns:
+    def combine(self, columns):
+        return columns.amax(0)
+"""
+
+
 def with_fields(*fields: str) -> str:
     return RULE.replace("FIELDS", "\n    ".join(fields))
 
@@ -330,3 +348,28 @@ def test_a_study_searches_a_field_of_the_rule_and_goes_on_without_its_file(
     assert second_run.metrics["kept_fraction"] == 0.0 < first_run.metrics["kept_fraction"]
     rule_file.unlink()
     assert tuned()["best"] == first["best"]
+
+
+# --- rules of the other families
+
+
+@pytest.mark.parametrize("name", ["Weights", "Columns"])
+def test_a_weighting_or_column_rule_of_a_file_trains(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "my_rule.py"
+    file.write_text(OF_OTHER_FAMILIES.replace("BODY", "torch.full((len(gram),), self.factor / len(gram))"))
+    job = job_with(file, name)
+    config = job.job.config.with_options(**SHORT, output=tmp_path / "runs", register=False)
+    config.check()
+    report = run(job, config, lambda _: None)
+    metrics = json.loads((report.kept.path / "metrics.json").read_text())
+    assert not any("kept_fraction" in each for each in metrics)
+    assert any(each.startswith("weight/") for each in metrics) == (name == "Weights")
+
+
+def test_a_weighting_of_a_file_that_gives_wrong_weights_is_refused(refused: Callable[..., str]) -> None:
+    wrong = OF_OTHER_FAMILIES.replace("BODY", "gram[0, :1]")
+    said = refused(wrong, reference="my_rule.py:Weights")
+    assert said == (
+        "--aggregator my_rule.py:Weights: rule Weights: gives weights of shape (1,) for 3 environments; expected (3,)"
+    )
+    assert "it has Weights, Columns" in refused(wrong, reference="my_rule.py:Other")

@@ -1,18 +1,22 @@
 """The code and the commands of the README and of the documents do what the text says."""
 
+import contextlib
 import importlib
+import os
 import re
+import runpy
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forked import run_program
+from forked import run_processes, run_program
 
 from concord.errors import InputError
 from concord.runs.run import run
@@ -43,7 +47,13 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
-@pytest.mark.parametrize("name", ["aggregator", "stacked", "per-example", "temporal", "objective", "own-rule", "seeds"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("aggregator", "stacked", "per-example", "temporal", "objective", "own-rule", "seeds"),
+        *("own-weighting", "own-column-rule"),
+    ],
+)
 def test_a_snippet_runs_as_it_stands(tmp_path: Path, name: str) -> None:
     run_program(snippet(name), tmp_path)
 
@@ -52,17 +62,40 @@ def test_the_snippet_on_procgen_runs_as_it_stands(coinrun: None, tmp_path: Path)
     run_program(snippet("procgen"), tmp_path)
 
 
-def test_the_hook_snippet_runs_under_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "this_file.py").write_text(snippet("hook"))
+def under_torchrun(folder: Path) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, str(tmp_path / "this_file.py")], capture_output=True, text=True, timeout=180, check=False
+        [*torchrun, str(folder / "this_file.py")], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    kept = [float(number) for number in re.findall(r"\d\.\d{3}", done.stdout)]  # lines may run together
-    assert len(kept) == 2
-    assert kept[0] == kept[1]
-    assert 0 <= kept[0] <= 1
+    return done.stdout
+
+
+def in_forked_processes(folder: Path) -> str:
+    """With the variables that torchrun gives."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    run_processes(_of_torchrun, 2, folder, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+    return "".join((folder / f"printed {rank}").read_text() for rank in range(2))
+
+
+def _of_torchrun(rank: int, folder: Path, environment: dict[str, str]) -> None:
+    os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    with (folder / f"printed {rank}").open("w") as printed, contextlib.redirect_stdout(printed):
+        runpy.run_path(str(folder / "this_file.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("start", [in_forked_processes, pytest.param(under_torchrun, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "numbers"), [("hook", 1), ("sharded", 2)])
+def test_a_snippet_of_two_processes_runs_under_torchrun(
+    tmp_path: Path, name: str, numbers: int, start: Callable[[Path], str]
+) -> None:
+    (tmp_path / "this_file.py").write_text(snippet(name))
+    kept = [float(number) for number in re.findall(r"\d\.\d{3}", start(tmp_path))]  # lines may run together
+    assert len(kept) == 2 * numbers
+    assert kept[numbers - 1] == kept[-1]
+    assert all(0 <= number <= 1 for number in kept)
 
 
 @pytest.mark.parametrize("name", ["reviews-stacked", "reviews-per-example", "reviews-hook"])
@@ -128,19 +161,28 @@ def test_the_sequence_job_trains_masked_and_its_model_predicts_frames(
         assert np.isfinite(report.metrics["ood_loss"])
 
 
-def test_the_classifier_of_the_readme_is_a_job(tmp_path: Path) -> None:
-    from concord.runs.preflight import preflight
+def test_the_classifier_of_the_readme_is_a_job_whose_model_predicts(
+    without_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.py").write_text(snippet("reviews"))
+    job = load_job("reviews.py")
+    config = job.job.config.with_options(epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1)
+    report = run(job, config, lambda _: None)
+    assert report.metrics["ood_accuracy"] > 0.9
+    words = "import numpy\nids = numpy.full((3, 12), 7)\nids[:, 1] = [0, 1, 1]\nmask = numpy.ones_like(ids)\n"
+    found = run_program(words + snippet("reviews-predict") + "print(logits.argmax(1).tolist())", tmp_path)
+    assert found.splitlines()[-1] == "[0, 1, 1]"
+
+
+def test_the_dataset_with_groups_is_a_job(tmp_path: Path) -> None:
     from concord.training import ProcessContext, train
     from concord.training.context import Silent
 
-    (tmp_path / "reviews.py").write_text(snippet("reviews"))
-    job = load_job(str(tmp_path / "reviews.py"))
-    config = job.job.config.with_options(
-        epochs=5, batch_size=32, lr=3e-3, threshold=0.6, evaluations=1, output=tmp_path
-    )
-    assert "ood_accuracy" in preflight(job, config).reported
-    metrics = train(job.job, config, ProcessContext(), Silent()).metrics
-    assert metrics["ood_accuracy"] > 0.9
+    (tmp_path / "shops.py").write_text(snippet("grouped-dataset"))
+    job = load_job(str(tmp_path / "shops.py")).job
+    config = job.config.with_options(epochs=1, batch_size=8, readers=1).resolve()
+    assert 0 <= train(job, config, ProcessContext(), Silent()).metrics["ood_accuracy"] <= 1
 
 
 @pytest.fixture

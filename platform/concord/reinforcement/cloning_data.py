@@ -217,7 +217,7 @@ def states_of(
         try:
             generator = torch.Generator().manual_seed(int(key.generate_state(2)[1]))
             played = steps(Policy(expert.network), environment, episodes, generator)
-            found = _some_of_all(played, states, drawn) if split == "train" else _one_a_level(played, states, drawn)
+            found = _some_of_all(played, states, drawn) if split == "train" else one_a_level(played, states, drawn)
         finally:
             environment.close()
         if found is not None:
@@ -244,7 +244,7 @@ def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator
     )
 
 
-def _one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
+def one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
     """One state of the first episode of each of the first so many levels; None if there are fewer.
 
     A state takes the place of the one kept of its episode with probability 1 / (states of the episode so far): then

@@ -15,6 +15,7 @@ import torch
 from gymnasium import VectorizeMode, spaces
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
@@ -34,7 +35,6 @@ from concord.reinforcement.reward_scale import ScaledRewards
 from concord.training.process import own_cores, tune_process
 
 _SCALE = "reward_scale"
-_TOGETHER = 1024  # frames
 _SAMPLES = "samples"
 _WEIGHTS = "weights"
 _MOST_EMPTY_ROUNDS = 5  # of asking all runners in vain
@@ -67,12 +67,24 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: values}
 
     def compute_values(self, batch: Mapping[str, Tensor], embeddings: Tensor | None = None) -> Tensor:
-        """The values; they came with the logits if ``embeddings`` are given."""
+        """The values; they came with the logits, of the learner (``embeddings``) or of the runner (``batch``)."""
         if embeddings is not None:
             return embeddings
-        with torch.no_grad():  # of a whole batch, of which the network takes a part at a time
-            parts = batch[Columns.OBS].split(_TOGETHER)
-            return torch.cat([self._forward({Columns.OBS: part})[Columns.EMBEDDINGS] for part in parts])
+        values, last = batch[Columns.EMBEDDINGS].clone(), ~batch[Columns.LOSS_MASK]
+        with torch.no_grad():  # the states that no action was chosen in, one for each part of an episode
+            values[last] = self._forward({Columns.OBS: batch[Columns.OBS][last]})[Columns.EMBEDDINGS]
+        return values
+
+
+class WithoutLastStates(ConnectorV2):
+    """Drops the row that RLlib adds to each part of an episode: the loss ignores it, the network would compute it."""
+
+    def __call__(self, *, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """The batch without these rows, when advantages are known."""
+        for module, columns in batch.items():
+            kept = columns.pop(Columns.LOSS_MASK)
+            batch[module] = {name: column[kept] for name, column in columns.items()}
+        return batch
 
 
 class PolicyLearner(PPOTorchLearner):
@@ -83,6 +95,7 @@ class PolicyLearner(PPOTorchLearner):
         _quiet()
         tune_process(self.config.learner_config_dict["threads"])
         super().build()
+        self._learner_connector.append(WithoutLastStates())
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """Adam with ε = 1e-5."""
@@ -266,8 +279,8 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
         begins_at: environment steps that were done before: what goes on plays other levels than what began.
     """
     rows = agent.batch // max(1, agent.learners)
-    # RLlib adds a row to each part of an episode; without room for them it would take one step more in each pass.
-    added = agent.environments + rows // 32
+    # RLlib samples up to one step more; without room for it the learner would take one step more in each pass.
+    most = rows + math.ceil(rows / agent.rollout)
     threads = agent.threads
     if threads is None and agent.runners + agent.learners > 0:
         threads = max(1, own_cores() - agent.runners)
@@ -305,7 +318,7 @@ def build_algorithm(agent: AgentConfig, begins_at: int = 0) -> Any:
         grad_clip=agent.max_grad_norm,
         grad_clip_by="global_norm",
         train_batch_size_per_learner=rows,
-        minibatch_size=None if agent.minibatches == 1 else math.ceil((rows + added) / agent.minibatches),
+        minibatch_size=None if agent.minibatches == 1 else math.ceil(most / agent.minibatches),
         num_epochs=agent.epochs,
         clip_param=agent.clip,
         entropy_coeff=agent.entropy,

@@ -167,7 +167,7 @@ def environment_losses(trained: TrainedModel, settings: Settings, device: torch.
         InputError: the settings do not fit the run, or the job has fewer than two environments.
     """
     config, job, groups = trained.config, trained.job, settings.environments
-    environments = job.job.environments(config).fitted(config.data.held_out, config.run.seed)
+    environments = job.job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     names = environments.train
     if config.aggregation.per_example and not groups:
         raise ArgumentError(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from concord.errors import RunFailedError
-from concord.training.evaluation import Mode
+from concord.training.evaluation import EnvironmentEvaluation, Mode
 from concord.training.job import Job
 from concord.training.options import RunConfig
 
@@ -28,7 +28,8 @@ def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str,
         if mode is None:
             raise RunFailedError(f"criterion {job.criterion}: has no mode; give Job(mode=…)")
         return job.criterion, mode
-    usual = ("validation_accuracy", "validation_loss", "train_loss")
+    own = job.evaluation.modes if isinstance(job.evaluation, EnvironmentEvaluation) else ()
+    usual = (*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss", "train_loss")
     for criterion in usual if job.loop is None else job.loop.metrics:
         if criterion in metrics and (mode := reported.get(criterion)) is not None:
             return criterion, mode

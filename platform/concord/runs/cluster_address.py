@@ -9,7 +9,7 @@ from concord.errors import InputError, first_line
 from concord.training.options import RunConfig
 
 LOCAL = "local"
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
+_CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 _RIGHT = "give HOST:PORT of a Ray head (its port is 6379 by default), auto, or local"
 # The first bytes of an HTTP/2 client (Ray speaks gRPC), with an empty frame of settings; a server answers with its own
 # frame of settings.
@@ -51,7 +51,7 @@ def require_cluster(address: str, option: str) -> None:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
                 return  # with TLS Ray itself checks the connection
-            connection.settimeout(_ANSWER_SECONDS)
+            connection.settimeout(ANSWER_SECONDS)
             connection.sendall(_GREETING)
             answer = connection.recv(9)
     except TimeoutError as error:

@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-_ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 _TOKEN = Path("~/.ray/auth_token")
 
 
@@ -42,7 +42,7 @@ def running_dashboard() -> str | None:
 def described(address: str) -> str:
     """The address, with the place of the token if one is needed; never the token itself."""
     try:
-        with urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_SECONDS):
+        with urllib.request.urlopen(f"{address}/api/version", timeout=ANSWER_SECONDS):
             return address
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):

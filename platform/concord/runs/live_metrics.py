@@ -86,7 +86,7 @@ class RunSamples:
             samples += [Sample("concord_step_seconds", seconds, (part,)) for part, seconds in each.items()]
         if (step := now.latest) is not None:
             samples.append(Sample("concord_step_loss", float(step.losses.mean())))
-            if self._first and now.sizes is not None:
+            if self._first and now.sizes is not None and step.kept_fraction.numel() > 0:
                 kept = float((step.kept_fraction.float().cpu() * now.sizes).sum() / now.sizes.sum())
                 samples.append(Sample("concord_kept_fraction", kept))
         if self._first:

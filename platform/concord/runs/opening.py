@@ -99,6 +99,8 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
         asked = f"a mean must be {test.quantile(num_gradients):.3g} standard errors from 0"
         lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(test.significance)}: {asked}"]
         return lines + _expectation(config, environments)
+    if config.aggregation.compares:
+        return _exchange_lines(config, num_gradients)
     if (rule := _sign_mask(config, environments)) is None:
         return []
     agreeing, chance = agreeing_signs(rule.threshold, num_gradients), rule.chance(num_gradients)
@@ -118,6 +120,18 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
         lines.append(f"warning: chance alone keeps {chance:.0%} of the components; {stricter}")
     meant = isinstance(rule, AndMask | GeometricMean) and rule.threshold >= _MEANT_TO_MASK
     return lines + (_expectation(config, environments) if meant else [])
+
+
+def _exchange_lines(config: TrainConfig, num_gradients: int) -> list[str]:
+    """What workers send of several environments, if the rule compares them."""
+    workers = config.parallel.workers
+    each = num_gradients / workers
+    if workers == 1 or each <= 1:
+        return []
+    return [
+        f"exchange: {config.method} compares the gradients of {num_gradients} environments, and the workers send them "
+        f"all: {each:.3g} × the bytes of a sum; --workers {num_gradients} sends 1 ×"
+    ]
 
 
 def _expectation(config: TrainConfig, environments: int) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from concord.aggregation import SandMask
+from concord.aggregation import SandMask, Weighting, weights_of
 from concord.environments import Environment, Environments, split_held_out
 from concord.environments.tree import is_pair, named_leaves
 from concord.errors import InputError
 from concord.gradients import Batch
 from concord.gradients.layout import trainable
+from concord.gradients.model_call import ModelCall, first_call
 from concord.objectives import Objective
 from concord.runs.champion import required
 from concord.runs.resources import check_gpus
@@ -28,6 +29,7 @@ from concord.training.evaluation import (
     modes,
 )
 from concord.training.job import JobFile
+from concord.training.kept_weights import best_by
 from concord.training.loop import build_model, check_environments, initialize_objective
 from concord.training.metric_names import check_metric_names, split_metric
 from concord.training.optimization import Optimization
@@ -40,13 +42,13 @@ class Checked:
 
     Attributes:
         environments: the data.
-        example: a few inputs; None if batches are not (inputs, targets) and the risk has no ``example``.
+        example: a few inputs, or the risk's call of the model; None if it calls none.
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.
     """
 
     environments: Environments
-    example: torch.Tensor | None
+    example: torch.Tensor | ModelCall | None
     reported: Mapping[str, Mode | None]
     measures: Mapping[str, Mode | None]
 
@@ -64,19 +66,19 @@ def preflight(job: JobFile, config: Any) -> Checked:
         with _as_input_error(job, "its options cannot be used"):
             if loop.check is not None:
                 loop.check(config)
-            example = loop.example(config) if loop.example is not None else None
+            inputs = loop.example(config) if loop.example is not None else None
         _check_criterion(job, loop.metrics)
-        return Checked(Environments.none(), example, dict(loop.metrics), dict(loop.metrics))
+        return Checked(Environments.none(), inputs, dict(loop.metrics), dict(loop.metrics))
     check_gpus(config)
     with _as_input_error(job, "its environments cannot be made"):
-        environments = job.job.environments(config)
-    if not isinstance(environments, Environments):
-        raise InputError(f"job {job.name}: environments gave {type(environments).__name__}, expected Environments")
+        environments = job.job.environments_of(config)
     environments = environments.fitted(config.data.held_out, config.run.seed)
     check_environments(config, environments)
     rule = config.rule(len(environments.train))
     nothing = isinstance(rule, SandMask) and rule.threshold == 1
     config.require("threshold", not nothing, "no component ever passes the SAND-mask at 1; give less")
+    if isinstance(rule, Weighting):  # Krum needs some number of environments
+        weights_of(rule, torch.eye(config.num_gradients(len(environments.train))))
     name = environments.train[0]
     with _as_input_error(job, f"environment {name} cannot be loaded"):
         first = environments[name]
@@ -88,8 +90,9 @@ def preflight(job: JobFile, config: Any) -> Checked:
     with _as_input_error(job, "its objective cannot be made"):
         objective = initialize_objective(job.job, config, model, len(environments.train), 1)
     given = _check_batch(job, config, objective, model.eval(), first)
-    if job.job.objective is not None:
+    if objective.coupled:
         _check_objective(job, objective, model, first, len(environments.train))
+    if job.job.objective is not None:
         optimizer = Optimization(list(trainable(model).values()), config, 1, objective).optimizer
         steps, rest = divmod(len(trained), config.data.batch_size)
         whole = rest == 0 and config.data.environments_per_step == 0  # judged by the first environment
@@ -102,20 +105,25 @@ def preflight(job: JobFile, config: Any) -> Checked:
         check_metric_names(environments, [*given, *own], trainable(model))
     reported = _reported(config, environments, measures)
     _check_criterion(job, reported)
+    if config.schedule.keep == "best":
+        best_by(job.job, reported, () if evaluation is None else evaluation.modes)
     _check_required(job, config, reported)
-    example = _example(job, config, first)
+    example = _example(job, config, model, first)
     return Checked(environments, example, reported, measures)
 
 
-def _example(job: JobFile, config: TrainConfig, first: Environment) -> torch.Tensor | None:
-    """A few inputs of the model, if it takes one tensor that the data or the risk give; else None."""
+def _example(
+    job: JobFile, config: TrainConfig, model: torch.nn.Module, first: Environment
+) -> torch.Tensor | ModelCall | None:
+    """A few inputs of the model, or the first call of it by the risk; None if the risk does not call it."""
     some = first.take(slice(4))
     if is_pair(some):
         inputs: torch.Tensor = some[0]
         return inputs
-    of_batch = getattr(job.job.risk_of(config), "example", None)
+    risk = job.job.risk_of(config)
+    of_batch = getattr(risk, "example", None)
     if of_batch is None:
-        return None
+        return first_call(model, risk, some)
     example: torch.Tensor = of_batch(some)
     return example
 
@@ -150,7 +158,7 @@ def _check_required(job: JobFile, config: TrainConfig, reported: Collection[str]
 def _check_objective(
     job: JobFile, objective: Objective, model: torch.nn.Module, first: Environment, environments: int
 ) -> None:
-    """Try the job's own objective on the same two examples in every environment."""
+    """Try the objective on the same two examples in every environment."""
     batch = pytree.tree_map(lambda leaf: torch.stack([leaf] * environments), first.take(slice(2)))
     with _as_input_error(job, "its objective cannot be computed"):
         value = objective(model, batch)
@@ -166,7 +174,7 @@ def _check_batch(
     if job.job.loss is None:
         shapes = ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in named_leaves(batch).items())
         return _check_risk(job, config, objective, model, batch, f"a batch of environment {first.name}, {shapes}")
-    inputs, targets = first.inputs[:2], first.targets[:2]
+    inputs, targets = first.pairs(slice(2))
     shapes = f"a batch of environment {first.name}, inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
     with _as_input_error(job, f"model and loss cannot take {shapes}"):
         outputs = model(inputs)
@@ -229,7 +237,8 @@ def _reported(
     spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.data.held_out > 0 else {}
     ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
     worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
-    return {**reported, **worst, **spread, "kept_fraction": None}
+    kept: dict[str, Mode | None] = {} if config.aggregation.compares else {"kept_fraction": None}
+    return {**reported, **worst, **spread, **kept}
 
 
 @contextlib.contextmanager

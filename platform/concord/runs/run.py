@@ -31,7 +31,7 @@ from concord.runs.tracked_data import tracked_data
 from concord.runs.worker import RunSpec
 from concord.source_file import reason
 from concord.storage import Folder, full_disk_in_one_line, require_reachable, require_space, resolve
-from concord.tracking import Mirror, Registered, log_model, register
+from concord.tracking import ExportError, Mirror, Registered, log_model, register
 from concord.training.checkpoint import MODEL, read_weights
 from concord.training.job import JobFile
 from concord.training.large_losses import large_losses
@@ -46,10 +46,7 @@ from concord.training.underfitting import underfitting
 _UNSENT_SECONDS = 30.0
 # MLflow's folder for the weights of a model that is not exported, and the line about it.
 _WEIGHTS = "weights"
-_NOT_A_MODEL = (
-    "the model is not registered: MLflow's PyTorch models take one tensor, and this job's batches have another form; "
-    f"its weights are the run's artifact {_WEIGHTS}/{MODEL}"
-)
+_NOT_CALLED = "the job's risk does not call it as a function of tensors"
 FIGURES, _METRICS = "figures", "metrics.json"
 Info = Callable[[str], None]
 
@@ -224,6 +221,8 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
             f"--stop-spread {config.schedule.stop_spread}: never reached; the model of epoch "
             f"{end['kept_epoch']:.0f} is kept, with the least spread, {end['held_out_spread']:.4g}"
         )
+    if config.schedule.keep == "best":
+        yield f"--keep best: the model of epoch {end['kept_epoch']:.0f} is kept"
     for line in (
         large_losses(outcome.history),
         underfitting(outcome.history, config),
@@ -302,12 +301,17 @@ def _finished(
     with _reported_if_failing(info, "model"):
         if data:
             store.log_data(run_id, tracked_data(data))
+        reason = _NOT_CALLED
         if model is not None and checked.example is not None:
-            uri = log_model(store, run_id, model, checked.example, checked.environments.raw)
-        elif model is not None:
+            try:
+                uri = log_model(store, run_id, model, checked.example, checked.environments.raw)
+            except ExportError as error:
+                reason = str(error)
+        if model is not None and uri is None:
             store.log_files(run_id, kept.path / CHECKPOINTS / begun.events.own.checkpoints[-1] / MODEL, _WEIGHTS)
-            store.note(run_id, _NOT_A_MODEL)
-            info(_NOT_A_MODEL)
+            line = f"the model is not registered: {reason}; its weights are the run's artifact {_WEIGHTS}/{MODEL}"
+            store.note(run_id, line)
+            info(line)
         if config.run.register and uri is not None:
             name = job.model_name(config)
             criterion, mode = criterion_of(job.job, metrics, checked.reported)

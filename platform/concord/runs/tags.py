@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import concord
+from concord.machine import machine
 
 
 def run_tags(job: str, path: str, environments: int | None = None, data: str | None = None) -> dict[str, str]:
@@ -30,8 +31,21 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
     if commit is None:
         return tags
     # MLflow's own tag for its UI, and one that marks changes since the commit.
-    described = _git(Path(path).parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    return tags | {"mlflow.source.git.commit": commit, "concord.commit": described or commit}
+    return tags | {
+        "mlflow.source.git.commit": commit,
+        "concord.commit": _described(Path(path).parent) or commit,
+    }
+
+
+def run_origin(path: str, data: str | None = None) -> dict[str, str]:
+    """The machine, the commit of the job's file (the version without one), and that of the data: for kept results."""
+    commit = _described(Path(path).parent) or f"version {concord.__version__}"
+    return {"machine": machine(), "commit": commit, **({} if data is None else {"data": data})}
+
+
+def _described(folder: Path) -> str | None:
+    """The commit of a checkout, marked if files were changed since; None without one."""
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _source_name(path: Path) -> str:

@@ -47,7 +47,6 @@ class RunSpec:
         folder: for checkpoints and files; None keeps none.
         on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
         scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
-        left_out: a training environment to leave out.
         log_context: the log settings.
         storage_credentials: the credentials of the output and the data.
     """
@@ -60,7 +59,6 @@ class RunSpec:
     folder: Folder | None = None
     on_ray_train: bool = False
     scratch: Folder | None = None
-    left_out: str | None = None
     log_context: logs.Context = field(default_factory=logs.context)
     storage_credentials: dict[str, str] = field(default_factory=storage_credentials, repr=False)
 
@@ -102,7 +100,7 @@ def evaluations_here(
     assert isinstance(config, TrainConfig)
 
     def load_data() -> WorkerData:
-        prepared = prepare(job, config, process, spec.left_out)
+        prepared = prepare(job, config, process)
         if spec.folder is not None:
             recorder.data = prepared.summaries()
         return prepared

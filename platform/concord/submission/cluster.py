@@ -24,7 +24,7 @@ from concord.submission.profile import Profile
 
 _VERSION_SECONDS = 10.0
 # How long an answer may take: the server first unpacks a package of up to 100 MiB.
-_ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 # How long a stopped command has to end itself and its MLflow run; Ray's default is 3 s.
 _ENDING_SECONDS = 30
 # Between two checks of a job that is stopping.
@@ -69,7 +69,7 @@ class _Client(JobSubmissionClient):
     """Ray's client, whose requests have a timeout; Ray has no public setting for it."""
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-        return super()._do_request(method, endpoint, **{"timeout": _ANSWER_SECONDS, **options})
+        return super()._do_request(method, endpoint, **{"timeout": ANSWER_SECONDS, **options})
 
 
 class Cluster:
