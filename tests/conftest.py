@@ -29,7 +29,9 @@ from concord.tracking.database import create_tables, sqlite_file
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Tensors are tiny here and processes many: threads that share two cores wait for each other. Processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Ray writes a token to the home folder where there is none; of two Rays that start at once there, one loses its own.
+# A Ray that starts on this machine turns tokens on, and writes one to the home folder if there is none. A process that
+# was forked earlier would not know that, and a second Ray that starts at the same moment would overwrite the token.
+os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 torch.set_num_threads(1)
 # Where tests are started in the background, SIGINT is ignored, and so it would be in the processes that they interrupt.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -579,3 +581,21 @@ def test_an_expert_goes_on_from_its_checkpoint_on_another_machine(
     elsewhere()
     done = run(job, job.job.config.with_options(**options, resume=True), lines.append)
     assert done.model == again.model
+
+
+def _wait(ready: Connection) -> None:
+    ready.send(None)
+    ready.recv()
+
+
+def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_wait, args=(theirs,), daemon=True)
+    with Folder(tmp_path).locked("run"):
+        child.start()
+        ours.recv()
+    with Folder(tmp_path).locked("run"):
+        assert child.is_alive()
+    ours.send(None)
+    child.join()

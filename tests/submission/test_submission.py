@@ -456,6 +456,7 @@ class _Silent(BaseHTTPRequestHandler):
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("concord.submission.cluster.ANSWER_SECONDS", 0.5)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "any")
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cluster = Cluster(Profile.find(address=f"127.0.0.1:{server.server_port}"))

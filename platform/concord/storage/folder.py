@@ -25,6 +25,16 @@ from concord.storage.filesystem import StorageError, filesystem, in_one_line
 LOCK = ".lock"
 _logger = logging.getLogger("concord.storage")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_locks: set[int] = set()  # that this process holds
+
+
+def _close_inherited_locks() -> None:
+    """A forked process that outlives its parent, such as a reader of data, must not keep the parent's locks."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class Folder:
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise self._not_writable(error) from error
+        _locks.add(lock)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +123,9 @@ class Folder:
                 raise InputError(f"--name {self.place.name}: another process has just removed this {what}")
             yield
         finally:
-            os.close(lock)
+            if lock in _locks:  # not in a forked process
+                _locks.remove(lock)
+                os.close(lock)
 
     def _not_writable(self, error: OSError) -> InputError:
         if self.remote:
