@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Making networks needs root; what runs in them does not.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Every process would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow lint resolve rooms tables bench cluster cluster-down clean
 

@@ -285,6 +285,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     assert done.model == again.model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
     job = load_job("coinrun-expert")
@@ -300,6 +301,7 @@ def test_where_nothing_is_kept_an_agent_learns_the_same(tmp_path: Path) -> None:
     assert [Evaluation(*moment, metrics) for moment, metrics in events.own.evaluations.items()] == evaluations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coinrun", "ray_cluster")
 def test_an_agent_is_searched_and_its_trials_are_what_its_runs_are(tmp_path: Path) -> None:
     from concord.studies.plan import plan_study

@@ -27,7 +27,7 @@ from concord.training import ProcessContext, TrainConfig, load_job, train
 from concord.training.context import Silent
 from concord.training.loop import check_environments
 
-SMALL: dict[str, Any] = {"levels": 3, "states": 24, "first_level": 10, "test_states": 5, "validation_states": 3}
+SMALL: dict[str, Any] = {"levels": 3, "states": 12, "first_level": 10, "test_states": 2, "validation_states": 2}
 
 
 def quiet(_: str) -> None: ...
@@ -54,7 +54,7 @@ def test_states_come_with_what_the_expert_would_do(data: Path) -> None:
     there = CloningData(data)
     assert there.levels == (10, 11, 12)
     parts = [there.level(level) for level in there.levels] + [there.split("test"), there.split("validation")]
-    assert [len(frames) for frames, _ in parts] == [24, 24, 24, 5, 3]
+    assert [len(frames) for frames, _ in parts] == [12, 12, 12, 2, 2]
     policy = Policy(expert.network)
     for frames, distribution in parts:
         assert frames.dtype == torch.uint8
@@ -69,7 +69,7 @@ def test_no_level_serves_two_purposes(data: Path) -> None:
     there = CloningData(data)
     of_split = {split: [level for group in there.groups(split) for level in group.facts["levels"]] for split in SPLITS}
     levels = [level for levels in of_split.values() for level in levels]
-    assert len(levels) == len(set(levels)) == 3 + 5 + 3
+    assert len(levels) == len(set(levels)) == 3 + 2 + 2
     assert all(level >= FIRST_UNSEEN_LEVEL for level in of_split["validation"] + of_split["test"])
     assert there.options["expert"] == load_expert(shipped_expert("coinrun", "easy")).version
 
@@ -103,7 +103,7 @@ def test_another_seed_makes_other_states(data: Path, tmp_path: Path) -> None:
     make_cloning_data(CloningOptions(data_dir=tmp_path / "other", seed=1, **few), quiet)
     other = CloningData(tmp_path / "other")
     assert not other.groups("validation")
-    assert other.level(10)[0].shape == (24, 64, 64, 3)
+    assert other.level(10)[0].shape == (12, 64, 64, 3)
     assert not torch.equal(other.level(10)[0], CloningData(data).level(10)[0])
     assert other.version != CloningData(data).version
 
@@ -130,8 +130,8 @@ def test_wrong_options_are_refused_and_leave_nothing(options: dict[str, Any], sa
 
 
 def test_a_folder_with_other_data_is_left_alone(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--states 25: the data in .* are made with 24; give another --data-dir"):
-        make_cloning_data(CloningOptions(data_dir=copied, **{**SMALL, "states": 25}), quiet)
+    with pytest.raises(InputError, match=r"--states 13: the data in .* are made with 12; give another --data-dir"):
+        make_cloning_data(CloningOptions(data_dir=copied, **{**SMALL, "states": 13}), quiet)
     other = tmp_path / "other.safetensors"
     save_expert(other, ActorCritic(), {"game": "coinrun", "difficulty": "easy"})
     with pytest.raises(InputError, match=r"--expert .*: the data in .* are made with .*; give another"):
@@ -292,7 +292,7 @@ def test_a_trained_clone_plays_levels_that_it_never_saw(data: Path) -> None:
     ("options", "said"),
     [
         ({"levels": 4}, "--levels 4: the data have 3 training levels"),
-        ({"states": 25}, "--states 25: the data have 24 states of each level"),
+        ({"states": 13}, "--states 13: the data have 12 states of each level"),
         ({"difficulty": "hard"}, "--difficulty hard: the data in"),
         (
             {"data_dir": Path("nowhere")},

@@ -339,7 +339,7 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     import ray
 
     address = ("--address", ray.get_runtime_context().gcs_address) if workers > 1 else ()
-    words = command(output, "--name", "a", "--pause", "0.3", "--workers", str(workers), *address)
+    words = command(output, "--name", "a", "--pause", "0.1", "--workers", str(workers), *address)
     checkpoints = output / "runs" / "a" / "checkpoints"
     with Command(*words) as process:
         wait_for(lambda: process.poll() is not None or list(checkpoints.glob("*/model.safetensors")), 240)
@@ -351,4 +351,4 @@ def test_a_run_that_is_told_to_end_is_killed_in_mlflow_and_goes_on_later(
     assert "Traceback" not in errors
     assert process.returncode == 1
     assert tracked(output)["a"].status == "KILLED"
-    assert start(output, name="a", resume=True, pause=0.3, workers=1).model == f"models:/{JOB}/1"
+    assert start(output, name="a", resume=True, pause=0.1, workers=1).model == f"models:/{JOB}/1"
