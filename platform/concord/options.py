@@ -70,11 +70,7 @@ class OptionGroup:
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
 
     def with_options(self, **changes: Any) -> Self:
-        """A copy with these values, in any group.
-
-        Raises:
-            InputError: there is no such option.
-        """
+        """A copy with these values, in any group."""
         known = options_of(type(self))
         for name in changes:
             if name not in known:
@@ -84,11 +80,7 @@ class OptionGroup:
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
-    """The options of a dataclass and its inner groups, by name.
-
-    Raises:
-        InputError: two of them have the same name.
-    """
+    """The options of a dataclass and its inner groups, by name."""
     return _options_of(cast(Hashable, kind))
 
 

@@ -85,15 +85,7 @@ def _option(action: Any) -> OptionHelp:
 
 
 def job_help(command: str, job: Any, tables: Sequence[str], program: str, options: Any) -> str:
-    """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run.
-
-    Args:
-        command: train, tune or compare.
-        job: the job with its file.
-        tables: the tables given to ``compare``.
-        program: the command as called.
-        options: its options and those of a file, at their defaults.
-    """
+    """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run."""
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
 

@@ -20,15 +20,7 @@ def parse(
     default: Options | None = None,
     brief: Callable[[], str] | None = None,
 ) -> Options:
-    """Parse options; an error becomes one line.
-
-    Args:
-        options: a dataclass.
-        words: the words.
-        program: the command.
-        default: default values, if not the dataclass's.
-        brief: returns the text of ``--help``; without it ``--help`` is the same as ``--help-all``.
-    """
+    """Parse options; an error becomes one line. ``brief`` returns the text of ``--help``, if not of ``--help-all``."""
     if brief is not None and "--help-all" not in words and asks_for_help(words):
         print(brief())
         raise SystemExit(0)

@@ -11,16 +11,7 @@ from concord.training.options import RunConfig
 
 
 def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
-    """The metric that compares versions of the job's model, and its mode.
-
-    Args:
-        job: the job.
-        metrics: the run's metrics.
-        reported: their modes, see :class:`~concord.runs.preflight.Checked`.
-
-    Raises:
-        RunFailedError: the job names a metric that it does not report, or that has no mode.
-    """
+    """The metric that compares versions of the job's model, and its mode (RunFailedError if there is none)."""
     if job.criterion is not None:
         if job.criterion not in metrics:
             raise RunFailedError(f"criterion {job.criterion}: is not reported; there are {', '.join(sorted(metrics))}")

@@ -1,7 +1,6 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
-import itertools
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
 from concord.runs.resume import require_resumable
-from concord.runs.run_folder import new_name, recorded_config, run_folder
+from concord.runs.run_folder import new_names, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
 from concord.tracking import Mirror, Store, redact
@@ -143,19 +142,9 @@ def reserved_run(
 ) -> Iterator[Reserved]:
     """Reserve a new run, or with ``--resume`` an earlier one, for this process while the body runs.
 
-    The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the
-    body SIGTERM acts as Ctrl-C.
-
-    Args:
-        job: the job's name.
-        config: the resolved options; a name is generated if there is none.
-        kind: the kind of run, for a generated name.
-        placement: options that may differ when the run is resumed.
-        defaults: the job's defaults, for options that are newer than the run; the class's by default.
-
-    Raises:
-        InputError: the name is taken, there is nothing to resume, it was begun with other options, or another process
-            is at work on it.
+    The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the body
+    SIGTERM acts as Ctrl-C. ``placement`` has the options that may differ when a run is resumed; ``defaults`` has the
+    values of options that are newer than the run.
     """
     defaults = defaults_of(type(config)) if defaults is None else defaults
     given = run_folder(config.run.output, config.run.name) if config.run.name is not None else None
@@ -189,17 +178,7 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
 
 @contextlib.contextmanager
 def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
-    """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C.
-
-    Args:
-        kind: study or comparison.
-        job: the job's name.
-        config: the options that all its runs share.
-        folder: of the group.
-
-    Raises:
-        InputError: another process holds it, or it cannot be read or written.
-    """
+    """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C."""
     with _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind)) as reserved:
         yield reserved
 
@@ -238,9 +217,8 @@ def _reserved(
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
     """A folder with a new name, created at once so that no other run takes it."""
-    name = new_name(job, config, kind)
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(folder for each in names if (folder := run_folder(config.run.output, each)).make())
+    folders = (run_folder(config.run.output, name) for name in new_names(job, config, kind))
+    return next(folder for folder in folders if folder.make())
 
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
@@ -272,9 +250,6 @@ def open_run(reserved: Reserved, description: Description, info: Callable[[str],
     """Begin or resume a run or group; at the end, record in its folder and in MLflow how it ended.
 
     An InputError before the first evaluation removes a new run. Otherwise everything is kept.
-
-    Raises:
-        StoppedError: by Ctrl-C or SIGTERM.
     """
     new = reserved.record is None
     record = reserved.record if reserved.record is not None else _create(reserved, description)

@@ -32,16 +32,7 @@ def opening_lines(
     criterion: tuple[str, str] | None,
     required: Mapping[str, float] = MappingProxyType({}),
 ) -> list[str]:
-    """The first lines of a run.
-
-    Args:
-        run: the run.
-        what: the method and the number of workers.
-        data: lines about the data and the mask.
-        criterion: the metric that compares the model with earlier versions, and ``max`` or ``min``; None if the
-            model is not registered.
-        required: the least values of metrics for a champion.
-    """
+    """The first lines of a run; ``criterion`` is a metric and its mode, None if the model is not registered."""
     champion = "champion: none is selected, since the model is not registered"
     if criterion is not None:
         size = "largest" if criterion[1] == "max" else "smallest"

@@ -57,9 +57,6 @@ def preflight(job: JobFile, config: Any) -> Checked:
     """Try data, model, loss and measures on one environment, before anything is written or started.
 
     For a job with a loop of its own only the options are checked.
-
-    Raises:
-        InputError: one of them cannot be used, or the requested GPUs are missing.
     """
     config = config.resolve()
     if (loop := job.job.loop) is not None:

@@ -101,17 +101,9 @@ class RunResult:
 
 
 def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> RunResult:
-    """Train a job, or resume it, and keep everything.
+    """Train a job, or resume it, and keep everything. After a failure ``--resume`` continues from the last checkpoint.
 
-    Args:
-        job: the job with its file.
-        config: the options, an instance of the job's own configuration class.
-        info: takes a line of progress.
-        lineage: the origin of the configuration, if a study chose it.
-
-    Raises:
-        InputError: the input is invalid; nothing of the run is left.
-        RunFailedError: training failed; ``--resume`` continues from the last checkpoint.
+    Invalid input leaves nothing of the run. ``lineage`` is the origin of a configuration that a study chose.
     """
     started = time.perf_counter()
     config.check()
@@ -233,11 +225,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:
-    """The options that are paths, made absolute.
-
-    Raises:
-        InputError: the storage of --output or --data-dir cannot be reached.
-    """
+    """The options that are paths, made absolute (InputError if their storage cannot be reached)."""
     paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
     for option in ("output", "data_dir"):
         if option in paths:

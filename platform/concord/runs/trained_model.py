@@ -41,17 +41,7 @@ class TrainedModel:
 
 
 def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
-    """The model of a run's last checkpoint.
-
-    Args:
-        job: the run's job.
-        output: the output folder.
-        name: of the run.
-        data_dir: the folder of the data, if not the run's.
-
-    Raises:
-        InputError: there is no such run, it is not finished, it is of another job, or its checkpoint does not fit.
-    """
+    """The model of a run's last checkpoint; ``data_dir`` is the folder of the data, if not the run's."""
     folder = run_folder(output, name)
     record = require_record(folder)
     if record["job"] != job.name:
@@ -70,18 +60,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
 
 
 def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:
-    """The model of a registered version; the run's files are not needed.
-
-    Args:
-        job: the version's job.
-        store: MLflow's.
-        reference: ``NAME@ALIAS`` or ``NAME/VERSION``.
-        data_dir: the folder of the data, if not the run's.
-
-    Raises:
-        InputError: there is no such version, or it is of another job.
-        RunFailedError: the model cannot be loaded.
-    """
+    """The model of a registered version, ``NAME@ALIAS`` or ``NAME/VERSION``; the run's files are not needed."""
     name, _, which = reference.replace("/", "@", 1).partition("@")
     if not name or not which:
         raise InputError(f"--model {reference}: give NAME@champion, or NAME/VERSION")

@@ -51,11 +51,7 @@ def endpoint() -> str | None:
 
 
 def filesystem(path: Path) -> tuple[Any, str]:
-    """PyArrow's file system behind an address, and the path in it.
-
-    Raises:
-        OSError, ValueError, ImportError: there is no such file system, or its package is missing.
-    """
+    """PyArrow's file system behind an address, and the path in it."""
     scheme, rest = parts(path)
     if scheme in _BUCKETS:
         return _of_bucket(scheme, rest.split("/")[0], tuple(sorted(storage_credentials().items()))), rest

@@ -98,12 +98,7 @@ class ComparisonResult(GroupResult):
 
 
 def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> ComparisonResult:
-    """Train the missing runs, and keep runs, tables and figures.
-
-    Raises:
-        InputError: the input is invalid; nothing of a new comparison is left.
-        RunFailedError: it was stopped, or every run failed; finished runs are kept.
-    """
+    """Train the missing runs, and keep runs, tables and figures; after a stop or failures finished runs are kept."""
     from concord.studies.pool import open_group  # imports Ray Tune, which takes seconds
 
     started = time.perf_counter()

@@ -37,11 +37,7 @@ _REPRODUCTION = re.compile(r"<!-- reproduction: (\S+) -->.*?<!-- end of reproduc
 
 
 def with_tables(text: str, results: Path) -> str:
-    """The document with its tables rewritten from the files in this folder.
-
-    Raises:
-        InputError: a table or its file does not exist.
-    """
+    """The document with its tables rewritten from the files in this folder."""
 
     def table(place: re.Match[str]) -> str:
         job, name = place[1], place[2]
@@ -57,21 +53,13 @@ def with_tables(text: str, results: Path) -> str:
 
 
 def documented(job: str, name: str, results: Path) -> str:
-    """A table, with the command, commit and machine below it.
-
-    Raises:
-        InputError: the table or its file does not exist.
-    """
+    """A table, with the command, commit and machine below it."""
     table = _kept(job, name, results)
     return f"\n{markdown(table.cells())}\n{_origin(job, name, table)}\n"
 
 
 def side_by_side(jobs: Sequence[str], name: str, results: Path) -> str:
-    """The tables of methods of several jobs as one: a row a method, and a column a job, its test.
-
-    Raises:
-        InputError: a table or its file does not exist.
-    """
+    """The tables of methods of several jobs as one: a row a method, and a column a job, its test."""
     tables = {job: _kept(job, name, results) for job in jobs}
     methods = [row for row in KNOWN if any(row in table.comparison.configurations for table in tables.values())]
     found: list[dict[str, Any]] = [

@@ -11,11 +11,7 @@ from concord.training import load_job
 
 
 def read_table(job: str, name: str, results: Path) -> ResultsTable:
-    """A table with its kept lines; without any if its file does not exist.
-
-    Raises:
-        InputError: the job has no such table, or the file has a row that the table lacks.
-    """
+    """A table with its kept lines; without any if its file does not exist."""
     file = load_job(job)
     path = results / results_file(file.name, name)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

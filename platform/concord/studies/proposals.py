@@ -128,11 +128,7 @@ class Listed:
 
 
 class GroupRuns:
-    """The runs of a group, from its events.
-
-    Args:
-        history: of :class:`~concord.record.Events`, or from :func:`~concord.record.read_history`.
-    """
+    """The runs of a group, from the history of its events."""
 
     def __init__(self, history: Mapping[str, RunHistory]) -> None:
         self._history = history

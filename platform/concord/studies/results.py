@@ -65,10 +65,7 @@ Result = TypeVar("Result", bound=GroupResult)
 def write_results(result: Result, info: Callable[[str], None], group: Opened | None = None) -> Result:
     """Draw a group's figures and write its tables into its folder; return the result with the figures' files.
 
-    Args:
-        result: the group's result.
-        info: takes the reason for a missing figure.
-        group: the open group, which keeps the files with its run; None if it is only read.
+    An open group keeps the files with its run.
     """
     figures, files = result.figures(info), result.files()
     drawn = {name: str(save(figure, result.folder / FIGURES / f"{name}.png")) for name, figure in figures.items()}
@@ -287,11 +284,7 @@ class StudyResult(GroupResult):
 
 
 def read_study(folder: Folder) -> StudyResult:
-    """The study in this folder.
-
-    Raises:
-        InputError: there is no study.
-    """
+    """The study in this folder."""
     return judged(require_record(folder, "study"), GroupRuns(read_history(folder)), folder)
 
 

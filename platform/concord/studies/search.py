@@ -19,15 +19,8 @@ _LARGEST_SEED = 2**31 - 1
 class Search:
     """Suggests points of a space.
 
-    Args:
-        space: the space to search.
-        kind: tree-structured Parzen estimator (Bergstra et al., 2013), random, or every point in turn.
-        seed: of the suggestions.
-        first: points to suggest before any other.
-        startup: observations before TPE uses them; random before.
-
-    Raises:
-        InputError: a grid over a continuous domain.
+    TPE is the tree-structured Parzen estimator (Bergstra et al., 2013), random before ``startup`` observations. The
+    points ``first`` come before any other.
     """
 
     def __init__(

@@ -182,13 +182,7 @@ def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) 
 
 
 def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:
-    """Write the results of ``concord analyze`` for runs of one job; return the file.
-
-    Args:
-        analyses: the JSON results.
-        command: the command.
-        results: the folder.
-    """
+    """Write the results of ``concord analyze`` for runs of one job; return the file."""
     lines = [
         KeptLine(
             each["method"],

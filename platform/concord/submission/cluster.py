@@ -73,14 +73,7 @@ class _Client(JobSubmissionClient):
 
 
 class Cluster:
-    """A connection to the jobs of a Ray cluster.
-
-    Args:
-        profile: the cluster's profile.
-
-    Raises:
-        InputError: nothing answers, the token is missing or wrong, or its Ray has another version.
-    """
+    """A connection to the jobs of a Ray cluster."""
 
     def __init__(self, profile: Profile) -> None:
         address = profile.address or running_dashboard()
@@ -143,23 +136,11 @@ class Cluster:
         environment: Mapping[str, str],
         memory: int,
     ) -> str:
-        """Send the package and start ``python -m concord`` with these words on the cluster's head node.
+        """Send the package and start ``python -m concord`` with these words on the cluster's head node; return the id.
 
-        It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path.
-
-        Args:
-            command: the words.
-            package: the files; uploaded only if the cluster does not have them.
-            identity: the submission's id.
-            labels: shown with it.
-            environment: the command's variables, without secrets: every user of the cluster can read them.
-            memory: bytes reserved on the head node; the command waits until they are free.
-
-        Returns:
-            The id.
-
-        Raises:
-            InputError: the id is taken.
+        It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path. ``environment``
+        must hold no secrets: every user of the cluster can read it. The command waits until ``memory`` bytes are free
+        on the head node.
         """
         runtime: dict[str, Any] = {
             "py_modules": list(map(str, package.modules)),
@@ -199,11 +180,7 @@ class Cluster:
         return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
 
     def find(self, identity: str) -> Submission:
-        """The submission of this id.
-
-        Raises:
-            InputError: there is no such submission.
-        """
+        """The submission of this id."""
         for each in self.submissions():
             if each.id == identity:
                 return each
@@ -217,12 +194,7 @@ class Cluster:
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
-        """Show its log until it ends.
-
-        Raises:
-            InputError: there is no such submission.
-            RunFailedError: the connection broke before its end.
-        """
+        """Show its log until it ends."""
         self.find(identity)
         broken = RunFailedError(
             f"{self.address}: the connection to the log broke; the job may continue there, "
@@ -242,12 +214,7 @@ class Cluster:
             show(text)
 
     def stop(self, identity: str, seconds: float) -> Submission:
-        """Stop it, and wait for its end.
-
-        Raises:
-            InputError: there is no such submission, or it has ended.
-            RunFailedError: it had not ended after ``seconds``.
-        """
+        """Stop it, and wait up to this number of seconds for its end."""
         found = self.find(identity)
         if found.status.upper() in _ENDED:
             raise InputError(f"{identity}: has ended already ({found.status})")

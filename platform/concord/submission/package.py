@@ -45,16 +45,8 @@ def packed(
 
     Files of the working directory are sent if git would take them (tracked, or not ignored), or all without git; except
     hidden files, files outside, environments, caches, results and files named like secrets. A link is sent as the file
-    that it leads to, if that is sent.
-
-    Args:
-        working_dir: the user's folder; None takes none.
-        limit: the largest total size, in MiB.
-        needed: files of the folder that must be sent, relative to it.
-        texts: further files, as texts by their paths.
-
-    Raises:
-        InputError: the files are too large (the error names the largest), or a needed file would not be sent.
+    that it leads to, if that is sent. The files ``needed``, relative to the folder, must be among them; ``texts`` are
+    further files by path. ``limit`` is in MiB.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:

@@ -48,13 +48,7 @@ class _Piece:
 
 
 class Mirror:
-    """The mirror of one record, active until it is closed.
-
-    Args:
-        store: the target.
-        run_id: the run in MLflow of the folder's own run or group.
-        folder: the record's folder, locked by this process.
-    """
+    """The mirror of one record, whose folder this process has locked; active until it is closed."""
 
     def __init__(self, store: Store, run_id: str, folder: Folder) -> None:
         self._store = store
@@ -64,7 +58,7 @@ class Mirror:
         self._sent = 0
         self._children: dict[str, str] = {}
         folder.fetch(CURSOR)
-        for entry, _ in read_lines(self._cursor) if self._cursor.exists() else ():
+        for entry in read_lines(self._cursor) if self._cursor.exists() else ():
             if isinstance(entry, list):
                 self._children[entry[0]] = entry[1]
             else:

@@ -145,15 +145,6 @@ def register(
     return Registered(registered_name, version, won, reason)
 
 
-def add_lineage(store: Store, run_id: str, registered: Registered | None, lineage: Mapping[str, str]) -> None:
-    """Tag a run and its version with the lineage, as :func:`register` does."""
-    with failures(store.uri, f"tag run {run_id}"):
-        for key, value in lineage.items():
-            store.client.set_tag(run_id, key, value)
-            if registered is not None:
-                store.client.set_model_version_tag(registered.name, str(registered.version), key, value)
-
-
 def models(store: Store) -> list[ModelVersion]:
     """Return every version of every registered model, by name, the newest version first."""
     with failures(store.uri, "read the model registry"):

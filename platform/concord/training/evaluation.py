@@ -85,11 +85,7 @@ class EnvironmentEvaluation:
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
 
     def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float]:
-        """The numbers of a part of the data; empty if another worker has the part.
-
-        Raises:
-            InputError: the function does not return exactly the names in ``modes``.
-        """
+        """The numbers of a part of the data; empty if another worker has the part."""
         if part.data is None:
             return {}
         training = model.training
@@ -162,11 +158,7 @@ def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]
 
 
 def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | None = None) -> dict[str, Mode | None]:
-    """The mode of the loss, of each measure, and of each number of an evaluation, by name.
-
-    Raises:
-        InputError: two of them have the same name.
-    """
+    """The mode of the loss, of each measure, and of each number of an evaluation, by name."""
     found: dict[str, Mode | None] = {"loss": "min", **{name: measure.mode for name, measure in measures.items()}}
     for name, mode in ({} if evaluation is None else evaluation.modes).items():
         if name in found:
@@ -214,11 +206,7 @@ class EvaluatedBatch:
 def evaluate_batch(
     model: nn.Module, risk: Risk, measures: Mapping[str, PerExample], batch: Batch, step: int = 0
 ) -> EvaluatedBatch:
-    """Risk and measures of one batch, by one forward pass.
-
-    Raises:
-        InputError: the risk is neither a scalar nor two, or there are measures and it has not called the model.
-    """
+    """Risk and measures of one batch, by one forward pass."""
     device = pytree.tree_leaves(batch)[0].device
     with _first_outputs(model) as seen:
         mean, weight = MeanRisk(model, risk, None, device)(batch, step)
@@ -258,26 +246,12 @@ def evaluate(
     numbers: Sequence[Mapping[str, float]] = (),
     readers: int = 0,
 ) -> dict[str, float]:
-    """Evaluate all parts; every worker calls it with the same parts and its own data.
+    """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
 
-    Args:
-        model: gets every batch.
-        loss: the loss or the risk.
-        measures: by name.
-        parts: of the data.
-        device: of the model.
-        distributed: whether other workers evaluate other parts.
-        examples_at_once: the batch size.
-        step: the number of training steps done, for the risk.
-        evaluation: the job's own.
-        numbers: its results for each part.
-        readers: processes that read ahead what is not in memory.
-
-    Returns:
-        For each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
-        examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the
-        measure has a mode, and ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by
-        that weight, not by examples. Every worker gets the same result.
+    The result has for each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
+    examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the measure has a mode, and
+    ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by that weight, not by examples.
+    ``numbers`` are the evaluation's results for each part.
     """
     known = as_measures(measures)
     risk = as_risk(loss)

@@ -85,13 +85,10 @@ def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, c
     """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
     Call it after :func:`build_model`, whose random numbers it continues.
-
-    Raises:
-        InputError: the objective does not fit the model or the options.
     """
     autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
     if job.objective is None:
-        objective = config.objective_of(job.batch_risk, steps, autocast)
+        objective = config.objective.made(job.batch_risk, steps, autocast)
     else:
         objective = job.objective(config)
         if not isinstance(objective, Objective):
@@ -259,11 +256,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
-    """The seconds of a training in one process, from a few of its steps and one evaluation.
-
-    Raises:
-        InputError: the data do not fit.
-    """
+    """The seconds of a training in one process, from a few of its steps and one evaluation."""
     config = config.resolve()
     run = _Run(job, config, process, prepare(job, config, process), StepsSoFar())
     with contextlib.closing(run.batches):
@@ -303,7 +296,7 @@ class _Run:
         part = slice(places[0], places[-1] + 1)
         together = config.data.environments_per_step // process.world_size or None
         batches_each = config.aggregation.steps_per_update
-        largest = max(_gathered(max(map(len, training)), process))
+        largest = max(process.all_gather(max(map(len, training))))
         self.batches = BatchStream(
             training,
             config.data.batch_size,
@@ -333,7 +326,7 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
-        lengths = set[float]().union(*_gathered({len(each) / config.data.batch_size for each in training}, process))
+        lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
         whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
         names = [environment.name for environment in training]
@@ -701,31 +694,16 @@ def _on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
     except InputError as error:
         problem = picklable(error)
     if process.world_size > 1:
-        form = _description(result) if isinstance(result, WorkerData) else None
-        gathered: list[tuple[InputError | None, Any]] = [(None, None)] * process.world_size
-        dist.all_gather_object(gathered, (problem, form))
+        part = result.training[0].training if isinstance(result, WorkerData) else None
+        gathered = process.all_gather((problem, None if part is None else (part.name, part.form)))
         problem = next((error for error, _ in gathered if error is not None), None)
-        descriptions = [description for _, description in gathered if description]
-        if problem is None and descriptions:
-            first, theirs = descriptions[0]
-            differing = (difference(name, ours, first, theirs) for name, ours in descriptions)
+        forms = [form for _, form in gathered if form is not None]
+        if problem is None and forms:
+            differing = (difference(name, form, *forms[0]) for name, form in forms)
             problem = next((InputError(line) for line in differing if line), None)
     if problem is not None:
         raise problem
     return result
-
-
-def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
-    first = prepared.training[0].training
-    return first.name, first.form
-
-
-def _gathered(value: Item, process: ProcessContext) -> list[Item]:
-    if process.world_size == 1:
-        return [value]
-    values = [value] * process.world_size
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _same_everywhere(model: nn.Module) -> None:

@@ -60,15 +60,9 @@ def layer_metric(measure: str, layer: str) -> str:
 
 
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
-    """Refuse names of environments, measures and layers that give one name to two metrics.
+    """Refuse names that give one name to two metrics in the store, which replaces some characters (InputError).
 
-    Args:
-        environments: the data.
-        measures: the names of the job's measures and its evaluation's numbers, without the loss.
-        layers: the names of the trainable parameters.
-
-    Raises:
-        InputError: two metrics have one name in the store, which replaces some characters.
+    ``measures`` are those of the job and its evaluation, without the loss; ``layers`` are the trainable parameters.
     """
     found: dict[str, Source] = {}
     for name, source in _metrics(environments, measures, layers):
