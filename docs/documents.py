@@ -12,7 +12,7 @@ o.o.d. test.
 The TABLE ``analyzed`` holds the results of ``concord analyze JOB --name RUN… --results …``. Between
 ``<!-- reproduction: PART -->`` and ``<!-- end of reproduction -->`` stand the papers' ``items``, a ``summary`` of them
 or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
-``python -m concord.studies.documents docs/results README.md docs/*.md`` rewrites all of them.
+``make tables`` rewrites all of them.
 """
 
 import operator
@@ -24,13 +24,13 @@ from typing import Any
 
 from concord.analysis.figures import method_name
 from concord.errors import InputError
-from concord.studies.kept_results import read_table
 from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST
-from concord.studies.reproduction import PARTS, read_papers
-from concord.studies.tables import ORIGIN, Column, ResultsTable, markdown, results_file
+from concord.studies.tables import Column, ResultsTable, markdown, results_file
 from concord.studies.tables import table as cells_of
 from concord.training import load_job
+from kept_results import ORIGIN, read_table
+from reproduction import PARTS, read_papers
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
 _REPRODUCTION = re.compile(r"<!-- reproduction: (\S+) -->.*?<!-- end of reproduction -->", re.DOTALL)
