@@ -92,7 +92,7 @@ def _options_of(kind: Any) -> Mapping[str, Option]:
         if not field.init:
             continue
         hint = hints[field.name]
-        if _is_group(hint):
+        if isinstance(hint, type) and issubclass(hint, OptionGroup):
             inner = [dataclasses.replace(each, groups=(field.name, *each.groups)) for each in options_of(hint).values()]
         else:
             inner = [Option(field.name, (), hint)]
@@ -208,10 +208,6 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
         else:
             words += [flag, str(value)]
     return words
-
-
-def _is_group(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, OptionGroup)
 
 
 def _groups(group: Any) -> dict[str, OptionGroup]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import reproduction
 from concord.errors import InputError
 from concord.job_files import job_texts
-from concord.studies import reproduction
 from concord.studies.comparison_plan import comparisons_of
 from concord.training import load_job
 from documents import with_tables

@@ -11,11 +11,12 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
+from concord.redaction import redact
 from concord.runs.resume import require_resumable
 from concord.runs.run_folder import new_names, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
-from concord.tracking import Mirror, Store, redact
+from concord.tracking import Mirror, Store
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
@@ -176,11 +177,11 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
     return record is not None and record["run_id"] == run_id
 
 
-@contextlib.contextmanager
-def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
+def reserved_group(
+    kind: Kind, job: str, config: RunConfig, folder: Folder
+) -> contextlib.AbstractContextManager[Reserved]:
     """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C."""
-    with _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind)) as reserved:
-        yield reserved
+    return _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind))
 
 
 @contextlib.contextmanager

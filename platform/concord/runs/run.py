@@ -64,7 +64,6 @@ class RunResult:
             None if it could not be kept, or its batches have another form than MLflow's models take.
         registered: the registered version and whether it is the champion; None if nothing was registered.
         kept: the folder with figures, configuration and checkpoints.
-        figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
         tracking_uri: MLflow's store.
     """
@@ -76,7 +75,6 @@ class RunResult:
     model: str | None
     registered: Registered | None
     kept: Folder
-    figures: tuple[Path, ...]
     metrics: dict[str, float]
     tracking_uri: str
 
@@ -251,7 +249,6 @@ def _already_finished(reserved: Reserved, info: Info) -> RunResult | None:
         model=report["model"],
         registered=_registered(report),
         kept=kept,
-        figures=_figures(kept.path),
         metrics=report["metrics"],
         tracking_uri=store.uri,
     )
@@ -286,7 +283,7 @@ def _finished(
         begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
-    with _reported_if_failing(info, "model"):
+    with _reported_if_failing(info):
         if data:
             store.log_data(run_id, tracked_data(data))
         reason = _NOT_CALLED
@@ -315,7 +312,6 @@ def _finished(
         model=uri if registered or not config.run.register else None,
         registered=registered,
         kept=kept,
-        figures=_figures(kept.path),
         metrics=metrics,
         tracking_uri=store.uri,
     )
@@ -332,12 +328,12 @@ def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Modu
 
 
 @contextlib.contextmanager
-def _reported_if_failing(info: Info, what: str) -> Iterator[None]:
+def _reported_if_failing(info: Info) -> Iterator[None]:
     """Report a failing store or export as a line: the training is finished."""
     try:
         yield
     except (RunFailedError, InputError) as error:
-        info(f"the {what} could not be kept in MLflow: {error}; --resume tries again")
+        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
 
 
 def _draw(
@@ -363,7 +359,3 @@ def _draw(
         else save(figure, folder / FIGURES / f"{name}.png")
         for name, figure in drawn.items()
     ]
-
-
-def _figures(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(each for each in (folder / FIGURES).glob("*") if each.suffix in (".png", ".gif")))

@@ -14,7 +14,7 @@ from concord.runs.checkpoints import CHECKPOINTS
 from concord.runs.run_folder import restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import JobFile, with_rule
+from concord.training.job import JobFile, with_recorded_rule
 from concord.training.loop import build_model
 from concord.training.options import TrainConfig
 
@@ -81,13 +81,9 @@ def _configured(
     job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
 ) -> tuple[JobFile, TrainConfig]:
     """The options of a run, and the job with the user's own rule if the run had one."""
-    rule = str(recorded.get("aggregator"))
-    values = dict(recorded)
-    if RuleFile.is_reference(rule):
-        file, name = RuleFile.parts(rule)
-        if file in sources:
-            job = with_rule(job, RuleFile(file, sources[file], name))
-        else:  # losses do not depend on the aggregator
-            values.pop("aggregator")
+    values, rule = dict(recorded), str(recorded.get("aggregator"))
+    if RuleFile.is_reference(rule) and RuleFile.parts(rule)[0] not in sources:
+        del values["aggregator"]  # losses do not depend on it
+    job = with_recorded_rule(job, values.get("aggregator"), sources)
     config = restored_config(job.job.config, values).resolve()
     return job, config if data_dir is None else config.with_options(data_dir=data_dir)

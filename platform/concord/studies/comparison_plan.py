@@ -127,10 +127,6 @@ class ComparisonPlan(GroupPlan):
         """The command that makes or continues the tables."""
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
 
-    def kept_command(self, table: str) -> str:
-        """The command that makes this table, as kept results have it, without folders of this machine."""
-        return kept_command(self.job, table, self.given, option_values(self.base))
-
     @property
     def detail(self) -> tuple[str, ...]:
         """The prefixes of detailed metrics that any table of the job needs, since a run may be in several."""

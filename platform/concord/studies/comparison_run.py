@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
+from concord.options import option_values
 from concord.record import read_history
 from concord.runs.tags import run_origin
-from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
+from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun, kept_command
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
@@ -166,6 +167,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
     distinct: set[str] = set()
     for name, comparison in plan.tables.items():
         lines: list[KeptLine] = []
+        command = kept_command(plan.job, name, plan.given, option_values(plan.base))
         rows: dict[str, list[FinishedRun]] = {}
         for run in plan.runs[name]:
             ended = kept.ended(run)
@@ -183,7 +185,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                     cells = fold_values(finished, comparison.folds)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
-                origin = {**ended.run.origin, "command": plan.kept_command(name)}
+                origin = {**ended.run.origin, "command": command}
                 lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, origin))
         if comparison.folds is None:
             tables.append(ResultsTable(name, comparison, lines))

@@ -10,7 +10,7 @@ from concord.studies.stopping import StopRule
 from concord.studies.study_options import Selection
 from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
-from concord.training.metric_names import environment_of, split_metric
+from concord.training.metric_names import split_metric, split_of
 
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
@@ -121,8 +121,8 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
     """The worst environment of every split, for a measure without a mode of its own."""
     splits: dict[str, list[float]] = {}
     for name, value in metrics.items():
-        if (found := environment_of(name)) is not None and found.measure == measure:
-            splits.setdefault(found.split, []).append(value)
+        if (split := split_of(name, measure)) is not None:
+            splits.setdefault(split, []).append(value)
     if "held_out" in splits:
         splits.setdefault("validation", splits["held_out"])
     return {split_metric(split, measure, worst=True): worst(values, mode) for split, values in splits.items()}

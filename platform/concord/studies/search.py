@@ -44,11 +44,6 @@ class Search:
         """The number of points; None if infinite."""
         return len(self._first) + len(self._grid) if self._kind == "grid" else None
 
-    @property
-    def observations(self) -> int:
-        """The number of observations for the next suggestion."""
-        return len(self._observed.trials)
-
     def suggest(self, number: int) -> Point | None:
         """The point of this number, from 0; None when there are no more."""
         if number < len(self._first):

@@ -144,7 +144,8 @@ class TrialProcess(Trainable):
                 stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
                 at_end = evaluation.ended_early or epoch == epochs
                 if at_end and stopped is None:
-                    _exhaust(evaluations)  # then its workers exit on their own
+                    for _ in evaluations:  # to the end, where its workers exit on their own
+                        pass
                     if evaluation.ended_early:
                         stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
@@ -182,11 +183,6 @@ class TrialProcess(Trainable):
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)
-
-
-def _exhaust(evaluations: Iterator[Evaluation]) -> None:
-    for _ in evaluations:
-        pass
 
 
 def _failed(why: str) -> TrialReport:

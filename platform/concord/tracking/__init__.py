@@ -4,7 +4,6 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
-from concord.redaction import redact
 from concord.tracking.exported_model import ExportError, load_program, log_model
 from concord.tracking.mirror import Mirror
 from concord.tracking.registry import ModelVersion, Registered, models, promote, register, show
@@ -22,7 +21,6 @@ __all__ = [
     "log_model",
     "models",
     "promote",
-    "redact",
     "register",
     "show",
 ]

@@ -58,10 +58,8 @@ class RunContext(Protocol):
 class Silent:
     """A context that keeps nothing, for runs of which only the evaluations are used."""
 
+    process = ProcessContext()
     start: Path | None = None
-
-    def __init__(self, process: ProcessContext | None = None) -> None:
-        self.process = process or ProcessContext()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Nothing."""

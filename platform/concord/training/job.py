@@ -105,7 +105,10 @@ class Job(Generic[Config]):
     loop: "Loop[Config] | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_defaults(self)
+        if isinstance(self.config, type) and issubclass(self.config, RunConfig):
+            object.__setattr__(self, "config", defaults_of(self.config))
+        if isinstance(self.config, RunConfig):
+            options_of(type(self.config))  # refuses two options of one name
         if isinstance(self.config, TrainConfig) and self.objective is not None:
             object.__setattr__(self, "config", _with_aggregator(self.config, self.objective))
         if self.loop is not None:
@@ -241,14 +244,6 @@ class Loop(Generic[Config]):
     def __post_init__(self) -> None:
         if not self.metrics or next(iter(self.metrics.values())) not in ("max", "min"):
             raise InputError(f"Loop: metrics are {dict(self.metrics)}; the first has to be max or min")
-
-
-def _make_defaults(job: Any) -> None:
-    """Replace a class of options by its defaults; refuse two options of one name (InputError)."""
-    if isinstance(job.config, type) and issubclass(job.config, RunConfig):
-        object.__setattr__(job, "config", defaults_of(job.config))
-    if isinstance(job.config, RunConfig):
-        options_of(type(job.config))
 
 
 def _with_aggregator(config: TrainConfig, objective: Callable[[Any], Objective]) -> TrainConfig:

@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from concord.environments import Environments
 from concord.environments.collection import SPLITS
@@ -30,14 +29,6 @@ Source = tuple[str, ...]
 """The description of a metric, in parts."""
 
 
-class OfEnvironment(NamedTuple):
-    """The measure, split and environment of a metric."""
-
-    measure: str
-    split: str
-    environment: str
-
-
 def split_metric(split: str, measure: str, worst: bool = False) -> str:
     """The metric of a measure over the environments of a split, or of the worst of them."""
     return f"worst_{split}_{measure}" if worst else f"{split}_{measure}"
@@ -48,10 +39,10 @@ def environment_metric(measure: str, split: str, environment: str) -> str:
     return f"{measure}/{split}/{environment}"
 
 
-def environment_of(metric: str) -> OfEnvironment | None:
-    """The measure, split and environment of a metric; None for other metrics."""
+def split_of(metric: str, measure: str) -> str | None:
+    """The split, if it is the metric of this measure in one environment."""
     parts = metric.split("/", 2)
-    return OfEnvironment(*parts) if len(parts) == 3 else None
+    return parts[1] if len(parts) == 3 and parts[0] == measure else None
 
 
 def layer_metric(measure: str, layer: str) -> str:
