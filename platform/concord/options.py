@@ -33,7 +33,6 @@ class Option:
     Attributes:
         name: the plain name, without its groups'.
         groups: the fields that lead to it from the outermost dataclass.
-        hint: its type.
     """
 
     name: str

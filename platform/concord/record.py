@@ -101,7 +101,6 @@ class Events:
     """The events of a folder that this process has locked, open for appending; threads may share it.
 
     Attributes:
-        file: on this machine.
         history: of each run of a group by its key, and of the folder's own run or group as ``""``.
     """
 

@@ -39,8 +39,6 @@ class FileOptions:
     """The options in a file.
 
     Attributes:
-        path: the file.
-        values: the options by name.
         rule: the user's own rule that it names, which is not among the values; None if it names none.
         sources: from a run's record, the texts of files that its options name.
     """

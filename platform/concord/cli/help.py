@@ -32,7 +32,6 @@ class OptionHelp:
         flags: such as ``("--rescale", "--no-rescale")``.
         takes: the kind of its value, such as ``FLOAT``; empty for a flag.
         choices: its possible values, if they are few.
-        text: its explanation.
         default: the default; empty if there is none.
     """
 

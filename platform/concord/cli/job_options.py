@@ -25,9 +25,7 @@ class JobCommand:
         name: train, tune or compare.
         job: the job with its file; with the user's own rule its options have the rule's fields.
         tables: the tables given to ``compare``.
-        options: all options.
         given: the options from the command line, the file or the record of a continued study.
-        print_config: whether to print the options and exit.
     """
 
     name: str

@@ -44,13 +44,8 @@ class Reserved:
     """A folder locked by this process. Nothing in it changes until :func:`open_run`.
 
     Attributes:
-        kind: run, study or comparison.
-        job: the job's name.
         config: the options; a run's have its name.
-        folder: the folder of its files.
-        store: MLflow's.
         record: the record; None for a new run or group.
-        termination: whether this process received SIGTERM.
         begun: whether it began or resumed.
     """
 
@@ -75,7 +70,6 @@ class Description:
 
     Attributes:
         experiment: in MLflow.
-        parameters, tags: of the MLflow run.
         record: further fields beside kind, job, name, store and configuration.
         artifacts: JSON values kept with the MLflow run, by file name, beside the configuration.
     """
@@ -92,11 +86,6 @@ class Opened:
     """An open run or group.
 
     Attributes:
-        name: its name.
-        kept: the folder of its files.
-        store: MLflow's.
-        record: the record.
-        events: its events, open for writing.
         resumed: whether it had begun before.
         status: MLflow's status; set before the end.
         report: the fields of its end event.

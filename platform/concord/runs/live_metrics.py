@@ -25,7 +25,6 @@ class Metric(NamedTuple):
 
     Attributes:
         name: Concord's name; Ray exports it with the prefix ``ray_``.
-        description: one line.
         tags: the names of its own tags, beside the labels of all gauges of a run.
     """
 

@@ -41,7 +41,6 @@ class Checked:
     """The findings of the checks.
 
     Attributes:
-        environments: the data.
         example: a few inputs, or the risk's call of the model; None if it calls none.
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.

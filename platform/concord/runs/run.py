@@ -56,16 +56,12 @@ class RunResult:
     """A finished run.
 
     Attributes:
-        job: the job's name.
-        name: the run's name.
-        run_id: in MLflow.
         seconds: from the first check to the registered model.
         model: the registered version as ``models:/name/version``, or ``models:/m-…`` without --register;
             None if it could not be kept, or its batches have another form than MLflow's models take.
         registered: the registered version and whether it is the champion; None if nothing was registered.
         kept: the folder with figures, configuration and checkpoints.
         metrics: by the short names (without those of single environments and layers).
-        tracking_uri: MLflow's store.
     """
 
     job: str

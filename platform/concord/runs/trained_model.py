@@ -24,12 +24,7 @@ class TrainedModel:
     """The trained model of a run.
 
     Attributes:
-        name: of the run.
-        run_id: in MLflow.
-        job: with its file.
-        config: the options of the training.
         model: on the CPU.
-        metrics: of the run, by their short names.
     """
 
     name: str

@@ -45,8 +45,6 @@ class RunSpec:
         folder: for checkpoints and files; None keeps none.
         on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
         scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
-        log_context: the log settings.
-        storage_credentials: the credentials of the output and the data.
     """
 
     path: str

@@ -21,7 +21,6 @@ class JsonLines:
     The file and its folder are created if missing. An incomplete last line is removed.
 
     Attributes:
-        descriptor: of the open file.
         end: its length in bytes.
     """
 

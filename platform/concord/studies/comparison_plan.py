@@ -47,8 +47,6 @@ class PlannedRun:
     """A run that a table needs.
 
     Attributes:
-        table, configuration: the table and the name of its row.
-        seed: of its training.
         config: the options; a fold's have the environment that is left out.
         point: the resolved options that decide the result, with the version of the data if known.
         at_default: the options in ``point`` at the job's default.
@@ -108,8 +106,6 @@ class ComparisonPlan(GroupPlan):
     """Tables of a job.
 
     Attributes:
-        tables: the comparisons by table name.
-        runs: the runs of each table.
         given: the options of the command line, as JSON, without those of place and workers.
     """
 

@@ -31,8 +31,6 @@ class ComparisonResult(GroupResult):
     """The tables, as far as their runs exist.
 
     Attributes:
-        plan: the plan.
-        tables: the tables.
         runs: the finished runs of each table, by configuration.
         finished: the number of different finished runs.
         failed: the failures of other runs, by run name.

@@ -36,7 +36,6 @@ class Criterion:
     Attributes:
         selection: the examples.
         metric: the name, such as ``held_out_accuracy``.
-        mode: ``max`` or ``min``.
     """
 
     selection: Selection

@@ -145,7 +145,6 @@ class MethodsPlan:
     """The plan of a comparison of methods.
 
     Attributes:
-        job: the job.
         base: the configuration that every method starts from.
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.

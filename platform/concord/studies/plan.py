@@ -61,9 +61,7 @@ class GroupPlan:
     """A group of runs that start from one configuration.
 
     Attributes:
-        kind: study or comparison.
         name: the group's name; the same name continues it.
-        job: what is trained.
         base: the configuration that every run starts from.
         sharing: the division of the cluster among the runs.
     """
@@ -118,20 +116,14 @@ class StudyPlan(GroupPlan):
     """A study.
 
     Attributes:
-        options: of the study.
-        given: the options of the command line.
         method: the name of the job's study, or of one for every job.
-        space: that is searched.
         measure: the measure of the score, such as ``accuracy``.
         modes: the mode of each measure; None if neither the job nor ``--mode`` gives it.
         criterion: the measure on the examples of the selection.
-        stop_rule: when a trial ends early.
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
         shortlist_folds: environments that the short list leaves out in turn.
-        trials: the number of trials.
-        checked: the findings of preflight.
     """
 
     kind = "study"

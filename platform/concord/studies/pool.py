@@ -110,9 +110,7 @@ class Pool:
     """An open group; made by :func:`open_group`.
 
     Attributes:
-        plan: of the group.
         group: its record, open.
-        resources: the resources of a run.
     """
 
     def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:

@@ -70,8 +70,6 @@ class EndedRun:
     """An ended run of a group.
 
     Attributes:
-        run: the proposal.
-        history: every evaluation.
         seconds: from its start to its end.
         ended: the time, in seconds since 1970.
         stopped: the reason for an early end, None if there was none.

@@ -32,7 +32,6 @@ class GroupResult(abc.ABC):
     """A group of runs, from its record.
 
     Attributes:
-        kept: the group's folder.
         drawn: the figures' files by name, once drawn.
         seconds: the time of this call; 0 if it only read.
     """
@@ -86,7 +85,6 @@ class Selected:
     Attributes:
         selection: the selection; ``o.o.d. test (oracle)`` if it uses the test.
         among: the number of trials with its metric.
-        trial: the chosen trial.
         metrics: of that trial; with ``left_out_…`` if environments were left out for it.
     """
 
@@ -103,7 +101,6 @@ class StudyResult(GroupResult):
     Attributes:
         record: the study's fields, see :meth:`concord.studies.plan.StudyPlan.record`.
         finished: the finished trials, best first.
-        failed: the failed trials.
         ended: the finished trials in the order of their ends.
         left_out: metrics of environments left out afterwards, by trial.
         repeated: the best trial with other seeds.

@@ -60,9 +60,7 @@ class KeptLine:
 
     Attributes:
         configuration: the name of the row.
-        seed: of the run.
         values: by heading, without NaN, which JSON lacks.
-        seconds: its time.
         origin: command, commit and machine, and the version of the data if known.
     """
 
@@ -81,13 +79,7 @@ class KeptLine:
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """A table and its runs.
-
-    Attributes:
-        name: the name.
-        comparison: its definition.
-        lines: the existing runs.
-    """
+    """A table and its runs."""
 
     name: str
     comparison: Comparison

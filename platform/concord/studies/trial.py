@@ -41,9 +41,7 @@ class PoolSpec:
 
     Attributes:
         run: the specification with the base options.
-        judge: their evaluation.
         shared: the shared data; None if each run loads its own.
-        threads: the number of threads of a run.
     """
 
     run: RunSpec
@@ -57,12 +55,8 @@ class TrialReport:
     """A run's message after an evaluation.
 
     Attributes:
-        epoch, step: done so far.
-        percent: the progress.
         metrics: without those of single environments and layers.
-        last: whether it is the run's last.
         stopped: the reason for an early end.
-        failure: the reason of a failure.
     """
 
     epoch: int

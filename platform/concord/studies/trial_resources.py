@@ -21,7 +21,6 @@ class TrialResources:
     """The resources of trials.
 
     Attributes:
-        concurrent: the number of parallel trials.
         cpus, gpus: of a trial's process.
     """
 

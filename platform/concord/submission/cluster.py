@@ -44,11 +44,9 @@ class Submission:
     """A job that was submitted.
 
     Attributes:
-        id: of the submission.
         status: pending, running, succeeded, failed or stopped.
         command: Concord's command (``train``, ``tune``), or another program's command line.
         job: Concord's job; empty for other programs.
-        name: of the run or study.
         started, ended: Unix times in seconds; None before.
         exit_status: the command's; None before its end.
         message: Ray's message on its state.

@@ -36,9 +36,6 @@ class ModelVersion:
     """One version of a registered model.
 
     Attributes:
-        name, version: of the model, and the version's number.
-        aliases: the aliases of the version.
-        metrics: of its run.
         criterion, mode: the metric of its registration, if any, and the metric's mode.
         run_id, run: its run in MLflow, and the run's name.
         data: the version of its data, if there is one.

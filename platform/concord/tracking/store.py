@@ -66,11 +66,8 @@ class TrackedData:
     """Data of a run, as MLflow records them.
 
     Attributes:
-        name: of the dataset.
         digest: at most 36 characters, different for other data.
-        purpose: their use in the run.
         schema: of its tensors, in MLflow's form, if there is one.
-        profile: sizes.
     """
 
     name: str

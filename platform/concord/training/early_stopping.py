@@ -23,7 +23,6 @@ class BestWeights:
 
     Attributes:
         best: the best value yet, negative if large values are good; None before the first.
-        epoch: its epoch.
     """
 
     def __init__(self, metric: str, mode: Mode, threshold: float = -math.inf, first_epoch: int = 0) -> None:

@@ -107,7 +107,6 @@ class EvaluatedPart:
 
     Attributes:
         split: the purpose of the part.
-        name: the environment.
         data: the examples, in the worker that evaluates it; None elsewhere.
     """
 

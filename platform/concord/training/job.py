@@ -262,8 +262,6 @@ class JobFile:
 
     Attributes:
         job: the job, with its name filled in.
-        path: the file.
-        source: its text.
         rule: the user's own rule that --aggregator names; its fields are options of the job.
     """
 

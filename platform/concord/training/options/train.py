@@ -15,7 +15,7 @@ from concord.aggregation import (
 )
 from concord.aggregation.selection import without_chance
 from concord.objectives import objective_type
-from concord.options import option_values
+from concord.options import option_values, options_of
 from concord.training.options.aggregation import AggregatorOptions
 from concord.training.options.data import DataOptions
 from concord.training.options.objective import ObjectiveOptions
@@ -166,23 +166,7 @@ class TrainConfig(RunConfig):
 
 
 # Options that may differ when a run is resumed: where and how it runs, not what it computes.
-RUNTIME_OPTIONS = frozenset(
-    {
-        "name",
-        "workers",
-        "readers",
-        "min_workers",
-        "use_gpu",
-        "address",
-        "wait_for_resources",
-        "max_failures",
-        "data_dir",
-        "output",
-        "resume",
-        "tracking_uri",
-        "register",
-    }
-)
+RUNTIME_OPTIONS = frozenset({"data_dir", "readers"}) | RunConfig().placement | options_of(ParallelOptions).keys()
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:
