@@ -54,14 +54,13 @@ class OptionHelp:
             )
 
 
-def option_help(kind: type[Any], default: Any = None) -> dict[str, OptionHelp]:
+def option_help(kind: type[Any], default: Any) -> dict[str, OptionHelp]:
     """The options of a dataclass, by the names of its fields."""
     import tyro
 
-    given = {} if default is None else {"default": default}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        parser = tyro.extras.get_parser(kind, config=(tyro.conf.OmitArgPrefixes,), **given)
+        parser = tyro.extras.get_parser(kind, config=(tyro.conf.OmitArgPrefixes,), default=default)
     # argparse has no public list of a parser's options.
     named = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     return {each.option_strings[0].removeprefix("--").replace("-", "_"): _option(each) for each in named}

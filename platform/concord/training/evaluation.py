@@ -24,7 +24,7 @@ from concord.training.metric_names import environment_metric, split_metric
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
 PerExample = Callable[[Any, Any], Tensor]
-"""Maps what the model gave for a batch and the targets, or with a risk the batch, to one number an example."""
+"""Maps the model's outputs and the targets, or with a risk the outputs and the batch, to one number an example."""
 Mode = Literal["max", "min"]
 
 
@@ -124,7 +124,7 @@ ACCURACY = Measure(correct, "max")
 
 
 def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
-    """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one of them."""
+    """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one class."""
     from sklearn.metrics import roc_auc_score
 
     scores, targets = scores_of(model, environment)
@@ -132,7 +132,7 @@ def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
 
 
 def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """By how much the second of two classes is more likely, and whether it is right; ``(examples,)`` each."""
+    """The second class's logit minus the first's, and whether the second is the target; ``(examples,)`` each."""
     scores = model(environment.inputs).diff(dim=1).squeeze(1).nan_to_num()
     return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
 

@@ -330,7 +330,7 @@ class _Run:
         whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
         names = [environment.name for environment in training]
-        if together is not None:  # others at every step
+        if together is not None:  # which differ at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
         rule = config.rule(len(self.environments.train))
@@ -457,9 +457,9 @@ class _Run:
         return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
 
     def _weights(self, results: Sequence[EnvironmentStep]) -> dict[str, float]:
-        """What each environment weighs in the update of a weighting, its batches together: the mean over steps."""
+        """The weight of each environment in a weighting, summed over its batches: the mean over steps."""
         found = [each.environment_weights for each in results if each.environment_weights is not None]
-        if not found or self.config.data.environments_per_step:  # others at every step
+        if not found or self.config.data.environments_per_step:  # which differ at every step
             return {}
         means = torch.stack(found).mean(0).unflatten(0, (-1, self.config.aggregation.steps_per_update)).sum(1).tolist()
         names = self.environments.train

@@ -2,7 +2,7 @@
 
 ``{split}_{measure}`` is a mean over environments, ``worst_{split}_{measure}`` its worst environment, and
 ``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's,
-``weight/{environment}`` what a weighting gives an environment.
+``weight/{environment}`` an environment's weight in a weighting.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -24,7 +24,7 @@ def shortcuts(
     environments: Environments,
     modes: Mapping[str, Mode | None],
 ) -> str | None:
-    """A line with advice about a run that does well on held-out examples and badly in other environments, if it does.
+    """A line of advice if a run does well on held-out examples and badly in other environments; None if not.
 
     The measure is that of the job's criterion, else the accuracy or the loss. The other environments' value must fall
     short of the held-out value, see :func:`falls_short`, and be worse than three in four of the training environments.
