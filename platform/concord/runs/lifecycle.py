@@ -106,11 +106,6 @@ class Opened:
         run_id: str = self.record["run_id"]
         return run_id
 
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine."""
-        return self.kept.path
-
     def describe(self, **more: Any) -> None:
         """Add fields to the record."""
         self.record = write_record(self.kept, self.record["kind"], {**self.record, **more})

@@ -83,11 +83,6 @@ class GroupPlan:
         return group_folder(self.kind, self.base.run.output, self.name)
 
     @property
-    def folder(self) -> Path:
-        """The folder on this machine."""
-        return self.kept.path
-
-    @property
     def experiment(self) -> str:
         """The MLflow experiment, separate from the job's own runs."""
         return f"{self.job.name}-{_FOLDERS[self.kind]}"

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError
+from concord.process_environment import environment_variables
 from concord.runs.dashboard import running_dashboard
 from concord.submission.package import Package
 from concord.submission.profile import Profile
@@ -36,6 +36,8 @@ _STARTING_SECONDS = 30.0
 _TAKEN = "already exists"
 # Ray's resource of the head node, and the amount that pins a job there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
+# Variables that would override the address given to Ray's client.
+_NO_ADDRESSES = {"RAY_API_SERVER_ADDRESS": None, "RAY_ADDRESS": None}
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -84,7 +86,7 @@ class Cluster:
         self.profile = profile
         with self._one_line():
             self._check_version()
-            with _without_addresses():
+            with environment_variables(_NO_ADDRESSES):
                 self._client = _Client(address, headers=profile.headers)
         for name in logging.root.manager.loggerDict:
             if name.startswith("ray."):  # several have their own level, INFO
@@ -225,17 +227,6 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
-
-
-@contextlib.contextmanager
-def _without_addresses() -> Iterator[None]:
-    """Run the body without the environment variables that would override Ray's arguments."""
-    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(taken)
 
 
 def _submission(job: Any) -> Submission:
