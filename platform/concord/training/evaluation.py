@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.environments import Environment
+from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.environments.readers import read_ahead
 from concord.environments.source import InMemory
@@ -166,6 +166,18 @@ def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | N
             )
         found[name] = mode
     return found
+
+
+def reported_metrics(
+    environments: Environments, measures: Mapping[str, Mode | None], held_out: bool
+) -> dict[str, Mode | None]:
+    """The metrics of evaluations over environments, with their modes, from the measures'."""
+    there = {"held_out": held_out, "validation": environments.validation or held_out, "ood": environments.test}
+    splits = ["train", *(split for split, has in there.items() if has), *environments.observed]
+    reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
+    ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
+    worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
+    return {**reported, **worst, **({"held_out_spread": "min"} if held_out else {})}
 
 
 def worst(values: Iterable[float], mode: Mode) -> float:

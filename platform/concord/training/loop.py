@@ -47,11 +47,12 @@ from concord.training.evaluation import (
     default_measures,
     evaluate,
     modes,
+    reported_metrics,
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, split_metric, without_clashes
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -63,7 +64,6 @@ Item = TypeVar("Item")
 _LOGGED_STEPS = 20_000
 # The steps of an estimate of a training's time: before it is measured, and measured.
 _WARM_UP, _TIMED = 3, 20
-_BOTH = (False, True)  # the mean over environments, and the worst of them
 # The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
@@ -393,11 +393,9 @@ class _Run:
 
     def best_by(self) -> tuple[str, Mode]:
         """The metric of ``--keep best`` and its mode."""
-        validated = self.environments.validation or self.config.data.held_out > 0
-        splits = ["validation"] * bool(validated) + ["held_out"] * (self.config.data.held_out > 0)
-        each = modes(self.measures, self.evaluation).items()
-        known = {split_metric(split, name, worst): mode for split in splits for name, mode in each for worst in _BOTH}
-        return best_by(self.job, known, () if self.evaluation is None else self.evaluation.modes)
+        measures = modes(self.measures, self.evaluation)
+        reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
+        return best_by(self.job, reported, () if self.evaluation is None else self.evaluation.modes)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
