@@ -67,16 +67,8 @@ def find_runs(
 ) -> list[Run]:
     """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
-    Args:
-        store: the store.
-        most: the number of runs.
-        job, status: only runs of this job and status.
-        name: only runs whose name contains this.
-        study: the trials of this study instead of runs.
-        where: only runs that fulfil these conditions.
-        metric: order by this metric, without runs that lack it; None: newest first.
-        largest: whether the metric's largest value comes first.
-        show: further options and metrics; at least one run must have each.
+    With `study` they are its trials. They are ordered by `metric`, without the runs that lack it; without a metric the
+    newest come first. `show` has further options and metrics, of which at least one run must have each.
     """
     # Trials have no job; their study has.
     conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
@@ -93,10 +85,10 @@ def find_runs(
             found.append(run)
         if len(found) == most:
             break
-    asked = [("where", each.name) for each in where] + [("metric", metric)] * bool(metric)
-    for option, asked_name in [*asked, *(("show", each) for each in show)]:
-        if known and asked_name not in known:
-            raise InputError(f"--{option} {asked_name}: no run has it{did_you_mean(str(asked_name), known)}")
+    asked = [("where", each.name) for each in where] + ([("metric", metric)] if metric else [])
+    for option, field in [*asked, *(("show", each) for each in show)]:
+        if known and field not in known:
+            raise InputError(f"--{option} {field}: no run has it{did_you_mean(field, known)}")
     return found
 
 
