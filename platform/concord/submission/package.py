@@ -29,12 +29,10 @@ class Package:
     Attributes:
         modules: the packages ``concord`` and ``concord_jobs``, as in the wheel.
         working_dir: the user's files; None for a built-in job.
-        size: bytes of both.
     """
 
     modules: Sequence[Path]
     working_dir: Path | None
-    size: int
 
 
 @contextlib.contextmanager
@@ -86,9 +84,8 @@ def packed(
         for path, text in (texts or {}).items():
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             (work / path).write_text(text, encoding="utf-8")
-        yield Package(
-            [Path(name, "modules", package.name) for package in packages], work if work.exists() else None, size
-        )
+        modules = [Path(name, "modules", package.name) for package in packages]
+        yield Package(modules, work if work.exists() else None)
 
 
 def inside(file: Path, working_dir: Path) -> Path:
