@@ -69,9 +69,7 @@ def option_help(kind: type[Any], default: Any) -> dict[str, OptionHelp]:
 def _option(action: Any) -> OptionHelp:
     """An option from argparse's form of it."""
     text, _, default = str(action.help or "").removesuffix(")").rpartition(" (default: ")
-    choices = tuple(map(str, action.choices or ()))
-    if "None" in choices:  # an optional option; tyro gives its choices in any order
-        choices = tuple(sorted({*choices} - {"None"}))
+    choices = shown_choices(action.choices or ())
     takes = "NAME" if choices else str(action.metavar or "").removeprefix("{None}|")
     if several := re.search(r"\[(\w+) \[", takes):
         takes = f"{several[1]} …"
@@ -79,7 +77,13 @@ def _option(action: Any) -> OptionHelp:
         default = ""
     with contextlib.suppress(ValueError):
         default = f"{float(default):.4g}" if "." in default else default
-    return OptionHelp(tuple(action.option_strings), takes, choices, " ".join(text.split()), default)
+    return OptionHelp(tuple(action.option_strings), takes, tuple(choices), " ".join(text.split()), default)
+
+
+def shown_choices(choices: Iterable[Any]) -> list[str]:
+    """The choices as text, without the None of an optional option, whose choices tyro gives in any order."""
+    shown = list(map(str, choices))
+    return sorted({*shown} - {"None"}) if "None" in shown else shown
 
 
 def job_help(command: str, job: Any, tables: Sequence[str], program: str, options: Any) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from concord.cli.help import HELP, job_list
+from concord.cli.help import HELP, job_list, shown_choices
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
@@ -88,10 +88,7 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             near = did_you_mean(first.split("=")[0].lower(), known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
-            choices = list(event.choices)
-            if "None" in choices:  # of an option that may be left out; its choices come in any order
-                choices = sorted({*choices} - {"None"})
-            return f"{option} {event.value}: must be one of {', '.join(choices)}"
+            return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
             return f"{', '.join(missing)}: is required; {event.prog} --help explains it"
