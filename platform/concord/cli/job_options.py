@@ -80,15 +80,16 @@ def read_command(
 
 def default_options(command: str, job: Any, called: str, tables: Sequence[str] = ()) -> Any:
     """The options of a command with this job, at their defaults (InputError if it does not apply to the job)."""
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
-    from concord.studies.leave_one_out import leave_one_out_options_for
-    from concord.studies.methods import methods_options_for
     from concord.studies.study_options import compare_options_for, options_for
 
     if command == "train":
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+    from concord.studies.leave_one_out import leave_one_out_options_for  # imports Ray, which takes a second
+    from concord.studies.methods import methods_options_for
+
     for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):
         if name in tables:
             if len(tables) > 1:
