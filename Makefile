@@ -34,7 +34,7 @@ rooms: $(VENV)/installed-dev
 	$(BIN)/python docs/rooms.py
 
 tables: $(VENV)/installed
-	$(BIN)/python -m concord.studies.documents docs/results README.md docs/*.md
+	$(BIN)/python docs/documents.py docs/results README.md docs/*.md
 
 bench: $(VENV)/installed
 	$(BIN)/concord bench

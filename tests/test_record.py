@@ -184,12 +184,12 @@ def test_what_is_left_of_a_torn_line_does_not_spoil_the_next_one(tmp_path: Path)
     for torn in (b'{"a": 2', b"x" * 200_000):
         file.write_bytes(whole + torn)
         append_line(file, {"a": 3})
-        assert [value for value, _ in read_lines(file)] == [{"a": 1}, {"a": 3}]
+        assert list(read_lines(file)) == [{"a": 1}, {"a": 3}]
     file.write_bytes(b'{"a"')
     with JsonLines(file) as lines:
         assert lines.end == 0
         lines.append(4)
-    assert [value for value, _ in read_lines(file)] == [4]
+    assert list(read_lines(file)) == [4]
 
 
 # --- the mirror

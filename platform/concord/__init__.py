@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-# Written where the package is sent to a cluster, on which another version may be installed, or none.
+# Written when the package is sent to a cluster, which may have another version or none.
 _SENT = Path(__file__).parent / "VERSION"
 
 
 def __getattr__(name: str) -> Any:
-    """The version, found when it is asked for: that takes longer than all else of ``concord --help``."""
+    """The version, computed on demand: it takes longer than the rest of ``concord --help``."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

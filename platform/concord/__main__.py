@@ -1,9 +1,9 @@
-"""``python -m concord``: what the ``concord`` program does, where the package is but not its program."""
+"""``python -m concord``: the ``concord`` program, where only the package is installed."""
 
 import os
 import sys
 
-# What was checked by one version of Python is not to fail in the middle under another; so before anything is imported.
+# Before any import: input that one version of Python has checked must not fail under another.
 submitted_by = os.environ.get("CONCORD_CLIENT_PYTHON")
 here = ".".join(map(str, sys.version_info[:2]))
 if submitted_by not in (None, here):

@@ -79,11 +79,7 @@ def benchmarks_folder() -> Path:
 
 
 def benchmark_files(only: str = "", everything: bool = False) -> list[Path]:
-    """The benchmarks whose file name contains ``only``: with neither argument, the fast ones.
-
-    Raises:
-        InputError: there is no such benchmark.
-    """
+    """The benchmarks whose file name contains ``only``: with neither argument, the fast ones."""
     folder = benchmarks_folder()
     wanted = [*folder.glob("*.py"), *(folder / _LONG).glob("*.py")] if only or everything else [*folder.glob("*.py")]
     files = sorted((path for path in wanted if only in path.stem), key=lambda path: path.stem)

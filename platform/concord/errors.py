@@ -24,24 +24,18 @@ class ArgumentError(InputError):
         given = "".join(f" {value}" for value in values if value is not None)
         return f"--{self.argument.replace('_', '-')}{given}: {self.expected}"
 
-    def described(self) -> "ArgumentError":
-        """The same error with the value as text, so that any process can unpickle it."""
-        value = self.value
-        if isinstance(value, (tuple, list)):
-            value = tuple(map(str, value))
-        elif value is not None:
-            value = str(value)
-        return ArgumentError(self.argument, value, self.expected)
-
 
 class CheckpointError(InputError):
     """A file of a checkpoint is missing, damaged, or not Concord's; an earlier checkpoint may be usable."""
 
 
 def picklable(error: InputError) -> InputError:
-    """The same error in a form that any process can unpickle."""
+    """The same error in a form that any process can unpickle: values are text."""
     if isinstance(error, ArgumentError):
-        return error.described()
+        value = error.value
+        if value is not None:
+            value = tuple(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+        return ArgumentError(error.argument, value, error.expected)
     return CheckpointError(str(error)) if isinstance(error, CheckpointError) else InputError(str(error))
 
 

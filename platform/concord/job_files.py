@@ -9,12 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class JobText:
-    """A job's description, read from its file without running it.
-
-    Attributes:
-        name: the job's name in commands.
-        source: the file's text.
-    """
+    """A job's description, read from its file without running it."""
 
     name: str
     source: str

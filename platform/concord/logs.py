@@ -24,7 +24,6 @@ class Context(NamedTuple):
     """The log settings that a process passes to its workers.
 
     Attributes:
-        as_json: whether lines are JSON.
         known: the fields of every record.
     """
 

@@ -33,7 +33,6 @@ class Option:
     Attributes:
         name: the plain name, without its groups'.
         groups: the fields that lead to it from the outermost dataclass.
-        hint: its type.
     """
 
     name: str
@@ -70,11 +69,7 @@ class OptionGroup:
             raise InputError(f"{flag_of(option)} {shown}: {expected}")
 
     def with_options(self, **changes: Any) -> Self:
-        """A copy with these values, in any group.
-
-        Raises:
-            InputError: there is no such option.
-        """
+        """A copy with these values, in any group."""
         known = options_of(type(self))
         for name in changes:
             if name not in known:
@@ -84,11 +79,7 @@ class OptionGroup:
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
-    """The options of a dataclass and its inner groups, by name.
-
-    Raises:
-        InputError: two of them have the same name.
-    """
+    """The options of a dataclass and its inner groups, by name."""
     return _options_of(cast(Hashable, kind))
 
 
@@ -100,7 +91,7 @@ def _options_of(kind: Any) -> Mapping[str, Option]:
         if not field.init:
             continue
         hint = hints[field.name]
-        if _is_group(hint):
+        if isinstance(hint, type) and issubclass(hint, OptionGroup):
             inner = [dataclasses.replace(each, groups=(field.name, *each.groups)) for each in options_of(hint).values()]
         else:
             inner = [Option(field.name, (), hint)]
@@ -216,10 +207,6 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
         else:
             words += [flag, str(value)]
     return words
-
-
-def _is_group(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, OptionGroup)
 
 
 def _groups(group: Any) -> dict[str, OptionGroup]:

@@ -98,17 +98,10 @@ class RunHistory:
 
 
 class Events:
-    """The events of a folder, open for appending by one process; threads may share it.
-
-    Args:
-        folder: locked by this process.
+    """The events of a folder that this process has locked, open for appending; threads may share it.
 
     Attributes:
-        file: on this machine.
         history: of each run of a group by its key, and of the folder's own run or group as ``""``.
-
-    Raises:
-        InputError: a line in the middle of the file is not an event; the file is not changed.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -126,11 +119,7 @@ class Events:
         return self.history.setdefault("", RunHistory())
 
     def append(self, event: str, /, run: str = "", **fields: Any) -> None:
-        """Add an event. On a full disk metrics are lost with a warning, so that training reaches its next checkpoint.
-
-        Raises:
-            RunFailedError: the folder was removed, or the disk is full.
-        """
+        """Add an event. On a full disk metrics are lost with a warning, so training reaches its next checkpoint."""
         at = time.time_ns() // 1_000_000
         line = {"event": event, "at": at, **({"run": run} if run else {}), **fields}
         with self._lock:
@@ -149,11 +138,7 @@ class Events:
                 self.history.setdefault(run, RunHistory()).take(Event(event, at, run, fields, self._lines.end))
 
     def sync(self) -> None:
-        """Flush to disk; at an address, upload.
-
-        Raises:
-            RunFailedError: the folder was removed, or the storage does not answer.
-        """
+        """Flush to disk; at an address, upload."""
         with self._lock:
             self._require_kept()
             with full_disk_in_one_line(self.file):
@@ -170,12 +155,7 @@ class Events:
 
 
 def read_events(file: Path, start: int = 0) -> Iterator[Event]:
-    """Yield the events from byte ``start`` on; a last line without its end is left out.
-
-    Raises:
-        InputError: a line is not an event.
-        OSError: the file cannot be read.
-    """
+    """Yield the events from byte ``start`` on; a last line without its end is left out."""
     with file.open("rb") as lines:
         end = lines.seek(start)
         for number, line in enumerate(lines, 1):
@@ -195,11 +175,7 @@ def _no_event(file: Path, place: str) -> InputError:
 
 
 def read_history(folder: Folder) -> dict[str, RunHistory]:
-    """The history of every run in a folder's events, as this machine has them.
-
-    Raises:
-        InputError: a line is not an event.
-    """
+    """The history of every run in a folder's events, as this machine has them."""
     file = folder.path / EVENTS
     found: dict[str, RunHistory] = {}
     if file.exists():
@@ -213,11 +189,7 @@ def read_history(folder: Folder) -> dict[str, RunHistory]:
 
 
 def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
-    """Read the record in a folder; None if there is none.
-
-    Raises:
-        InputError: the record cannot be read, is of another version or kind, or the storage does not answer.
-    """
+    """Read the record in a folder; None if there is none."""
     name = folder.place.name
     try:
         folder.fetch(RECORD)
@@ -247,11 +219,7 @@ def read_record(folder: Folder, kind: Kind = "run") -> dict[str, Any] | None:
 
 
 def require_record(folder: Folder, kind: Kind = "run") -> dict[str, Any]:
-    """Read the record in a folder, which must exist.
-
-    Raises:
-        InputError: there is no record, or it cannot be used.
-    """
+    """Read the record in a folder, which must exist."""
     record = read_record(folder, kind)
     if record is None:
         output = display_path(folder.place.parent.parent)

@@ -12,15 +12,7 @@ from concord.errors import InputError
 
 
 def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
-    """The text of a file.
-
-    Args:
-        path: the file.
-        refusal: makes the error to raise from the problem.
-
-    Raises:
-        InputError: there is no such file, or it is not text.
-    """
+    """The text of a file; ``refusal`` makes the error from a problem."""
     if not path.is_file():
         raise refusal("there is no such file")
     try:
@@ -30,16 +22,10 @@ def read_source(path: Path, refusal: Callable[[str], InputError]) -> str:
 
 
 def run_source(path: str, source: str, kind: str, refusal: Callable[[str], InputError]) -> ModuleType:
-    """Run a file's text as a module.
+    """Run a file's text as a module; ``refusal`` makes the error from a problem.
 
-    Args:
-        path: of the file; with an absolute path the text may import the file's neighbours.
-        source: its text.
-        kind: of file, such as ``job``; modules of two kinds do not share a name.
-        refusal: makes the error to raise from the problem.
-
-    Raises:
-        InputError: the text raised an exception.
+    With an absolute path the text may import the file's neighbours. Modules of two kinds, such as ``job``, do not share
+    a name.
     """
     folder = Path(path).parent
     module = ModuleType(re.sub(r"\W", "_", f"concord_{kind}_{folder.name}_{Path(path).stem}"))

@@ -78,6 +78,8 @@ class OneOf:
 
 Domain = Choice | Uniform | LogUniform | Integers
 Entry = Union[Domain, OneOf, Value]  # noqa: UP007
+# The names of domains with two bounds, in JSON.
+_BOUNDED = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers}
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,7 @@ class Space:
         return {name for name, _ in all_entries(self.entries)}
 
     def active(self, point: Point) -> Iterator[LocatedDomain]:
-        """The active domains at this point.
-
-        Raises:
-            InputError: the point lacks a value, has a value outside of its domain, or has an unknown one.
-        """
+        """The active domains at this point (InputError if a value is missing, unknown, or outside of its domain)."""
         seen = set()
         for located in self.varied():
             if any(point.get(switch) != branch for switch, branch in located.conditions.items()):
@@ -146,11 +144,7 @@ class Space:
         return dict(_fixed(self.entries, point))
 
     def grid(self) -> list[Point]:
-        """Every point of a space without continuous domains.
-
-        Raises:
-            InputError: a domain is continuous.
-        """
+        """Every point of the space (InputError if a domain is continuous)."""
         return list(_grid(self.entries))
 
     def without(self, names: set[str]) -> "Space":
@@ -167,20 +161,12 @@ class Space:
 
     @staticmethod
     def from_json(entries: Mapping[str, Any], source: str = "space") -> "Space":
-        """A space from its form as JSON or TOML.
-
-        Raises:
-            InputError: the form is invalid; ``source`` names its origin.
-        """
+        """A space from its form as JSON or TOML; ``source`` names its origin in errors."""
         return Space({name: _entry(name, value, source) for name, value in entries.items()})
 
     @staticmethod
     def read(path: Path) -> "Space":
-        """A space from a TOML file.
-
-        Raises:
-            InputError: the file cannot be read, or holds no space.
-        """
+        """A space from a TOML file."""
         try:
             entries = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -215,13 +201,7 @@ def format_point(point: Mapping[str, Value]) -> str:
 def parse_entry(name: str, text: str, words: Sequence[Value] = ()) -> Entry:
     """Parse a domain of the command line: ``1e-4``, ``64,128``, ``uniform:0:1``, ``log:1e-4:1``, ``int:1:5``.
 
-    Args:
-        name: of the option.
-        text: the text to parse.
-        words: values that stay text, such as ``none`` if that is a choice of the option.
-
-    Raises:
-        InputError: the text is not one of these forms.
+    ``words`` are values that stay text, such as ``none`` if that is a choice of the option.
     """
     kind, *bounds = text.split(":")
     if bounds:
@@ -267,7 +247,7 @@ def _entry(name: str, value: Any, source: str) -> Entry:
         return Choice(*value)
     if not isinstance(value, Mapping):
         return frozen(value)
-    kinds = {"uniform": Uniform, "log-uniform": LogUniform, "integers": Integers, "one-of": OneOf, "fixed": None}
+    kinds = (*_BOUNDED, "one-of", "fixed")
     if len(value) != 1 or next(iter(value)) not in kinds:
         raise InputError(f"{source}: {name}: expected one of {', '.join(kinds)}, found {', '.join(map(str, value))}")
     kind, given = next(iter(value.items()))
@@ -302,8 +282,8 @@ def _as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
             written[name] = [list(value) if isinstance(value, tuple) else value for value in entry.values]
         elif isinstance(entry, OneOf):
             written[name] = {"one-of": {branch: _as_json(inner) for branch, inner in entry.branches.items()}}
-        elif isinstance(entry, (Uniform, LogUniform, Integers)):
-            kind = {Uniform: "uniform", LogUniform: "log-uniform", Integers: "integers"}[type(entry)]
+        elif isinstance(entry, Domain):
+            kind = next(name for name, each in _BOUNDED.items() if isinstance(entry, each))
             written[name] = {kind: [entry.low, entry.high]}
         else:
             written[name] = {"fixed": list(entry)} if isinstance(entry, tuple) else entry
@@ -326,7 +306,7 @@ def _check(entries: Mapping[str, Entry], outer: tuple[str, ...]) -> None:
                 # A name in this branch must not appear outside; the same name in another branch is another domain.
                 elsewhere = [other for other in entries if other != name]
                 _check(branch, (*outer, *elsewhere, name))
-        elif isinstance(entry, (Uniform, LogUniform, Integers)):
+        elif isinstance(entry, Domain):
             if not (math.isfinite(entry.low) and math.isfinite(entry.high) and entry.low < entry.high):
                 raise InputError(f"space: {name}: from {entry.low} to {entry.high}: must be finite, the first smaller")
             if isinstance(entry, LogUniform) and entry.low <= 0:
@@ -353,7 +333,7 @@ def _located(entries: Mapping[str, Entry], prefix: str, conditions: Mapping[str,
             yield LocatedDomain(label, name, Choice(*entry.branches), conditions)
             for branch, inner in entry.branches.items():
                 yield from _located(inner, f"{label}={branch}/", {**conditions, name: branch})
-        elif isinstance(entry, (Choice, Uniform, LogUniform, Integers)):
+        elif isinstance(entry, Domain):
             yield LocatedDomain(label, name, entry, conditions)
 
 
@@ -361,7 +341,7 @@ def _fixed(entries: Mapping[str, Entry], point: Point) -> Iterator[tuple[str, Va
     for name, entry in entries.items():
         if isinstance(entry, OneOf):
             yield from _fixed(entry.branches.get(str(point.get(name)), {}), point)
-        elif not isinstance(entry, (Choice, Uniform, LogUniform, Integers)):
+        elif not isinstance(entry, Domain):
             yield name, entry
 
 
@@ -374,7 +354,7 @@ def _grid(entries: Mapping[str, Entry]) -> Iterator[Point]:
             axes.append([{name: value} for value in entry.values])
         elif isinstance(entry, Integers):
             axes.append([{name: value} for value in range(entry.low, entry.high + 1)])
-        elif isinstance(entry, (Uniform, LogUniform)):
+        elif isinstance(entry, Domain):
             raise InputError(f"--search grid: {name} is {describe(entry)}; list its values, as in --vary {name}=1,2,3")
     for parts in itertools.product(*axes):
         yield {name: value for part in parts for name, value in part.items()}

@@ -16,9 +16,9 @@ from concord.errors import ArgumentError
 from concord.runs.analyzed_model import environment_losses
 from concord.runs.analyzing import require_comparable
 from concord.runs.trained_model import model_of_run, model_of_version
-from concord.studies.documents import with_tables
 from concord.tracking import Store, models
 from concord.training import load_job
+from documents import with_tables
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TINY = ["--environments", "3", "--examples", "64", "--hidden-units", "8", "--hidden-layers", "1", "--epochs", "2"]

@@ -248,7 +248,7 @@ def test_a_run_is_tracked_drawn_registered_and_resumed(tmp_path: Path, monkeypat
     in_the_way.unlink()
     for file in ("figures/return.png", "figures/episode.gif", EXPERT):
         assert (finished.folder / file).stat().st_size > 1000
-    assert {file.name for file in finished.figures} == {"return.png", "episode.gif"}
+    assert {file.name for file in (finished.folder / "figures").iterdir()} == {"return.png", "episode.gif"}
     expert = load_expert(finished.folder / EXPERT, "bigfish", "easy")
     assert expert.provenance["steps"] == 256
     assert expert.provenance["command"].startswith("concord train coinrun-expert --tracking-uri")

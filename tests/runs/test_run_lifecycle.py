@@ -101,7 +101,7 @@ def test_a_run_is_one_process_s_until_it_dies(output: Path) -> None:
 
 
 def test_new_runs_of_one_moment_get_names_of_their_own(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "new_name", lambda *_: "now")
+    monkeypatch.setattr(lifecycle, "new_names", lambda *_: iter(["now", *(f"now-{number}" for number in range(2, 5))]))
     everybody = threading.Barrier(4)
     Store.open(output)
 

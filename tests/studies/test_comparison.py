@@ -22,11 +22,11 @@ from concord.record import EVENTS, read_history, require_record
 from concord.storage import Folder
 from concord.studies.comparison_plan import plan_as_recorded
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
-from concord.studies.documents import with_tables
 from concord.studies.proposals import EndedRun, GroupRuns
 from concord.tracking import Store
 from concord.training import Comparison, ProcessContext, load_job, train
 from concord.training.context import Silent
+from documents import with_tables
 
 JOB_FILE = str(Path(__file__).parents[1] / "jobs" / "tiny_compared.py")
 NAME = "tiny-compared"

@@ -15,7 +15,6 @@ from concord.record import EVENTS, read_history
 from concord.storage import Folder
 from concord.studies.comparison_plan import LEAVE_ONE_OUT
 from concord.studies.comparison_run import ComparisonResult, read_comparison, run_comparison
-from concord.studies.documents import documented
 from concord.studies.leave_one_out import leave_one_out_as_recorded, plan_leave_one_out
 from concord.studies.left_out_table import BEST, CHOSEN, fold_values, with_choices
 from concord.studies.proposals import GroupRuns
@@ -23,6 +22,7 @@ from concord.studies.tables import KeptLine, as_lines
 from concord.training import Evaluation, FinishedRun, ProcessContext, load_job, train
 from concord.training.comparison import Folds
 from concord.training.context import Silent
+from documents import documented
 
 SENSORS = Path(__file__).parents[1] / "jobs" / "sensors.py"
 STATIONS = "abhv"

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from concord.objectives import OBJECTIVES
 from concord.record import read_history
 from concord.storage import Folder
-from concord.studies.documents import side_by_side
 from concord.studies.methods import (
     KNOWN,
     MethodsCommand,
@@ -31,6 +30,7 @@ from concord.studies.results import StudyResult
 from concord.tracking import Store
 from concord.tracking.registry import models
 from concord.training import Evaluation, load_job
+from documents import side_by_side
 
 JOBS = Path(__file__).parents[1] / "jobs"
 OWN_OBJECTIVE = "--objective vrex: the job minimizes an objective of its own"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import reproduction
 from concord.errors import InputError
 from concord.job_files import job_texts
-from concord.studies import reproduction
 from concord.studies.comparison_plan import comparisons_of
-from concord.studies.documents import with_tables
-from concord.studies.kept_results import read_table
-from concord.studies.reproduction import HEADER, NOT_KEPT, OUT, PARTLY, SMALLER, TESTED, VERDICTS, Item, Papers
 from concord.training import load_job
+from documents import with_tables
+from kept_results import read_table
+from reproduction import HEADER, NOT_KEPT, OUT, PARTLY, SMALLER, TESTED, VERDICTS, Item, Papers
 
 ROOT = Path(__file__).parents[2]
 

@@ -115,7 +115,7 @@ def similarities(config: ColoredMNISTConfig, trained: nn.Module) -> Mapping[str,
         representations[flip] = outputs if config.objective.objective == "irm" else hidden.relu()
     first = representations[colours.observed_flips[0]]
     measured = {f"pwcca_{flip:g}": pwcca(first, each) for flip, each in representations.items()}
-    objective = config.objective_of(nn.functional.cross_entropy, 1)
+    objective = config.objective.made(nn.functional.cross_entropy, 1)
     if isinstance(objective, MetaIRM):
         measured |= adapted_similarities(trained, objective, {name: data[name].data for name in data.train})
     return measured

@@ -39,8 +39,6 @@ class FileOptions:
     """The options in a file.
 
     Attributes:
-        path: the file.
-        values: the options by name.
         rule: the user's own rule that it names, which is not among the values; None if it names none.
         sources: from a run's record, the texts of files that its options name.
     """
@@ -52,11 +50,7 @@ class FileOptions:
 
     @staticmethod
     def read(path: Path) -> "FileOptions":
-        """Read a file of options, or a run's record.
-
-        Raises:
-            InputError: the file cannot be read, or is not a mapping of options.
-        """
+        """Read a file of options, or a run's record."""
         from concord.aggregation.rule_file import RuleFile
 
         values, sources = _read(path), {}
@@ -69,11 +63,7 @@ class FileOptions:
         return FileOptions(path, values, rule, sources)
 
     def over(self, defaults: Options) -> Options:
-        """These options with the values of the file.
-
-        Raises:
-            InputError: an option does not exist, or its value is invalid.
-        """
+        """These options with the values of the file."""
         known = options_of(type(defaults))
         for name in self.values:
             if name not in known:
@@ -133,12 +123,7 @@ def print_options(job: str, options: Any, as_json: bool) -> Mapping[str, Any]:
 
 
 def as_yaml(options: OptionGroup, recorded: Mapping[str, Any]) -> str:
-    """Options in the form of ``--config``, sorted by group.
-
-    Args:
-        options: the options.
-        recorded: their recorded values; options without one, and secrets, are left out.
-    """
+    """Options in the form of ``--config``, by group; those without a recorded value, and secrets, are left out."""
     lines: list[str] = []
     group: tuple[str, ...] = ()
     for name, option in options_of(type(options)).items():

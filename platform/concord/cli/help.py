@@ -32,7 +32,6 @@ class OptionHelp:
         flags: such as ``("--rescale", "--no-rescale")``.
         takes: the kind of its value, such as ``FLOAT``; empty for a flag.
         choices: its possible values, if they are few.
-        text: its explanation.
         default: the default; empty if there is none.
     """
 
@@ -55,14 +54,13 @@ class OptionHelp:
             )
 
 
-def option_help(kind: type[Any], default: Any = None) -> dict[str, OptionHelp]:
+def option_help(kind: type[Any], default: Any) -> dict[str, OptionHelp]:
     """The options of a dataclass, by the names of its fields."""
     import tyro
 
-    given = {} if default is None else {"default": default}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        parser = tyro.extras.get_parser(kind, config=(tyro.conf.OmitArgPrefixes,), **given)
+        parser = tyro.extras.get_parser(kind, config=(tyro.conf.OmitArgPrefixes,), default=default)
     # argparse has no public list of a parser's options.
     named = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     return {each.option_strings[0].removeprefix("--").replace("-", "_"): _option(each) for each in named}
@@ -71,9 +69,7 @@ def option_help(kind: type[Any], default: Any = None) -> dict[str, OptionHelp]:
 def _option(action: Any) -> OptionHelp:
     """An option from argparse's form of it."""
     text, _, default = str(action.help or "").removesuffix(")").rpartition(" (default: ")
-    choices = tuple(map(str, action.choices or ()))
-    if "None" in choices:  # an optional option; tyro gives its choices in any order
-        choices = tuple(sorted({*choices} - {"None"}))
+    choices = shown_choices(action.choices or ())
     takes = "NAME" if choices else str(action.metavar or "").removeprefix("{None}|")
     if several := re.search(r"\[(\w+) \[", takes):
         takes = f"{several[1]} …"
@@ -81,19 +77,17 @@ def _option(action: Any) -> OptionHelp:
         default = ""
     with contextlib.suppress(ValueError):
         default = f"{float(default):.4g}" if "." in default else default
-    return OptionHelp(tuple(action.option_strings), takes, choices, " ".join(text.split()), default)
+    return OptionHelp(tuple(action.option_strings), takes, tuple(choices), " ".join(text.split()), default)
+
+
+def shown_choices(choices: Iterable[Any]) -> list[str]:
+    """The choices as text, without the None of an optional option, whose choices tyro gives in any order."""
+    shown = list(map(str, choices))
+    return sorted({*shown} - {"None"}) if "None" in shown else shown
 
 
 def job_help(command: str, job: Any, tables: Sequence[str], program: str, options: Any) -> str:
-    """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run.
-
-    Args:
-        command: train, tune or compare.
-        job: the job with its file.
-        tables: the tables given to ``compare``.
-        program: the command as called.
-        options: its options and those of a file, at their defaults.
-    """
+    """The help of a job's command: the command's own options, the job's, and for ``train`` the first of every run."""
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
     from concord.training.options import RunConfig, TrainConfig
 

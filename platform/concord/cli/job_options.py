@@ -25,9 +25,7 @@ class JobCommand:
         name: train, tune or compare.
         job: the job with its file; with the user's own rule its options have the rule's fields.
         tables: the tables given to ``compare``.
-        options: all options.
         given: the options from the command line, the file or the record of a continued study.
-        print_config: whether to print the options and exit.
     """
 
     name: str
@@ -55,15 +53,7 @@ def read_command(
 ) -> JobCommand:
     """A command's options: the words override the file, which overrides the record of a resumed run or study.
 
-    Args:
-        name: the command.
-        job: the job with its file.
-        words: the words after the job: tables of ``compare``, and options.
-        program: the command as called, for messages.
-        earlier: returns the record of a resumed run or study, if there is one, by output folder, name and words.
-
-    Raises:
-        InputError: an option, the file or the rule is wrong.
+    ``earlier`` returns that record, if there is one, by output folder, name and words.
     """
     from concord.cli.config_file import with_file_options
     from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS
@@ -89,26 +79,17 @@ def read_command(
 
 
 def default_options(command: str, job: Any, called: str, tables: Sequence[str] = ()) -> Any:
-    """The options of a command with this job, at their defaults.
-
-    Args:
-        command: train, tune or compare.
-        job: the job with its file.
-        called: command and job as called, for messages.
-        tables: the tables given to ``compare``.
-
-    Raises:
-        InputError: the command does not apply to this job.
-    """
-    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
-    from concord.studies.leave_one_out import leave_one_out_options_for
-    from concord.studies.methods import methods_options_for
+    """The options of a command with this job, at their defaults (InputError if it does not apply to the job)."""
     from concord.studies.study_options import compare_options_for, options_for
 
     if command == "train":
         return job.job.config
     if command == "tune":
         return options_for(job.job.config, list(job.job.studies))
+    from concord.studies.comparison_plan import LEAVE_ONE_OUT, METHODS, comparisons_of
+    from concord.studies.leave_one_out import leave_one_out_options_for  # imports Ray, which takes a second
+    from concord.studies.methods import methods_options_for
+
     for name, options_of_name in ((METHODS, methods_options_for), (LEAVE_ONE_OUT, leave_one_out_options_for)):
         if name in tables:
             if len(tables) > 1:
@@ -127,19 +108,10 @@ def tables_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def with_own_rule(
     job: Any, words: Sequence[str], record: Record | None = None, file: Any = None
 ) -> tuple[Any, list[str]]:
-    """The job with the user's own rule, and the words with the rule's canonical name.
+    """The job with the user's own rule, whose fields are options, and the words with the rule's canonical name.
 
-    Args:
-        job: the job with its file.
-        words: the options.
-        record: of a resumed run or study; its rule is used if the words name none.
-        file: of ``--config``; its rule is used after that.
-
-    Returns:
-        The job, with the rule's fields as options, and the words. Without an own rule both are unchanged.
-
-    Raises:
-        InputError: the rule cannot be used.
+    The words name the rule, or the record of a resumed run or study, or the file of ``--config``. Without an own rule
+    both are unchanged.
     """
     from concord.aggregation.rule_file import RuleFile
     from concord.training.job import with_recorded_rule, with_rule

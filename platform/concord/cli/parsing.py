@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from concord.cli.help import HELP, job_list
+from concord.cli.help import HELP, job_list, shown_choices
 from concord.cli.output import info
 from concord.errors import InputError
 from concord.job_files import built_in_jobs
@@ -20,15 +20,7 @@ def parse(
     default: Options | None = None,
     brief: Callable[[], str] | None = None,
 ) -> Options:
-    """Parse options; an error becomes one line.
-
-    Args:
-        options: a dataclass.
-        words: the words.
-        program: the command.
-        default: default values, if not the dataclass's.
-        brief: returns the text of ``--help``; without it ``--help`` is the same as ``--help-all``.
-    """
+    """Parse options; an error becomes one line. ``brief`` returns the text of ``--help``, if not of ``--help-all``."""
     if brief is not None and "--help-all" not in words and asks_for_help(words):
         print(brief())
         raise SystemExit(0)
@@ -96,10 +88,7 @@ def _one_line(event: Any, known: Sequence[str]) -> str:
             near = did_you_mean(first.split("=")[0].lower(), known) or ";"
             return f"{' '.join(event.tokens)}: there is no such option{near} {event.prog} --help lists them"
         case "InvalidChoice":
-            choices = list(event.choices)
-            if "None" in choices:  # of an option that may be left out; its choices come in any order
-                choices = sorted({*choices} - {"None"})
-            return f"{option} {event.value}: must be one of {', '.join(choices)}"
+            return f"{option} {event.value}: must be one of {', '.join(shown_choices(event.choices))}"
         case "MissingArgs":
             missing = sorted(each.arg.lowered.name_or_flags[0] for each in event.missing_arguments)
             return f"{', '.join(missing)}: is required; {event.prog} --help explains it"

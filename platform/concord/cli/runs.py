@@ -66,14 +66,17 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         raise InputError(f"--compare {options.compare[0]}: is one run; give at least two names")
     if options.mode and not options.metric:
         raise InputError(f"--mode {options.mode}: needs a metric; give --metric")
-    from concord.tracking.run_search import Condition, RunSearch, named_run
+    from concord.tracking.run_search import Condition, find_runs, named_run
 
     where = tuple(map(Condition.of, options.where))
     store = open_store(options.output, options.tracking_uri)
     if options.compare:
         return _compared([named_run(store, "compare", name) for name in options.compare], as_json)
     metric = _field_name(options.metric) if options.metric else None
-    search = RunSearch(
+    show = tuple(map(_field_name, options.show))
+    found = find_runs(
+        store,
+        options.top,
         job=options.job,
         status=options.status,
         name=options.name,
@@ -81,12 +84,11 @@ def runs(words: Sequence[str], as_json: bool) -> Mapping[str, Any]:
         where=where,
         metric=metric,
         largest=options.mode == "max" or (options.mode is None and not str(metric).endswith(_SMALL_IS_GOOD)),
-        show=tuple(map(_field_name, options.show)),
+        show=show,
     )
-    found = search.find(store, options.top)
     found = [_with_interruption(run, options.output) for run in found]
     if not as_json:
-        _print_list(found, [*([metric] if metric else []), *search.show])
+        _print_list(found, [*([metric] if metric else []), *show])
     return {"runs": [_as_json(run) for run in found]}
 
 

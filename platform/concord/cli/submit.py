@@ -252,7 +252,7 @@ def check_command(command: JobCommand) -> str:
         for word in as_words({option: value}):
             if redact(word) != word:
                 raise InputError(f"{redact(word)}: holds a password, which would be shown on the cluster")
-    from concord.runs.run_folder import new_name
+    from concord.runs.run_folder import new_names
 
     job, options = command.job, command.options
     if command.name == "compare":
@@ -269,7 +269,7 @@ def check_command(command: JobCommand) -> str:
         chosen_study(job.job.studies, options.study, config)
     config.check()
     # Many may be submitted in one second without seeing each other's folders.
-    return config.run.name or f"{new_name(job.name, config, method)}-{secrets.token_hex(3)}"
+    return config.run.name or f"{next(new_names(job.name, config, method))}-{secrets.token_hex(3)}"
 
 
 def _check_comparison(command: JobCommand) -> str:

@@ -161,11 +161,7 @@ def analyze_model(
 
 
 def environment_losses(trained: TrainedModel, settings: Settings, device: torch.device) -> EnvironmentLosses:
-    """The losses of a trained model in its training environments.
-
-    Raises:
-        InputError: the settings do not fit the run, or the job has fewer than two environments.
-    """
+    """The losses of a trained model in its training environments."""
     config, job, groups = trained.config, trained.job, settings.environments
     environments = job.job.environments_of(config).fitted(config.data.held_out, config.run.seed)
     names = environments.train

@@ -26,10 +26,6 @@ def analyze(job: JobFile, options: AnalyzeOptions, info: Info) -> list[dict[str,
     """Analyze models, one here, several by Ray; return their reports in order.
 
     A report is kept in its run's folder and in MLflow, and is reused.
-
-    Raises:
-        InputError: a model does not exist or cannot be analyzed, several are not comparable, or there is no GPU.
-        RunFailedError: an analysis failed.
     """
     where = options.where.with_options(**resolved_paths(options.where))
     options = options.with_options(output=where.run.output, data_dir=where.data.data_dir)

@@ -11,29 +11,18 @@ from concord.training.options import RunConfig
 
 
 def criterion_of(job: Job[Any], metrics: Collection[str], reported: Mapping[str, Mode | None]) -> tuple[str, Mode]:
-    """The metric that compares versions of the job's model, and its mode.
-
-    Args:
-        job: the job.
-        metrics: the run's metrics.
-        reported: their modes, see :class:`~concord.runs.preflight.Checked`.
-
-    Raises:
-        RunFailedError: the job names a metric that it does not report, or that has no mode.
-    """
-    if job.criterion is not None:
-        if job.criterion not in metrics:
-            raise RunFailedError(f"criterion {job.criterion}: is not reported; there are {', '.join(sorted(metrics))}")
-        mode = job.mode or reported.get(job.criterion)
-        if mode is None:
-            raise RunFailedError(f"criterion {job.criterion}: has no mode; give Job(mode=…)")
-        return job.criterion, mode
+    """The metric that compares versions of the job's model, and its mode (RunFailedError if there is none)."""
     own = job.evaluation.modes if isinstance(job.evaluation, EnvironmentEvaluation) else ()
     usual = (*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss", "train_loss")
-    for criterion in usual if job.loop is None else job.loop.metrics:
-        if criterion in metrics and (mode := reported.get(criterion)) is not None:
+    modes = dict(reported)
+    if job.criterion is not None:  # preflight has checked it
+        usual, modes[job.criterion] = (job.criterion,), job.mode or modes.get(job.criterion)
+    elif job.loop is not None:
+        usual = tuple(job.loop.metrics)
+    for criterion in usual:
+        if criterion in metrics and (mode := modes.get(criterion)) is not None:
             return criterion, mode
-    raise RunFailedError("criterion: the run reports no metric with a mode; give Job(criterion=…, mode=…)")
+    raise RunFailedError(f"the run reports none of {', '.join(usual)} with a mode; give Job(criterion=…, mode=…)")
 
 
 def required(job: Job[Any], config: RunConfig) -> Mapping[str, float]:

@@ -32,11 +32,7 @@ class Beginning(NamedTuple):
 
 
 class Channel:
-    """The actor.
-
-    Args:
-        checkpoint: the name of the run's last checkpoint.
-    """
+    """The actor; ``checkpoint`` names the run's last one."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self._waiting: list[Message] = []

@@ -11,16 +11,7 @@ KEPT = 2  # the last ones
 
 
 def last_checkpoint(folder: Folder, listed: Sequence[str], info: Callable[[str], None]) -> str | None:
-    """The name of the last readable checkpoint; None if the run has none.
-
-    Args:
-        folder: of the run.
-        listed: the names of its checkpoints, the oldest first.
-        info: takes a line about an unreadable one.
-
-    Raises:
-        RunFailedError: no kept checkpoint can be read.
-    """
+    """The name of the last readable checkpoint of those listed, oldest first; None if the run has none."""
     problem: str | None = None
     for name in reversed(listed[-KEPT:]):
         if problem is not None:

@@ -47,19 +47,8 @@ def execute(
     """Train a run, and yield each evaluation. Closing the iterator ends the training.
 
     After an outage, training continues from the last checkpoint; without checkpoints it starts again, and only new
-    evaluations are yielded.
-
-    Args:
-        spec: the run.
-        job: the job of the spec.
-        config: the options of the spec.
-        sink: takes the other events.
-        start: the name of the checkpoint to resume from; None starts a new run.
-        load: returns data that this process has already; None loads the job's.
-
-    Raises:
-        InputError: the data, or the checkpoint, do not fit.
-        TrainingFailedError: training failed.
+    evaluations are yielded. ``start`` names the checkpoint to resume from; None starts a new run. ``load`` returns data
+    that this process has already.
     """
     if spec.on_ray_train:
         from concord.runs.ray_train import evaluations_on_ray

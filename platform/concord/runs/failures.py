@@ -43,8 +43,7 @@ def lost_ray_worker(error: Exception) -> bool:
 @outage
 def failed_collective(error: Exception) -> bool:
     """A collective of gloo or NCCL failed, since another worker is gone."""
-    names = ("DistError", "DistBackendError")
-    if isinstance(error, tuple(kind for name in names if (kind := getattr(torch.distributed, name, None)))):
+    if isinstance(error, torch.distributed.DistError):
         return True
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

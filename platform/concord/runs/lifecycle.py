@@ -1,7 +1,6 @@
 """The life of a run or a group of runs: reserved, begun or continued, and closed so that record and MLflow agree."""
 
 import contextlib
-import itertools
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ from concord import logs
 from concord.errors import InputError, RunFailedError, StoppedError
 from concord.options import defaults_of
 from concord.record import RECORD, Events, Kind, read_record, write_record
+from concord.redaction import redact
 from concord.runs.resume import require_resumable
-from concord.runs.run_folder import new_name, recorded_config, run_folder
+from concord.runs.run_folder import new_names, recorded_config, run_folder
 from concord.runs.termination import Termination, sigterm_as_interrupt
 from concord.storage import LOCK, Folder, FullDiskError, StorageError, display_path
-from concord.tracking import Mirror, Store, redact
+from concord.tracking import Mirror, Store
 from concord.tracking.store import Status
 from concord.training.options import RUNTIME_OPTIONS, RunConfig
 
@@ -44,13 +44,8 @@ class Reserved:
     """A folder locked by this process. Nothing in it changes until :func:`open_run`.
 
     Attributes:
-        kind: run, study or comparison.
-        job: the job's name.
         config: the options; a run's have its name.
-        folder: the folder of its files.
-        store: MLflow's.
         record: the record; None for a new run or group.
-        termination: whether this process received SIGTERM.
         begun: whether it began or resumed.
     """
 
@@ -75,7 +70,6 @@ class Description:
 
     Attributes:
         experiment: in MLflow.
-        parameters, tags: of the MLflow run.
         record: further fields beside kind, job, name, store and configuration.
         artifacts: JSON values kept with the MLflow run, by file name, beside the configuration.
     """
@@ -92,11 +86,6 @@ class Opened:
     """An open run or group.
 
     Attributes:
-        name: its name.
-        kept: the folder of its files.
-        store: MLflow's.
-        record: the record.
-        events: its events, open for writing.
         resumed: whether it had begun before.
         status: MLflow's status; set before the end.
         report: the fields of its end event.
@@ -116,11 +105,6 @@ class Opened:
         """The id of its MLflow run."""
         run_id: str = self.record["run_id"]
         return run_id
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine."""
-        return self.kept.path
 
     def describe(self, **more: Any) -> None:
         """Add fields to the record."""
@@ -143,19 +127,9 @@ def reserved_run(
 ) -> Iterator[Reserved]:
     """Reserve a new run, or with ``--resume`` an earlier one, for this process while the body runs.
 
-    The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the
-    body SIGTERM acts as Ctrl-C.
-
-    Args:
-        job: the job's name.
-        config: the resolved options; a name is generated if there is none.
-        kind: the kind of run, for a generated name.
-        placement: options that may differ when the run is resumed.
-        defaults: the job's defaults, for options that are newer than the run; the class's by default.
-
-    Raises:
-        InputError: the name is taken, there is nothing to resume, it was begun with other options, or another process
-            is at work on it.
+    The name of a new run is taken from here on. If the body does not begin the run, the name is free again. In the body
+    SIGTERM acts as Ctrl-C. ``placement`` has the options that may differ when a run is resumed; ``defaults`` has the
+    values of options that are newer than the run.
     """
     defaults = defaults_of(type(config)) if defaults is None else defaults
     given = run_folder(config.run.output, config.run.name) if config.run.name is not None else None
@@ -187,21 +161,11 @@ def is_interrupted(output: Path, name: str, run_id: str) -> bool:
     return record is not None and record["run_id"] == run_id
 
 
-@contextlib.contextmanager
-def reserved_group(kind: Kind, job: str, config: RunConfig, folder: Folder) -> Iterator[Reserved]:
-    """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C.
-
-    Args:
-        kind: study or comparison.
-        job: the job's name.
-        config: the options that all its runs share.
-        folder: of the group.
-
-    Raises:
-        InputError: another process holds it, or it cannot be read or written.
-    """
-    with _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind)) as reserved:
-        yield reserved
+def reserved_group(
+    kind: Kind, job: str, config: RunConfig, folder: Folder
+) -> contextlib.AbstractContextManager[Reserved]:
+    """Reserve a group of runs, new or earlier, for this process while the body runs; SIGTERM acts as Ctrl-C."""
+    return _reserved(kind, job, config, lambda: folder, lambda locked: read_record(locked, kind))
 
 
 @contextlib.contextmanager
@@ -238,9 +202,8 @@ def _reserved(
 
 def _made_up(job: str, config: RunConfig, kind: str | None) -> Folder:
     """A folder with a new name, created at once so that no other run takes it."""
-    name = new_name(job, config, kind)
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(folder for each in names if (folder := run_folder(config.run.output, each)).make())
+    folders = (run_folder(config.run.output, name) for name in new_names(job, config, kind))
+    return next(folder for folder in folders if folder.make())
 
 
 def _require_new(folder: Folder, config: RunConfig) -> None:
@@ -272,9 +235,6 @@ def open_run(reserved: Reserved, description: Description, info: Callable[[str],
     """Begin or resume a run or group; at the end, record in its folder and in MLflow how it ended.
 
     An InputError before the first evaluation removes a new run. Otherwise everything is kept.
-
-    Raises:
-        StoppedError: by Ctrl-C or SIGTERM.
     """
     new = reserved.record is None
     record = reserved.record if reserved.record is not None else _create(reserved, description)

@@ -25,7 +25,6 @@ class Metric(NamedTuple):
 
     Attributes:
         name: Concord's name; Ray exports it with the prefix ``ray_``.
-        description: one line.
         tags: the names of its own tags, beside the labels of all gauges of a run.
     """
 
@@ -60,12 +59,7 @@ class _Moment(NamedTuple):
 
 
 class RunSamples:
-    """Returns the samples of a worker at each call.
-
-    Args:
-        so_far: the progress of its loop.
-        first: whether it is the first worker, which alone reports values that are equal in all.
-    """
+    """Returns the samples of a worker at each call; the first worker alone reports values that are equal in all."""
 
     def __init__(self, so_far: StepsSoFar, first: bool) -> None:
         self._so_far = so_far
@@ -98,10 +92,7 @@ class RunSamples:
 class Published:
     """Sets gauges in this process's Ray every second while its body runs; a context manager.
 
-    Args:
-        metrics: the gauges.
-        labels: the labels of all gauges, with few values, since Prometheus keeps each combination.
-        samples: returns their values; called in another thread.
+    ``labels`` may have few values, since Prometheus keeps each combination. ``samples`` is called in another thread.
     """
 
     def __init__(

@@ -32,16 +32,7 @@ def opening_lines(
     criterion: tuple[str, str] | None,
     required: Mapping[str, float] = MappingProxyType({}),
 ) -> list[str]:
-    """The first lines of a run.
-
-    Args:
-        run: the run.
-        what: the method and the number of workers.
-        data: lines about the data and the mask.
-        criterion: the metric that compares the model with earlier versions, and ``max`` or ``min``; None if the
-            model is not registered.
-        required: the least values of metrics for a champion.
-    """
+    """The first lines of a run; ``criterion`` is a metric and its mode, None if the model is not registered."""
     champion = "champion: none is selected, since the model is not registered"
     if criterion is not None:
         size = "largest" if criterion[1] == "max" else "smallest"
@@ -94,14 +85,14 @@ def mask_lines(config: TrainConfig, environments: int) -> list[str]:
     num_gradients = config.num_gradients(environments)
     what = "environment" if config.aggregation.steps_per_update == 1 else "vote"
     what = "example" if config.aggregation.per_example else what
-    test, own_rule = config.rule(environments), config.aggregation.own_rule
-    if isinstance(test, TMask) and own_rule is None and num_gradients > 1:
-        asked = f"a mean must be {test.quantile(num_gradients):.3g} standard errors from 0"
-        lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(test.significance)}: {asked}"]
+    rule, own_rule = config.rule(environments), config.aggregation.own_rule
+    if isinstance(rule, TMask) and own_rule is None and num_gradients > 1:
+        asked = f"a mean must be {rule.quantile(num_gradients):.3g} standard errors from 0"
+        lines = [f"mask: {_count(num_gradients, what)}, t-test at {format_chance(rule.significance)}: {asked}"]
         return lines + _expectation(config, environments)
     if config.aggregation.compares:
         return _exchange_lines(config, num_gradients)
-    if (rule := _sign_mask(config, environments)) is None:
+    if not isinstance(rule, SignMask) or own_rule is not None:
         return []
     agreeing, chance = agreeing_signs(rule.threshold, num_gradients), rule.chance(num_gradients)
     asked = f"{agreeing} of {num_gradients} signs"
@@ -144,12 +135,6 @@ def _expectation(config: TrainConfig, environments: int) -> list[str]:
         f"expect: shortcuts may be learned: by chance these {together} environments agree fully with probability "
         f"{by_chance}, {enough} or more with at most {seldom}; to compare methods: concord compare JOB methods"
     ]
-
-
-def _sign_mask(config: TrainConfig, environments: int) -> SignMask | None:
-    """The run's rule if it is a built-in sign mask; None otherwise."""
-    rule = config.rule(environments)
-    return rule if isinstance(rule, SignMask) and config.aggregation.own_rule is None else None
 
 
 def _count(number: int, what: str) -> str:

@@ -27,11 +27,12 @@ from concord.training.evaluation import (
     default_measures,
     evaluate_batch,
     modes,
+    reported_metrics,
 )
 from concord.training.job import JobFile
 from concord.training.kept_weights import best_by
 from concord.training.loop import build_model, check_environments, initialize_objective
-from concord.training.metric_names import check_metric_names, split_metric
+from concord.training.metric_names import check_metric_names
 from concord.training.optimization import Optimization
 from concord.training.options import TrainConfig
 
@@ -41,7 +42,6 @@ class Checked:
     """The findings of the checks.
 
     Attributes:
-        environments: the data.
         example: a few inputs, or the risk's call of the model; None if it calls none.
         reported: the mode of each metric of a run, without those of single environments; None if unknown.
         measures: the mode of each measure, such as ``loss`` and ``accuracy``.
@@ -57,9 +57,6 @@ def preflight(job: JobFile, config: Any) -> Checked:
     """Try data, model, loss and measures on one environment, before anything is written or started.
 
     For a job with a loop of its own only the options are checked.
-
-    Raises:
-        InputError: one of them cannot be used, or the requested GPUs are missing.
     """
     config = config.resolve()
     if (loop := job.job.loop) is not None:
@@ -103,7 +100,9 @@ def preflight(job: JobFile, config: Any) -> Checked:
     with _as_input_error(job, "its metrics cannot be told apart"):
         own = () if evaluation is None else evaluation.modes
         check_metric_names(environments, [*given, *own], trainable(model))
-    reported = _reported(config, environments, measures)
+    reported = reported_metrics(environments, measures, config.data.held_out > 0)
+    if not config.aggregation.compares:
+        reported["kept_fraction"] = None
     _check_criterion(job, reported)
     if config.schedule.keep == "best":
         best_by(job.job, reported, () if evaluation is None else evaluation.modes)
@@ -224,21 +223,6 @@ def _check_risk(
 def _require_one_each(job: JobFile, measure: str, shape: tuple[int, ...], examples: int) -> None:
     if shape != (examples,):
         raise InputError(f"job {job.name}: measure {measure} gave shape {shape}, expected {(examples,)}")
-
-
-def _reported(
-    config: TrainConfig, environments: Environments, measures: Mapping[str, Mode | None]
-) -> dict[str, Mode | None]:
-    """The metrics that training will report, with their modes."""
-    held_out = ["held_out", "validation"] if config.data.held_out > 0 else []
-    validation, ood = ["validation"] if environments.validation else [], ["ood"] if environments.test else []
-    splits = dict.fromkeys(["train", *held_out, *validation, *ood, *environments.observed])
-    reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
-    spread: dict[str, Mode | None] = {"held_out_spread": "min"} if config.data.held_out > 0 else {}
-    ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
-    worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
-    kept: dict[str, Mode | None] = {} if config.aggregation.compares else {"kept_fraction": None}
-    return {**reported, **worst, **spread, **kept}
 
 
 @contextlib.contextmanager

@@ -40,16 +40,7 @@ class Display(Progress):
         self.reset(self._task, total=None, description=what, count="", left="", details="")
 
     def counting(self, what: str, done: float, total: int, count: str, seconds: float | None, details: str) -> None:
-        """Show the progress.
-
-        Args:
-            what: the current work.
-            done: of ``total``, the bar's length.
-            total: the total.
-            count: the progress in words.
-            seconds: the time left, if known.
-            details: shown under the bar, broken between words.
-        """
+        """Show ``done`` of ``total``, with the count in words, the seconds left if known, and details below the bar."""
         left = "" if seconds is None else f"{duration(seconds)} left"
         self.update(self._task, completed=done, total=total, description=what, count=count, left=left, details=details)
 
@@ -62,11 +53,7 @@ class Display(Progress):
 
 
 class RunProgress:
-    """Shows how far a run is; a context manager around the whole run.
-
-    Args:
-        info: takes a line.
-    """
+    """Shows how far a run is; a context manager around the whole run."""
 
     def __init__(self, info: Callable[[str], None]) -> None:
         self._say = info

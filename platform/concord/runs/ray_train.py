@@ -19,7 +19,7 @@ from concord.process_environment import environment_variables
 from concord.runs.channel import FAILED, Channel, Message
 from concord.runs.failures import is_outage
 from concord.runs.live_metrics import RUN_METRICS, Published, RunSamples
-from concord.runs.worker import RunSpec, Sink, broadcast_from_rank0, evaluations_here, failure
+from concord.runs.worker import RunSpec, Sink, evaluations_here, failure
 from concord.storage import Folder, FullDiskError, apply_credentials, full_disk
 from concord.training.context import ProcessContext
 from concord.training.options import RunConfig
@@ -38,12 +38,7 @@ _SCRATCH = "ray-train"
 def evaluations_on_ray(
     spec: RunSpec, config: RunConfig, sink: Sink, start: str | None
 ) -> Generator[Evaluation, None, None]:
-    """Train in ``--workers`` Ray Train workers, in this process's Ray session.
-
-    Raises:
-        InputError: a worker found that the data or the checkpoint do not fit.
-        TrainingFailedError: training failed, despite ``--max-failures`` restarts.
-    """
+    """Train in ``--workers`` Ray Train workers, in this process's Ray session."""
     import ray
 
     scratch = spec.scratch or (spec.folder or Folder(config.run.output)) / _SCRATCH
@@ -154,11 +149,7 @@ class _Teller:
         self._answer: Any = None
 
     def __call__(self, name: str, /, **fields: Any) -> None:
-        """Send an event.
-
-        Raises:
-            _StoppedError: the run must end, by the answer to the previous message.
-        """
+        """Send an event."""
         import ray
 
         if not self._first:
@@ -194,7 +185,7 @@ def work(loop_config: Mapping[str, Any]) -> None:
         spec.log_context, rank=process.rank, worker_id=here.get_worker_id(), node_id=here.get_node_id()
     )
     _quiet_ray_train()
-    beginning = broadcast_from_rank0(ray.get(channel.begin.remote()) if process.rank == 0 else None, process)
+    beginning = process.broadcast_from_rank0(ray.get(channel.begin.remote()) if process.rank == 0 else None)
     if beginning.over:
         return
     tell = _Teller(channel, process)

@@ -18,11 +18,7 @@ Checked = TypeVar("Checked")
 
 
 def require_resources(config: RunConfig, info: Callable[[str], None]) -> None:
-    """Wait until the cluster has a run's resources: Ray would wait for ever without a message.
-
-    Raises:
-        InputError: resources are missing after ``--wait-for-resources``.
-    """
+    """Wait until the cluster has a run's resources (InputError in the end): Ray would wait silently for ever."""
     bundles = [{kind: 1.0} for kind, (needed, _) in _requests(config).items() for _ in range(math.ceil(needed))]
     wait_for_resources(lambda: check_resources(config), bundles, config, info)
 
@@ -64,19 +60,10 @@ def _requests(config: RunConfig) -> dict[str, tuple[float, str]]:
 def wait_for_resources(
     check: Callable[[], Checked], bundles: Sequence[dict[str, float]], config: RunConfig, info: Callable[[str], None]
 ) -> Checked:
-    """Ask the autoscaler for resources until the check passes; the request ends with the wait.
+    """Ask the autoscaler for resources until the check passes, and return its result; the request ends with the wait.
 
-    Args:
-        check: raises InputError while the cluster lacks something.
-        bundles: the resources that the cluster must have at the same time, each bundle on one node.
-        config: gives the cluster and the time to wait.
-        info: takes a line about missing resources.
-
-    Returns:
-        The result of the check.
-
-    Raises:
-        InputError: the check still fails after ``--wait-for-resources``.
+    ``check`` raises InputError while the cluster lacks something; after ``--wait-for-resources`` it is raised here. The
+    cluster must have all ``bundles`` at the same time, each on one node.
     """
     minutes = waiting_minutes(config)
     try:

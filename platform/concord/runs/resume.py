@@ -17,18 +17,7 @@ from concord.training.options import RunConfig
 def require_resumable(
     job: str, config: RunConfig, kept: Folder, placement: Collection[str], defaults: RunConfig
 ) -> dict[str, Any]:
-    """The record of a run that can resume with this configuration.
-
-    Args:
-        job: the job's name.
-        config: the options now.
-        kept: the run's folder.
-        placement: options that may differ.
-        defaults: the job's defaults, for options that are newer than the run.
-
-    Raises:
-        InputError: there is no such run, or its options or files differ.
-    """
+    """The record of a run that can resume with this configuration; ``placement`` has the options that may differ."""
     record = require_record(kept)
     if record["job"] != job:
         raise InputError(f"--name {config.run.name}: is a run of job {record['job']}, not of {job}")
@@ -58,9 +47,7 @@ def _at_defaults(config: RunConfig, defaults: RunConfig) -> RunConfig:
 def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Refuse to resume without a secret option that was given at the start, since no record has it (InputError).
 
-    Args:
-        what: the run or study, in words.
-        ours, theirs: the configuration now and then, each as :func:`recorded_config` gives it.
+    Both configurations are as :func:`recorded_config` gives them.
     """
     for option, value in theirs.items():
         if is_secret(option) and is_hidden(value) and not is_hidden(ours.get(option)):
@@ -69,12 +56,7 @@ def require_secrets(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
 
 
 def require_same_sources(what: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Refuse to resume if a file that an option names has changed (InputError).
-
-    Args:
-        what: the run or study, in words.
-        ours, theirs: the files' texts by their names, now and at the start, see :meth:`RunConfig.sources`.
-    """
+    """Refuse to resume if a file that an option names has changed (InputError)."""
     for name, source in ours.items():
         if source != theirs.get(name):
             raise InputError(

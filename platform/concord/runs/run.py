@@ -56,17 +56,12 @@ class RunResult:
     """A finished run.
 
     Attributes:
-        job: the job's name.
-        name: the run's name.
-        run_id: in MLflow.
         seconds: from the first check to the registered model.
         model: the registered version as ``models:/name/version``, or ``models:/m-…`` without --register;
             None if it could not be kept, or its batches have another form than MLflow's models take.
         registered: the registered version and whether it is the champion; None if nothing was registered.
         kept: the folder with figures, configuration and checkpoints.
-        figures: the figures' files.
         metrics: by the short names (without those of single environments and layers).
-        tracking_uri: MLflow's store.
     """
 
     job: str
@@ -76,7 +71,6 @@ class RunResult:
     model: str | None
     registered: Registered | None
     kept: Folder
-    figures: tuple[Path, ...]
     metrics: dict[str, float]
     tracking_uri: str
 
@@ -101,17 +95,9 @@ class RunResult:
 
 
 def run(job: JobFile, config: RunConfig, info: Info, lineage: Lineage | None = None) -> RunResult:
-    """Train a job, or resume it, and keep everything.
+    """Train a job, or resume it, and keep everything. After a failure ``--resume`` continues from the last checkpoint.
 
-    Args:
-        job: the job with its file.
-        config: the options, an instance of the job's own configuration class.
-        info: takes a line of progress.
-        lineage: the origin of the configuration, if a study chose it.
-
-    Raises:
-        InputError: the input is invalid; nothing of the run is left.
-        RunFailedError: training failed; ``--resume`` continues from the last checkpoint.
+    Invalid input leaves nothing of the run. ``lineage`` is the origin of a configuration that a study chose.
     """
     started = time.perf_counter()
     config.check()
@@ -233,11 +219,7 @@ def _advice(job: JobFile, config: RunConfig, outcome: Outcome, checked: Checked)
 
 
 def resolved_paths(config: RunConfig) -> dict[str, Any]:
-    """The options that are paths, made absolute.
-
-    Raises:
-        InputError: the storage of --output or --data-dir cannot be reached.
-    """
+    """The options that are paths, made absolute (InputError if their storage cannot be reached)."""
     paths = {key: resolve(value) for key, value in option_values(config).items() if isinstance(value, Path)}
     for option in ("output", "data_dir"):
         if option in paths:
@@ -263,7 +245,6 @@ def _already_finished(reserved: Reserved, info: Info) -> RunResult | None:
         model=report["model"],
         registered=_registered(report),
         kept=kept,
-        figures=_figures(kept.path),
         metrics=report["metrics"],
         tracking_uri=store.uri,
     )
@@ -298,7 +279,7 @@ def _finished(
         begun.keep_artifact(f"{FIGURES}/{path.name}")
     registered: Registered | None = None
     uri: str | None = None
-    with _reported_if_failing(info, "model"):
+    with _reported_if_failing(info):
         if data:
             store.log_data(run_id, tracked_data(data))
         reason = _NOT_CALLED
@@ -327,7 +308,6 @@ def _finished(
         model=uri if registered or not config.run.register else None,
         registered=registered,
         kept=kept,
-        figures=_figures(kept.path),
         metrics=metrics,
         tracking_uri=store.uri,
     )
@@ -344,12 +324,12 @@ def _last_model(job: JobFile, config: RunConfig, begun: Opened) -> torch.nn.Modu
 
 
 @contextlib.contextmanager
-def _reported_if_failing(info: Info, what: str) -> Iterator[None]:
+def _reported_if_failing(info: Info) -> Iterator[None]:
     """Report a failing store or export as a line: the training is finished."""
     try:
         yield
     except (RunFailedError, InputError) as error:
-        info(f"the {what} could not be kept in MLflow: {error}; --resume tries again")
+        info(f"the model could not be kept in MLflow: {error}; --resume tries again")
 
 
 def _draw(
@@ -375,7 +355,3 @@ def _draw(
         else save(figure, folder / FIGURES / f"{name}.png")
         for name, figure in drawn.items()
     ]
-
-
-def _figures(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(each for each in (folder / FIGURES).glob("*") if each.suffix in (".png", ".gif")))

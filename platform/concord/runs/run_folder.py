@@ -1,8 +1,9 @@
 """The folder and the name of a run, and the form of its options in the record."""
 
+import itertools
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +21,13 @@ def run_folder(output: Path, name: str) -> Folder:
     return Folder(output) / "runs" / name
 
 
-def new_name(job: str, config: RunConfig, kind: str | None = None) -> str:
-    """A name of job, kind of run and time; at an address with a random part."""
+def new_names(job: str, config: RunConfig, kind: str | None = None) -> Iterator[str]:
+    """A name of job, kind of run and time, at an address with a random part; then the same name with numbers."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", job).strip("-._") or "run"
     name = "-".join([plain, *([kind] if kind else []), f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}"])
     # This machine may not reach the address, so it cannot check for a unique name.
-    return f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
+    name = f"{name}-{secrets.token_hex(3)}" if is_remote(config.run.output) else name
+    return itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
 
 
 def recorded_config(config: OptionGroup) -> dict[str, Any]:

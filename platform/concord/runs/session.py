@@ -31,12 +31,6 @@ def ray_session(config: RunConfig) -> Iterator[str | None]:
 
     An existing session is used and kept. Yields the dashboard's address if Ray was started here.
     This process keeps its handler of SIGTERM: Ray's would end it without a message.
-
-    Args:
-        config: the options.
-
-    Raises:
-        InputError: there is no cluster at the address.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _HEALTH_CHECK_SECONDS)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -100,23 +100,10 @@ def make_sharded(
     options: MakingOptions,
     info: Info,
 ) -> tuple[ShardedData, dict[str, Any]]:
-    """Make the files that are missing or damaged.
+    """Make the files that are missing or damaged; return the data, and the beginning of the JSON result.
 
-    Args:
-        folder: the folder of the data.
-        about: further entries of the manifest: ``data``, the job's name; ``options``, the values that decide the data;
-            and entries for readers.
-        shards: all files.
-        task: makes the row groups of one of them in a Ray task; picklable.
-        options: the tasks and the cluster.
-        info: prints a line of progress.
-
-    Returns:
-        The data, and the beginning of the JSON result.
-
-    Raises:
-        InputError: the folder holds other data, or cannot be written.
-        RunFailedError: a task failed.
+    ``about`` has further entries of the manifest: ``data``, the job's name; ``options``, the values that decide the
+    data; and entries for readers. ``task`` makes the row groups of a file in a Ray task, so it must be picklable.
     """
     started = time.perf_counter()
     folder = folder.absolute()

@@ -38,7 +38,7 @@ def run_tags(job: str, path: str, environments: int | None = None, data: str | N
 
 
 def run_origin(path: str, data: str | None = None) -> dict[str, str]:
-    """The machine, the commit of the job's file (the version without one), and that of the data: for kept results."""
+    """The machine, the commit of the job's file (else Concord's version) and the data's version, for kept results."""
     commit = _described(Path(path).parent) or f"version {concord.__version__}"
     return {"machine": machine(), "commit": commit, **({} if data is None else {"data": data})}
 

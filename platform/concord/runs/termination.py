@@ -29,11 +29,7 @@ def signal_handler(number: signal.Signals, handler: Any = None) -> Iterator[None
 
 @dataclass
 class Termination:
-    """Whether this process received SIGTERM.
-
-    Attributes:
-        requested: set by the first SIGTERM.
-    """
+    """Whether this process received SIGTERM."""
 
     requested: bool = False
 

@@ -14,7 +14,7 @@ from concord.runs.checkpoints import CHECKPOINTS
 from concord.runs.run_folder import restored_config, run_folder
 from concord.tracking import Store, load_program, show
 from concord.training.checkpoint import read_weights
-from concord.training.job import JobFile, with_rule
+from concord.training.job import JobFile, with_recorded_rule
 from concord.training.loop import build_model
 from concord.training.options import TrainConfig
 
@@ -24,12 +24,7 @@ class TrainedModel:
     """The trained model of a run.
 
     Attributes:
-        name: of the run.
-        run_id: in MLflow.
-        job: with its file.
-        config: the options of the training.
         model: on the CPU.
-        metrics: of the run, by their short names.
     """
 
     name: str
@@ -41,17 +36,7 @@ class TrainedModel:
 
 
 def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = None) -> TrainedModel:
-    """The model of a run's last checkpoint.
-
-    Args:
-        job: the run's job.
-        output: the output folder.
-        name: of the run.
-        data_dir: the folder of the data, if not the run's.
-
-    Raises:
-        InputError: there is no such run, it is not finished, it is of another job, or its checkpoint does not fit.
-    """
+    """The model of a run's last checkpoint; ``data_dir`` is the folder of the data, if not the run's."""
     folder = run_folder(output, name)
     record = require_record(folder)
     if record["job"] != job.name:
@@ -70,18 +55,7 @@ def model_of_run(job: JobFile, output: Path, name: str, data_dir: Path | None = 
 
 
 def model_of_version(job: JobFile, store: Store, reference: str, data_dir: Path | None = None) -> TrainedModel:
-    """The model of a registered version; the run's files are not needed.
-
-    Args:
-        job: the version's job.
-        store: MLflow's.
-        reference: ``NAME@ALIAS`` or ``NAME/VERSION``.
-        data_dir: the folder of the data, if not the run's.
-
-    Raises:
-        InputError: there is no such version, or it is of another job.
-        RunFailedError: the model cannot be loaded.
-    """
+    """The model of a registered version, ``NAME@ALIAS`` or ``NAME/VERSION``; the run's files are not needed."""
     name, _, which = reference.replace("/", "@", 1).partition("@")
     if not name or not which:
         raise InputError(f"--model {reference}: give NAME@champion, or NAME/VERSION")
@@ -102,13 +76,9 @@ def _configured(
     job: JobFile, recorded: Mapping[str, Any], sources: Mapping[str, str], data_dir: Path | None
 ) -> tuple[JobFile, TrainConfig]:
     """The options of a run, and the job with the user's own rule if the run had one."""
-    rule = str(recorded.get("aggregator"))
-    values = dict(recorded)
-    if RuleFile.is_reference(rule):
-        file, name = RuleFile.parts(rule)
-        if file in sources:
-            job = with_rule(job, RuleFile(file, sources[file], name))
-        else:  # losses do not depend on the aggregator
-            values.pop("aggregator")
+    values, rule = dict(recorded), str(recorded.get("aggregator"))
+    if RuleFile.is_reference(rule) and RuleFile.parts(rule)[0] not in sources:
+        del values["aggregator"]  # losses do not depend on it
+    job = with_recorded_rule(job, values.get("aggregator"), sources)
     config = restored_config(job.job.config, values).resolve()
     return job, config if data_dir is None else config.with_options(data_dir=data_dir)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed as dist
-
 from concord import logs
 from concord.aggregation.rule_file import RuleFile
 from concord.environments.summary import PURPOSES, DataSummary
@@ -47,8 +45,6 @@ class RunSpec:
         folder: for checkpoints and files; None keeps none.
         on_ray_train: whether Ray Train's workers train; otherwise the executing process does.
         scratch: the folder for Ray Train's own files, which every node reaches; by default inside ``folder``.
-        log_context: the log settings.
-        storage_credentials: the credentials of the output and the data.
     """
 
     path: str
@@ -113,24 +109,16 @@ def evaluations_here(
 class Recorder:
     """Records a loop's metrics, checkpoints and files, see :class:`concord.training.context.RunContext`.
 
-    Args:
-        folder: of the run; None keeps nothing.
-        process: the run's process that this is.
-        sink: takes the events; called in the first process only.
-        start: the name of the checkpoint to resume from.
+    Without a folder it keeps nothing. The sink is called in the first process only. ``start`` names the checkpoint to
+    resume from.
     """
 
     def __init__(self, folder: Folder | None, process: ProcessContext, sink: Sink, start: str | None) -> None:
         self._folder = folder
-        self._process = process
+        self.process = process
         self._sink = sink
         self.data: list[DataSummary] | None = [] if folder is not None else None
         self.start = None if start is None or folder is None else folder.fetch_tree(f"{CHECKPOINTS}/{start}")
-
-    @property
-    def process(self) -> ProcessContext:
-        """The run's process that this is."""
-        return self._process
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record metrics; in the first process only."""
@@ -138,7 +126,7 @@ class Recorder:
 
     def keep(self, path: str, write: Callable[[Path], None]) -> None:
         """Keep a file in the run's folder, by its path there, and show it in MLflow; ``write`` makes it."""
-        if self._folder is not None and self._process.rank == 0:
+        if self._folder is not None and self.process.rank == 0:
             file = self._folder.path / path
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file)
@@ -148,18 +136,17 @@ class Recorder:
     def checkpoint(self, write: Callable[[Path], None], step: int) -> None:
         """Keep a checkpoint; called in every process; the first one calls ``write``.
 
-        Raises:
-            FullDiskError: in every process, since the others would wait for the first one.
+        A full disk is an error in every process, since the others would wait for the first one.
         """
         if self._folder is None:
             return
         problem = None
-        if self._process.rank == 0:
+        if self.process.rank == 0:
             try:
                 self._write_checkpoint(self._folder, write, step)
             except FullDiskError as error:
                 problem = str(error)
-        problem = broadcast_from_rank0(problem, self._process)
+        problem = self.process.broadcast_from_rank0(problem)
         if problem is not None:
             raise FullDiskError(problem)
 
@@ -186,24 +173,7 @@ class Recorder:
         """Report the training data once; called in every process."""
         if self.data is None:
             return
-        data, self.data = all_parts(self.data, self._process), None
-        if self._process.rank == 0:
-            self._sink("data", parts=data)
-
-
-def broadcast_from_rank0(value: Any, process: ProcessContext) -> Any:
-    """The first process's value, in every process."""
-    values = [value]
-    if process.world_size > 1:
-        dist.broadcast_object_list(values, 0)
-    return values[0]
-
-
-def all_parts(data: list[DataSummary], process: ProcessContext) -> list[DataSummary]:
-    """The parts of all processes, by purpose, each once."""
-    gathered: list[list[DataSummary]] = [data]
-    if process.world_size > 1:
-        gathered = [[] for _ in range(process.world_size)]
-        dist.all_gather_object(gathered, data)
-    parts = list(dict.fromkeys(part for of_one in gathered for part in of_one))
-    return sorted(parts, key=lambda part: PURPOSES.index(part.purpose))
+        gathered, self.data = self.process.all_gather(self.data), None
+        if self.process.rank == 0:
+            parts = dict.fromkeys(part for of_one in gathered for part in of_one)
+            self._sink("data", parts=sorted(parts, key=lambda part: PURPOSES.index(part.purpose)))

@@ -29,12 +29,8 @@ _SETTLED_SECONDS = 2.0
 def cached(path: Path, kind: str) -> Path:
     """The cache's path for an address: below CONCORD_CACHE, or in the system's cache folder.
 
-    Args:
-        path: the address.
-        kind: the purpose, which separates files to read from files to write.
-
-    Raises:
-        InputError: the address leads out of its bucket, so the path would lie outside of the cache.
+    ``kind`` separates files to read from files to write. An address that leads out of its bucket is refused, since the
+    path would lie outside of the cache.
     """
     scheme, rest = parts(path)
     if not is_below(rest):
@@ -47,9 +43,6 @@ def local(path: Path) -> Path:
     """Fetch the file or folder at an address; return the local path. A path on the disk is returned unchanged.
 
     Several processes may call it at once. If the storage has nothing there, the returned path does not exist.
-
-    Raises:
-        InputError: the storage does not answer, or the download is incomplete.
     """
     if not is_remote(path):
         return path
@@ -60,11 +53,7 @@ def local(path: Path) -> Path:
 
 
 def listing(path: Path, recursive: bool = False) -> list[str] | None:
-    """The names of the files in a folder, on the disk or at an address, in order; None if there is no such folder.
-
-    Raises:
-        InputError: the storage does not answer, or the folder holds a link to a file that does not exist.
-    """
+    """The names of the files in a folder, on the disk or at an address, in order; None if there is no such folder."""
     if is_remote(path):
         with in_one_line(display_path(path), InputError):
             files, root = filesystem(path)
@@ -85,14 +74,7 @@ def listing(path: Path, recursive: bool = False) -> list[str] | None:
 def fetch(files: Any, root: str, target: Path) -> None:
     """Make a local file or folder equal to one of a storage; unchanged files are not fetched again.
 
-    Args:
-        files: PyArrow's file system.
-        root: the file or folder in it; local files that it lacks are removed.
-        target: the local file or folder.
-
-    Raises:
-        InputError: a name leads out of the folder; nothing is fetched.
-        OSError: the storage does not answer, or the download is incomplete.
+    Local files that the storage lacks are removed. If a name leads out of the folder, nothing is fetched (InputError).
     """
     about = files.get_file_info(root)
     if about.is_file:
@@ -107,11 +89,7 @@ def fetch(files: Any, root: str, target: Path) -> None:
 
 
 def entries(files: Any, root: str, recursive: bool = False) -> dict[str, Any]:
-    """PyArrow's information on the files and folders below a storage's folder, by relative name.
-
-    Raises:
-        InputError: a name leads out of the folder.
-    """
+    """PyArrow's information on the content of a storage's folder by name (InputError if a name leads out of it)."""
     from pyarrow import fs
 
     listed = files.get_file_info(fs.FileSelector(root, recursive=recursive, allow_not_found=True))
@@ -125,14 +103,6 @@ def entries(files: Any, root: str, recursive: bool = False) -> dict[str, Any]:
 def is_below(name: str) -> bool:
     """Whether a name stays inside its folder, as ``../name`` does not."""
     return not name.startswith("/") and ".." not in name.split("/")
-
-
-def replace(target: Path, content: bytes) -> None:
-    """Write a file of the cache atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=_drafts(), delete=False) as draft:
-        draft.write(content)
-    os.replace(draft.name, target)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.errors import InputError, RunFailedError
+from concord.redaction import redact
 from concord.storage.address import NATIVE, display_path, is_remote, parts
 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -22,7 +23,6 @@ _ANSWER_SECONDS = 30.0
 _TRIES = 4
 _GCS_SECONDS = 20.0
 _BUCKETS = ("s3", "gs", "gcs")
-_USER_INFO = re.compile(r"://[^/@\s]*@")
 
 
 class StorageError(RunFailedError, ConnectionError):
@@ -51,11 +51,7 @@ def endpoint() -> str | None:
 
 
 def filesystem(path: Path) -> tuple[Any, str]:
-    """PyArrow's file system behind an address, and the path in it.
-
-    Raises:
-        OSError, ValueError, ImportError: there is no such file system, or its package is missing.
-    """
+    """PyArrow's file system behind an address, and the path in it."""
     scheme, rest = parts(path)
     if scheme in _BUCKETS:
         return _of_bucket(scheme, rest.split("/")[0], tuple(sorted(storage_credentials().items()))), rest
@@ -124,7 +120,7 @@ def in_one_line(what: str, kind: type[Exception]) -> Iterator[None]:
 
 def reason(error: BaseException) -> str:
     """The error in one line, without credentials."""
-    text = " ".join(_USER_INFO.sub("://***@", str(error)).split())
+    text = " ".join(redact(str(error)).split())
     if "NETWORK_CONNECTION" in text or "curlCode" in text or "CURL error" in text:
         message = re.search(r"(?:curlCode: \d+, |CURL error \[\d+\]=)([\w ']+?)(?: error_info)?(?=[^\w ']|$)", text)
         return f"no storage answers{_at()}" + (f" ({message[1].strip()})" if message else "")
@@ -143,4 +139,4 @@ def reason(error: BaseException) -> str:
 
 def _at() -> str:
     server = endpoint()
-    return f" at {_USER_INFO.sub('://', server)}" if server else ""
+    return f" at {redact(server)}" if server else ""

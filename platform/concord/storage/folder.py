@@ -79,9 +79,6 @@ class Folder:
     def make(self) -> bool:
         """Make the local folder with its parents; return whether it was missing. If several processes make it at once,
         one gets True.
-
-        Raises:
-            InputError: it cannot be written to.
         """
         try:
             self.path.mkdir(parents=True)
@@ -95,13 +92,8 @@ class Folder:
     def locked(self, what: str) -> Iterator[None]:
         """Lock it against other processes on this machine, or on others that share the disk.
 
-        The folder must exist. The lock ends with the body, or with the process.
-
-        Args:
-            what: run, study or comparison, for the error.
-
-        Raises:
-            InputError: another process holds the lock, or the folder is not writable.
+        The folder must exist. The lock ends with the body, or with the process. ``what`` is run, study or comparison,
+        for the error.
         """
         path = self.path / LOCK
         try:

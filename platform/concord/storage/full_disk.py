@@ -20,11 +20,7 @@ class FullDiskError(RunFailedError):
 
 @contextlib.contextmanager
 def full_disk_in_one_line(place: Path) -> Iterator[None]:
-    """Turn an error of a full disk in the body into a :class:`FullDiskError`.
-
-    Args:
-        place: the folder to name if the error names no file.
-    """
+    """Turn a full disk's error in the body into a :class:`FullDiskError` that names the error's file, or the place."""
     try:
         yield
     except (InputError, RunFailedError):
@@ -48,15 +44,7 @@ def full_disk(error: BaseException, place: Path) -> str | None:
 
 
 def require_space(place: Path, size: int) -> None:
-    """Refuse to write more than a disk can hold.
-
-    Args:
-        place: a folder on it.
-        size: the bytes to write.
-
-    Raises:
-        FullDiskError: there is too little space, with a reserve.
-    """
+    """Refuse to write more bytes than the disk of a folder can hold, with a reserve (FullDiskError)."""
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(place).free
         if free < size + _RESERVE:

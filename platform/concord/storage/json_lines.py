@@ -16,17 +16,12 @@ _BLOCK = 64 << 10
 
 
 class JsonLines:
-    """A file of JSON values, one a line, open for appending; an incomplete last line is removed. A context manager.
+    """A file of JSON values, one a line, open for appending; a context manager.
 
-    Args:
-        file: the file; it and its folder are created if missing.
+    The file and its folder are created if missing. An incomplete last line is removed.
 
     Attributes:
-        descriptor: of the open file.
         end: its length in bytes.
-
-    Raises:
-        OSError: it cannot be opened.
     """
 
     def __init__(self, file: Path) -> None:
@@ -43,11 +38,7 @@ class JsonLines:
         self.close()
 
     def append(self, value: object) -> None:
-        """Write a line.
-
-        Raises:
-            OSError: the line cannot be written (a full disk); the file is unchanged, and the error names it.
-        """
+        """Write a line. If that fails (a full disk), the file is unchanged, and the OSError names it."""
         line = json_line(value)
         try:
             if os.write(self.descriptor, line) < len(line):  # a full disk takes a part
@@ -78,25 +69,14 @@ def append_line(file: Path, value: object) -> None:
         lines.append(value)
 
 
-def read_lines(file: Path, start: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yield the values from byte ``start`` on, each with the end position of its line.
-
-    An incomplete last line is left out; lines that are not JSON are skipped.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with file.open("rb") as lines:
-        end = lines.seek(start)
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            yield value, end
+def read_lines(file: Path) -> Iterator[Any]:
+    """Yield the values. An incomplete last line is left out; lines that are not JSON are skipped."""
+    for line in file.read_bytes().split(b"\n")[:-1]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        yield value
 
 
 def _end_of_last_line(descriptor: int) -> int:

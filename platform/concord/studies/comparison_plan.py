@@ -47,8 +47,6 @@ class PlannedRun:
     """A run that a table needs.
 
     Attributes:
-        table, configuration: the table and the name of its row.
-        seed: of its training.
         config: the options; a fold's have the environment that is left out.
         point: the resolved options that decide the result, with the version of the data if known.
         at_default: the options in ``point`` at the job's default.
@@ -108,8 +106,6 @@ class ComparisonPlan(GroupPlan):
     """Tables of a job.
 
     Attributes:
-        tables: the comparisons by table name.
-        runs: the runs of each table.
         given: the options of the command line, as JSON, without those of place and workers.
     """
 
@@ -126,10 +122,6 @@ class ComparisonPlan(GroupPlan):
     def command(self, place: Sequence[str] = ()) -> str:
         """The command that makes or continues the tables."""
         return shlex.join(["concord", "compare", self.job.reference, *self.tables, *as_words(self.given), *place])
-
-    def kept_command(self, table: str) -> str:
-        """The command that makes this table, as kept results have it, without folders of this machine."""
-        return kept_command(self.job, table, self.given, option_values(self.base))
 
     @property
     def detail(self) -> tuple[str, ...]:
@@ -177,11 +169,7 @@ def comparison_name(job: str, name: str | None) -> str:
 
 
 def comparisons_of(job: JobFile) -> Mapping[str, Comparison]:
-    """The tables of a job, from its file or from the one beside it that it names.
-
-    Raises:
-        InputError: the job has no tables, or they cannot be read.
-    """
+    """The tables of a job, from its file or from the one beside it that it names."""
     named = job.job.comparisons
     found: Mapping[str, Comparison] = _beside(job, named) if isinstance(named, str) else named
     if not found:
@@ -211,17 +199,10 @@ def _beside(job: JobFile, name: str) -> Mapping[str, Comparison]:
 def plan_comparison(
     job: JobFile, tables: Sequence[str], command: CompareCommand, given: Collection[str], *, check: bool = True
 ) -> ComparisonPlan:
-    """Check everything that can be checked without a cluster or a store.
+    """Check everything that can be checked without a cluster or a store; no names of tables take all.
 
-    Args:
-        job: the job.
-        tables: names of the tables; none takes all.
-        command: the options of the comparison with those of the job.
-        given: the options of the command line, which hold for every configuration.
-        check: whether the runs will be trained; otherwise kept runs are only searched, without loading data.
-
-    Raises:
-        InputError: the input is invalid.
+    ``given`` has the options of the command line, which hold for every configuration. Without ``check`` kept runs are
+    only searched, without loading data.
     """
     there = comparisons_of(job)
     for table in tables:
@@ -269,18 +250,7 @@ def without_place(values: Mapping[str, Any], given: Collection[str]) -> dict[str
 def plan_as_recorded(
     job: JobFile, table: str, record: Mapping[str, Any], output: Path, name: str | None
 ) -> ComparisonPlan:
-    """The plan of a table with the options of the last command that trained it, to find its runs.
-
-    Args:
-        job: the job.
-        table: its name.
-        record: the comparison's record; empty if there is none.
-        output: the output folder.
-        name: of the comparison; the job's if None.
-
-    Raises:
-        InputError: the job has no such table, or the recorded options no longer fit it.
-    """
+    """The plan of a table with the options of the last command that trained it, to find its runs."""
     given = record.get("asked", {}).get(table, {})
     job = with_recorded_rule(job, given.get("aggregator"), record.get("sources", {}))
     command = restored_config(compare_options_for(job.job.config), given).with_options(output=output, name=name)

@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from concord import logs
 from concord.errors import RunFailedError, StoppedError
+from concord.options import option_values
 from concord.record import read_history
 from concord.runs.tags import run_origin
-from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun
+from concord.studies.comparison_plan import ComparisonPlan, KeptRuns, PlannedRun, kept_command
 from concord.studies.criterion import Judge
 from concord.studies.group_progress import GroupProgress
 from concord.studies.left_out_table import explained, fold_values, left_out_table, with_choices
@@ -30,8 +31,6 @@ class ComparisonResult(GroupResult):
     """The tables, as far as their runs exist.
 
     Attributes:
-        plan: the plan.
-        tables: the tables.
         runs: the finished runs of each table, by configuration.
         finished: the number of different finished runs.
         failed: the failures of other runs, by run name.
@@ -98,12 +97,7 @@ class ComparisonResult(GroupResult):
 
 
 def run_comparison(plan: ComparisonPlan, info: Callable[[str], None]) -> ComparisonResult:
-    """Train the missing runs, and keep runs, tables and figures.
-
-    Raises:
-        InputError: the input is invalid; nothing of a new comparison is left.
-        RunFailedError: it was stopped, or every run failed; finished runs are kept.
-    """
+    """Train the missing runs, and keep runs, tables and figures; after a stop or failures finished runs are kept."""
     from concord.studies.pool import open_group  # imports Ray Tune, which takes seconds
 
     started = time.perf_counter()
@@ -171,6 +165,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
     distinct: set[str] = set()
     for name, comparison in plan.tables.items():
         lines: list[KeptLine] = []
+        command = kept_command(plan.job, name, plan.given, option_values(plan.base))
         rows: dict[str, list[FinishedRun]] = {}
         for run in plan.runs[name]:
             ended = kept.ended(run)
@@ -188,7 +183,7 @@ def read_comparison(plan: ComparisonPlan, runs: GroupRuns | None = None) -> Comp
                     cells = fold_values(finished, comparison.folds)
                 values = {heading: float(value) for heading, value in cells.items() if value is not None}
                 # The run may have been made for another table or measure; the command is this table's.
-                origin = {**ended.run.origin, "command": plan.kept_command(name)}
+                origin = {**ended.run.origin, "command": command}
                 lines.append(KeptLine(run.configuration, run.seed, values, ended.seconds, origin))
         if comparison.folds is None:
             tables.append(ResultsTable(name, comparison, lines))

@@ -10,7 +10,7 @@ from concord.studies.stopping import StopRule
 from concord.studies.study_options import Selection
 from concord.training import Evaluation
 from concord.training.evaluation import Mode, worst
-from concord.training.metric_names import environment_of, split_metric
+from concord.training.metric_names import split_metric, split_of
 
 _SPLITS: Mapping[Selection, str] = {
     "held-out": "held_out",
@@ -36,7 +36,6 @@ class Criterion:
     Attributes:
         selection: the examples.
         metric: the name, such as ``held_out_accuracy``.
-        mode: ``max`` or ``min``.
     """
 
     selection: Selection
@@ -99,16 +98,7 @@ def metric_on(split: str, measure: str) -> str:
 
 
 def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | None]) -> Mode:
-    """The mode of a measure.
-
-    Args:
-        measure: such as ``accuracy`` or ``worst_loss``.
-        asked: ``--mode``.
-        known: the modes of the job's measures.
-
-    Raises:
-        InputError: the job does not report the measure, or its mode is unknown or contradictory.
-    """
+    """The mode of a measure, the job's or ``--mode`` (InputError if it is unknown or contradictory)."""
     plain = measure.removeprefix("worst_")
     if plain not in known:
         there = ", ".join(sorted(known))
@@ -127,17 +117,11 @@ def chosen_mode(measure: str, asked: Mode | None, known: Mapping[str, Mode | Non
 
 
 def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -> dict[str, float]:
-    """The worst environment of every split, for a measure without a mode of its own.
-
-    Args:
-        metrics: with those of single environments, ``{measure}/{split}/{environment}``.
-        measure: its name.
-        mode: its mode.
-    """
+    """The worst environment of every split, for a measure without a mode of its own."""
     splits: dict[str, list[float]] = {}
     for name, value in metrics.items():
-        if (found := environment_of(name)) is not None and found.measure == measure:
-            splits.setdefault(found.split, []).append(value)
+        if (split := split_of(name, measure)) is not None:
+            splits.setdefault(split, []).append(value)
     if "held_out" in splits:
         splits.setdefault("validation", splits["held_out"])
     return {split_metric(split, measure, worst=True): worst(values, mode) for split, values in splits.items()}
@@ -146,9 +130,7 @@ def worst_environments(metrics: Mapping[str, float], measure: str, mode: Mode) -
 def left_out_metrics(folds: Sequence[Mapping[str, float]], modes: Mapping[str, Mode | None]) -> dict[str, float]:
     """The mean and, for measures with a mode, the worst over the environments left out in turn.
 
-    Args:
-        folds: for each fold, the metrics on the left-out environment, which is the only validation environment.
-        modes: the mode of each measure.
+    A fold has the metrics on its left-out environment, which is the only validation environment.
     """
     metrics: dict[str, float] = {}
     for name in folds[0]:

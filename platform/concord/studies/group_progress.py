@@ -20,14 +20,7 @@ STUDY_METRICS = (
 
 
 class GroupProgress:
-    """Counts and shows progress while its body runs; a context manager.
-
-    Args:
-        what: trials or runs, for the reader.
-        total: the number of runs.
-        info: takes a line.
-        criterion: the criterion of the best; None if there is no best.
-    """
+    """Counts and shows the progress of trials or runs while its body runs; a context manager."""
 
     def __init__(self, what: str, total: int, info: Callable[[str], None], criterion: Criterion | None = None) -> None:
         self._what = what

@@ -50,11 +50,7 @@ class LeaveOneOutOptions(CompareOptions):
 
 
 def leave_one_out_options_for(job: JobFile) -> CompareCommand:
-    """The comparison's options and a job's, at their defaults.
-
-    Raises:
-        InputError: the job has a loop of its own, or an option of the same name.
-    """
+    """The comparison's options and a job's, at their defaults."""
     called = f"compare {LEAVE_ONE_OUT}"
     job.require_platform_loop(called)
     return with_config(CompareCommand, "comparison", LeaveOneOutOptions(), job.job.config, called)
@@ -65,14 +61,7 @@ def plan_leave_one_out(
 ) -> ComparisonPlan:
     """Check everything that can be checked without a cluster or a store.
 
-    Args:
-        job: the job.
-        command: the options.
-        given: the options of the command line.
-        folds: those of kept runs, which are only searched, without loading data; None to train.
-
-    Raises:
-        InputError: something cannot be used.
+    ``folds`` are those of kept runs, which are only searched, without loading data; None to train.
     """
     check_methods(command, given)
     options, base = command.comparison, command.config
@@ -117,11 +106,7 @@ def _folds(job: JobFile, options: LeaveOneOutOptions, base: TrainConfig) -> Fold
 def leave_one_out_as_recorded(
     job: JobFile, record: Mapping[str, Any], output: Path, name: str | None
 ) -> ComparisonPlan:
-    """The plan with the options of the last command that trained it, to find its runs.
-
-    Raises:
-        InputError: there is none, or the recorded options no longer fit the job.
-    """
+    """The plan with the options of the last command that trained it, to find its runs."""
     given = dict(record.get("asked", {}).get(LEAVE_ONE_OUT, {}))
     if FOLDS not in given:
         raise InputError(

@@ -75,11 +75,7 @@ _LEAST_TO_LEAVE_OUT = 3
 
 
 def method_names(given: Sequence[str]) -> tuple[str, ...]:
-    """The methods of ``--methods``, with spaces or commas between them; ``erm`` is the average.
-
-    Raises:
-        InputError: one is unknown, or given twice.
-    """
+    """The methods of ``--methods``, with spaces or commas between them; ``erm`` is the average."""
     names = [name for each in given for name in each.split(",") if name]
     for name in names:
         if name not in (*KNOWN, "erm"):
@@ -139,11 +135,7 @@ class MethodsCommand(OptionGroup):
 
 
 def methods_options_for(job: JobFile) -> MethodsCommand:
-    """The comparison's options and a job's, at their defaults.
-
-    Raises:
-        InputError: the job has a loop of its own, or an option of the same name.
-    """
+    """The comparison's options and a job's, at their defaults."""
     job.require_platform_loop(f"compare {METHODS}")
     return with_config(MethodsCommand, "comparison", MethodsOptions(), job.job.config, "compare JOB methods")
 
@@ -153,7 +145,6 @@ class MethodsPlan:
     """The plan of a comparison of methods.
 
     Attributes:
-        job: the job.
         base: the configuration that every method starts from.
         studies: by method.
         left_out: the default methods that the job cannot use, with the reasons.
@@ -172,16 +163,7 @@ class MethodsPlan:
 
 
 def plan_methods(job: JobFile, command: MethodsCommand, given: Collection[str]) -> MethodsPlan:
-    """Check everything that can be checked without a cluster or a store.
-
-    Args:
-        job: the job.
-        command: the options.
-        given: the options of the command line.
-
-    Raises:
-        InputError: something cannot be used.
-    """
+    """Check everything that can be checked without a cluster or a store."""
     options, base = command.comparison, command.config
     check_methods(command, given)
     there = preflight(job, base).environments
@@ -289,16 +271,9 @@ def _votes(config: TrainConfig) -> dict[str, dict[str, Entry]]:
 
 
 def run_methods(plan: MethodsPlan, words: Sequence[str], info: Info) -> MethodsResult:
-    """Run or continue the studies, one after another.
+    """Run or continue the studies, one after another; after a stop or failures finished runs are kept.
 
-    Args:
-        plan: the plan.
-        words: the command's options, for the message on how to continue.
-        info: takes a line of progress.
-
-    Raises:
-        InputError: something cannot be used.
-        RunFailedError: it was stopped, or fewer than two methods have a result; finished runs are kept.
+    ``words`` are the command's options, for the message on how to continue.
     """
     from concord.studies.study import run_study  # imports Ray Tune, which takes seconds
 

@@ -1,7 +1,6 @@
 """The plan of a study, checked before anything is started or written."""
 
 import dataclasses
-import itertools
 import json
 import time
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from concord.runs.lifecycle import Description
 from concord.runs.preflight import Checked, preflight
 from concord.runs.resume import require_same_sources, require_secrets
 from concord.runs.run import resolved_paths
-from concord.runs.run_folder import new_name, recorded_config
+from concord.runs.run_folder import new_names, recorded_config
 from concord.runs.tags import run_tags
 from concord.space import Point, Space
 from concord.storage import Folder, display_path, resolve
@@ -62,9 +61,7 @@ class GroupPlan:
     """A group of runs that start from one configuration.
 
     Attributes:
-        kind: study or comparison.
         name: the group's name; the same name continues it.
-        job: what is trained.
         base: the configuration that every run starts from.
         sharing: the division of the cluster among the runs.
     """
@@ -84,11 +81,6 @@ class GroupPlan:
     def kept(self) -> Folder:
         """The folder, or its address."""
         return group_folder(self.kind, self.base.run.output, self.name)
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine."""
-        return self.kept.path
 
     @property
     def experiment(self) -> str:
@@ -119,20 +111,14 @@ class StudyPlan(GroupPlan):
     """A study.
 
     Attributes:
-        options: of the study.
-        given: the options of the command line.
         method: the name of the job's study, or of one for every job.
-        space: that is searched.
         measure: the measure of the score, such as ``accuracy``.
         modes: the mode of each measure; None if neither the job nor ``--mode`` gives it.
         criterion: the measure on the examples of the selection.
-        stop_rule: when a trial ends early.
         suggested: points to try first, from the job or the command line.
         own: the point of the job's own settings, which is tried first without suggestions.
         folds: environments that every trial leaves out in turn.
         shortlist_folds: environments that the short list leaves out in turn.
-        trials: the number of trials.
-        checked: the findings of preflight.
     """
 
     kind = "study"
@@ -258,16 +244,7 @@ class StudyPlan(GroupPlan):
 
 
 def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
-    """Check everything that can be checked without a cluster or a store.
-
-    Args:
-        job: the job.
-        options: made by :func:`concord.studies.study_options.options_for` for the job.
-        given: the options of the command line.
-
-    Raises:
-        InputError: the input is invalid, or does not fit the existing study of this name.
-    """
+    """Check everything that needs neither a cluster nor a store, and whether an earlier study of this name fits."""
     asked, base, own_loop = options.study, options.config, job.job.loop
     asked.check()
     base.check()
@@ -286,7 +263,8 @@ def plan_study(job: JobFile, options: Any, given: set[str]) -> StudyPlan:
             else "the job's own loop decides what it evaluates; leave it out"
         )
         raise InputError(f"--selection {asked.selection}: {wrong}")
-    name = base.run.name or _new_name(job, method, base)
+    folders = (group_folder("study", base.run.output, name) for name in new_names(f"{job.name}-{method}", base))
+    name = base.run.name or next(folder.place.name for folder in folders if not folder.exists())
     base = base.with_options(name=None)
     space = study_space(study.space, asked, given & options_of(type(base)).keys(), base)
     checked = preflight(job, base)
@@ -404,9 +382,3 @@ def drawn(names: tuple[str, ...], count: int, seed: int) -> tuple[str, ...]:
         return names
     order = np.random.default_rng(seed).permutation(len(names))[:count]
     return tuple(names[index] for index in sorted(order))
-
-
-def _new_name(job: JobFile, method: str, base: Any) -> str:
-    name = new_name(f"{job.name}-{method}", base)
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(each for each in names if not group_folder("study", base.run.output, each).exists())

@@ -62,9 +62,7 @@ _RAY_TUNE = {
 def open_group(plan: GroupPlan, description: Description, info: Info) -> Iterator["Pool"]:
     """Begin or continue a group in a Ray session; at the end record and MLflow state how it ended.
 
-    Raises:
-        InputError: the input is invalid; nothing of a new group is left.
-        StoppedError: the user stopped it; the caller adds how to continue.
+    Invalid input leaves nothing of a new group. To a StoppedError the caller adds how to continue.
     """
     base = plan.base
     check_trial_resources(plan.sharing, base)  # before anything is written
@@ -112,9 +110,7 @@ class Pool:
     """An open group; made by :func:`open_group`.
 
     Attributes:
-        plan: of the group.
         group: its record, open.
-        resources: the resources of a run.
     """
 
     def __init__(self, plan: GroupPlan, group: Opened, resources: TrialResources) -> None:
@@ -134,17 +130,10 @@ class Pool:
         interruption: Interruption | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Run all proposals; return at the last one, or when the time has run out.
+        """Run all proposals, until the last one ended or the time has run out (KeyboardInterrupt by the user).
 
-        Args:
-            proposer: proposes runs and is told how they end; its exceptions are raised here.
-            progress: shown meanwhile, and exported with ``labels`` if given.
-            judge: the evaluation of the runs.
-            stopping: Ray Tune's scheduler.
-            interruption: why runs may be given up; a run that is given up has not ended.
-
-        Raises:
-            KeyboardInterrupt: the user stopped it.
+        Exceptions of the proposer are raised here. The progress is exported if there are labels. A run that the
+        interruption gives up has not ended.
         """
         os.environ.update(_RAY_TUNE)
         for name in ("ray.tune", "ray.train"):

@@ -70,8 +70,6 @@ class EndedRun:
     """An ended run of a group.
 
     Attributes:
-        run: the proposal.
-        history: every evaluation.
         seconds: from its start to its end.
         ended: the time, in seconds since 1970.
         stopped: the reason for an early end, None if there was none.
@@ -128,11 +126,7 @@ class Listed:
 
 
 class GroupRuns:
-    """The runs of a group, from its events.
-
-    Args:
-        history: of :class:`~concord.record.Events`, or from :func:`~concord.record.read_history`.
-    """
+    """The runs of a group, from the history of its events."""
 
     def __init__(self, history: Mapping[str, RunHistory]) -> None:
         self._history = history

@@ -30,11 +30,9 @@ class MethodsResult:
     """Methods on the same data.
 
     Attributes:
-        job: the job.
         studies: by method; the others are compared with the first.
         failed: methods without a result, with the reasons.
         environments: the number that each trial trained on.
-        seconds: the time it took.
         train: the command that trains a model with the recommended method and its settings.
     """
 

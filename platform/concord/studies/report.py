@@ -58,19 +58,9 @@ def report_options(job: JobFile) -> type[Any]:
 
 
 def report_groups(job: JobFile, tables: Sequence[str], options: Any, info: Info) -> tuple[dict[str, Any], list[Shown]]:
-    """Report and draw a job's groups from their records, without training.
+    """Report and draw a job's groups from their records, without training; no names of tables take everything.
 
-    Args:
-        job: with its file.
-        tables: names of the only tables to show; empty shows everything.
-        options: an instance of :func:`report_options`.
-        info: takes a line of progress.
-
-    Returns:
-        The JSON result, and the output for readers.
-
-    Raises:
-        InputError: the job has no such table or study, or nothing to report.
+    Returns the JSON result, and the output for readers.
     """
     own = None if options.only_studies or tables else job.job.report
     compared = {} if options.only_studies else _comparisons(job, tables, options, info)

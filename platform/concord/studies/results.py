@@ -32,7 +32,6 @@ class GroupResult(abc.ABC):
     """A group of runs, from its record.
 
     Attributes:
-        kept: the group's folder.
         drawn: the figures' files by name, once drawn.
         seconds: the time of this call; 0 if it only read.
     """
@@ -65,10 +64,7 @@ Result = TypeVar("Result", bound=GroupResult)
 def write_results(result: Result, info: Callable[[str], None], group: Opened | None = None) -> Result:
     """Draw a group's figures and write its tables into its folder; return the result with the figures' files.
 
-    Args:
-        result: the group's result.
-        info: takes the reason for a missing figure.
-        group: the open group, which keeps the files with its run; None if it is only read.
+    An open group keeps the files with its run.
     """
     figures, files = result.figures(info), result.files()
     drawn = {name: str(save(figure, result.folder / FIGURES / f"{name}.png")) for name, figure in figures.items()}
@@ -89,7 +85,6 @@ class Selected:
     Attributes:
         selection: the selection; ``o.o.d. test (oracle)`` if it uses the test.
         among: the number of trials with its metric.
-        trial: the chosen trial.
         metrics: of that trial; with ``left_out_…`` if environments were left out for it.
     """
 
@@ -106,7 +101,6 @@ class StudyResult(GroupResult):
     Attributes:
         record: the study's fields, see :meth:`concord.studies.plan.StudyPlan.record`.
         finished: the finished trials, best first.
-        failed: the failed trials.
         ended: the finished trials in the order of their ends.
         left_out: metrics of environments left out afterwards, by trial.
         repeated: the best trial with other seeds.
@@ -287,11 +281,7 @@ class StudyResult(GroupResult):
 
 
 def read_study(folder: Folder) -> StudyResult:
-    """The study in this folder.
-
-    Raises:
-        InputError: there is no study.
-    """
+    """The study in this folder."""
     return judged(require_record(folder, "study"), GroupRuns(read_history(folder)), folder)
 
 

@@ -19,15 +19,8 @@ _LARGEST_SEED = 2**31 - 1
 class Search:
     """Suggests points of a space.
 
-    Args:
-        space: the space to search.
-        kind: tree-structured Parzen estimator (Bergstra et al., 2013), random, or every point in turn.
-        seed: of the suggestions.
-        first: points to suggest before any other.
-        startup: observations before TPE uses them; random before.
-
-    Raises:
-        InputError: a grid over a continuous domain.
+    TPE is the tree-structured Parzen estimator (Bergstra et al., 2013), random before ``startup`` observations. The
+    points ``first`` come before any other.
     """
 
     def __init__(
@@ -50,11 +43,6 @@ class Search:
     def size(self) -> int | None:
         """The number of points; None if infinite."""
         return len(self._first) + len(self._grid) if self._kind == "grid" else None
-
-    @property
-    def observations(self) -> int:
-        """The number of observations for the next suggestion."""
-        return len(self._observed.trials)
 
     def suggest(self, number: int) -> Point | None:
         """The point of this number, from 0; None when there are no more."""

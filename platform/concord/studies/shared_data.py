@@ -76,16 +76,7 @@ class SharedData:
 def share_data(job: Job[Any], config: TrainConfig, varied: Collection[str]) -> SharedData | None:
     """Load the data into the object store.
 
-    Args:
-        job: the job.
-        config: the configuration that every run starts from.
-        varied: the options that differ between runs.
-
-    Returns:
-        The shared data; None if they may depend on a varied option or cannot be sent: then each run loads its own.
-
-    Raises:
-        InputError: the data do not fit.
+    None if the data may depend on a varied option or cannot be sent: then each run loads its own.
     """
     depends = data_options(type(config))
     if not depends.isdisjoint(varied):

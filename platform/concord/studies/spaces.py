@@ -42,7 +42,7 @@ from concord.studies.study_options import StudyOptions
 from concord.training import RunConfig, Study, TrainConfig
 from concord.training.options import RUNTIME_OPTIONS
 
-_VARIED = (Choice, Uniform, LogUniform, Integers, OneOf)
+_Varied = Domain | OneOf
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -94,11 +94,7 @@ FOR_EVERY_JOB = {"derived": derived, "wide": wide}
 
 
 def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunConfig) -> tuple[str, Study]:
-    """The method's name and its study.
-
-    Raises:
-        InputError: there is no such method.
-    """
+    """The method's name and its study."""
     known = dict(studies)
     if isinstance(base, TrainConfig):
         known |= {name: Study(space(base)) for name, space in FOR_EVERY_JOB.items() if name not in known}
@@ -111,17 +107,7 @@ def chosen_study(studies: Mapping[str, Study], options: StudyOptions, base: RunC
 
 
 def study_space(declared: Space, options: StudyOptions, given: set[str], base: RunConfig) -> Space:
-    """The space to search.
-
-    Args:
-        declared: the job's space.
-        options: of the study.
-        given: options of the job on the command line, which are not varied.
-        base: the configuration that every trial starts from.
-
-    Raises:
-        InputError: nothing is varied, an option is varied twice, or the job does not take an option or value.
-    """
+    """The space to search: the job's or a file's, without the ``given`` options, and with those of ``--vary``."""
     space = Space.read(options.space) if options.space is not None else declared
     vary: dict[str, Entry] = {}
     texts: dict[str, str] = {}
@@ -190,18 +176,10 @@ class OwnPoint:
 
 
 def own_point(space: Space, base: RunConfig, num_environments: int | None = None) -> OwnPoint | None:
-    """The point of a job's own settings.
+    """The point of a job's own settings; None if they contradict each other there.
 
     A number outside of its domain becomes the nearest in it, any other value the first. A switch that is not an option
     takes the branch that misses the fewest settings, the first of equals.
-
-    Args:
-        space: the space to search.
-        base: the job's settings.
-        num_environments: the number of training environments, for defaults that follow from it.
-
-    Returns:
-        The point, or None if the settings contradict each other there.
     """
     options = options_of(type(base))
 
@@ -216,7 +194,7 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
                     for branch, inner in entry.branches.items()
                 ]
                 so_far = min(ways, key=lambda own: len(own.moved))
-            if name not in options or not isinstance(entry, _VARIED):
+            if name not in options or not isinstance(entry, _Varied):
                 continue
             domain: Domain = Choice(*entry.branches) if isinstance(entry, OneOf) else entry
             wanted = option_values(config)[name]
@@ -240,7 +218,7 @@ def own_point(space: Space, base: RunConfig, num_environments: int | None = None
 def _with_fixed(branch: Mapping[str, Entry], config: RunConfig, own: OwnPoint) -> OwnPoint:
     """The point in this branch, with the settings that it fixes to other values."""
     values = option_values(config)
-    fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _VARIED) and name in values}
+    fixed = {name: entry for name, entry in branch.items() if not isinstance(entry, _Varied) and name in values}
     other = {name: _plainly(values[name]) for name, entry in fixed.items() if values[name] != entry}
     return OwnPoint(own.point, {**own.moved, **other})
 
@@ -264,11 +242,7 @@ def _plainly(value: Any) -> Value:
 
 
 def first_points(space: Space, texts: Sequence[str], declared: Sequence[Mapping[str, Value]]) -> list[Point]:
-    """The points to try first: the command line's, then the job's.
-
-    Raises:
-        InputError: a point is not in the space.
-    """
+    """The points to try first: the command line's, then the job's."""
     points = []
     for text in texts:
         given: dict[str, Value] = {}
@@ -313,7 +287,7 @@ def _check_against(space: Space, base: RunConfig) -> None:
     fixed = {
         name: value
         for name, value in space.entries.items()
-        if name in hints and not isinstance(value, _VARIED) and fits(value, hints[name])
+        if name in hints and not isinstance(value, _Varied) and fits(value, hints[name])
     }
     base = config_at(base, Space(fixed), {})
     for one, other in ALTERNATIVES:
@@ -353,7 +327,7 @@ def _without_idle(entries: Mapping[str, Entry], options: set[str]) -> dict[str, 
 def _extremes(entry: Entry) -> list[Any]:
     if isinstance(entry, (OneOf, Choice)):
         return list(entry.branches if isinstance(entry, OneOf) else entry.values)
-    return [entry.low, entry.high] if isinstance(entry, (Uniform, LogUniform, Integers)) else [entry]
+    return [entry.low, entry.high] if isinstance(entry, Domain) else [entry]
 
 
 def _located(space: Space, name: str) -> list[LocatedDomain]:

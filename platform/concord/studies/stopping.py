@@ -29,11 +29,7 @@ class StopRule:
 
     @staticmethod
     def of(texts: Sequence[str]) -> "StopRule":
-        """Parse a rule.
-
-        Raises:
-            InputError: a word is not a condition.
-        """
+        """Parse a rule."""
         conditions = []
         for text in texts:
             found = _CONDITION.fullmatch(text)
@@ -86,11 +82,7 @@ def scheduler(kind: Literal["none", "asha", "median"]) -> Any:
 def replay(scheduler: Any, runs: Sequence[EndedRun], score: Any, epochs: Any) -> None:
     """Replay earlier trials to a new scheduler, so that a continued study compares with them.
 
-    Args:
-        scheduler: of :func:`scheduler`.
-        runs: the earlier trials.
-        score: maps metrics to the score.
-        epochs: maps a proposal to its epochs.
+    ``score`` maps metrics to the score, ``epochs`` a proposal to its epochs.
     """
     from ray.tune.experiment import Trial
     from ray.tune.schedulers import MedianStoppingRule

@@ -24,12 +24,7 @@ from concord.studies.stopping import StopRule, replay, scheduler
 
 
 def run_study(plan: StudyPlan, info: Info) -> StudyResult:
-    """Run or continue a study, and keep everything.
-
-    Raises:
-        InputError: the input is invalid; nothing of a new study is left.
-        RunFailedError: it was stopped, or every trial failed; finished trials are kept.
-    """
+    """Run or continue a study, and keep everything."""
     started = time.perf_counter()
     logs.bind_context(study=plan.name, job=plan.job.name)
     pool: Pool | None = None

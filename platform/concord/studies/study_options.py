@@ -139,11 +139,7 @@ def compare_options_for(config: RunConfig) -> CompareCommand:
 
 
 def options_for(config: RunConfig, methods: Sequence[str] = ()) -> TuneOptions:
-    """The study's options and a job's, at their defaults; the class's docstring names the job's own methods.
-
-    Raises:
-        InputError: the job has an option of the same name.
-    """
+    """The study's options and a job's, at their defaults; the class's docstring names the job's own methods."""
     named = f" Methods of this job: {', '.join(methods)}." if methods else ""
     return with_config(TuneOptions, "study", StudyOptions(), config, "tune", f"{StudyOptions.__doc__}{named}")
 
@@ -151,18 +147,10 @@ def options_for(config: RunConfig, methods: Sequence[str] = ()) -> TuneOptions:
 def with_config(
     kind: type[Command], part: str, own: OptionGroup, config: RunConfig, command: str, text: str | None = None
 ) -> Command:
-    """A command's own options and a job's, at their defaults.
+    """A command's own options and a job's, at their defaults (InputError if both have an option).
 
-    Args:
-        kind: the class of both, with fields ``part`` and ``config``.
-        part: the field of the command's options.
-        own: the command's options.
-        config: the job's.
-        command: its name.
-        text: the help text; by default that of the command's options.
-
-    Raises:
-        InputError: the job has an option of the same name.
+    ``kind`` is the class of both, with the fields ``part`` and ``config``; ``text`` replaces the help of the command's
+    options.
     """
     for name in options_of(type(own)).keys() & options_of(type(config)).keys():
         raise InputError(f"job option {flag_of(name)}: is also an option of concord {command}; rename it")

@@ -14,7 +14,6 @@ from concord.storage import json_line
 from concord.training import Comparison
 
 ANALYZED = "analyzed"  # instead of a table's name: the results of ``concord analyze``
-ORIGIN = ("command", "commit", "machine", "data")  # of a run; the version of its data if known
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table, as text."""
 Shown = str | Cells | Mapping[str, Any]
@@ -61,9 +60,7 @@ class KeptLine:
 
     Attributes:
         configuration: the name of the row.
-        seed: of the run.
         values: by heading, without NaN, which JSON lacks.
-        seconds: its time.
         origin: command, commit and machine, and the version of the data if known.
     """
 
@@ -79,23 +76,10 @@ class KeptLine:
         line = {"configuration": self.configuration, "seed": self.seed, "values": values}
         return {**line, "seconds": round(self.seconds, 1), **self.origin}
 
-    @staticmethod
-    def read(line: Mapping[str, Any]) -> "KeptLine":
-        """Read a line of a file of results."""
-        own = {name: line[name] for name in ("configuration", "seed", "values", "seconds")}
-        origin = {name: line[name] for name in ORIGIN if name in line}
-        return KeptLine(**own, origin=origin)
-
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """A table and its runs.
-
-    Attributes:
-        name: the name.
-        comparison: its definition.
-        lines: the existing runs.
-    """
+    """A table and its runs."""
 
     name: str
     comparison: Comparison
@@ -182,13 +166,7 @@ def write_lines(lines: Iterable[KeptLine], results: Path, job: str, table: str) 
 
 
 def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results: Path) -> Path:
-    """Write the results of ``concord analyze`` for runs of one job; return the file.
-
-    Args:
-        analyses: the JSON results.
-        command: the command.
-        results: the folder.
-    """
+    """Write the results of ``concord analyze`` for runs of one job; return the file."""
     lines = [
         KeptLine(
             each["method"],
@@ -200,24 +178,3 @@ def write_analyses(analyses: Sequence[Mapping[str, Any]], command: str, results:
         for each in analyses
     ]
     return write_lines(lines, results, analyses[0]["job"], ANALYZED)
-
-
-def analyses_table(lines: Sequence[KeptLine]) -> ResultsTable:
-    """A row for each method, with mean and spread over its runs; for I^ε the largest ε, over its null."""
-    headings = list(dict.fromkeys(heading for line in lines for heading in line.values))
-    at_epsilon = [heading for heading in headings if "ε" in heading]
-    largest = at_epsilon[-1].split(", ")[1] if at_epsilon else ""
-    shown = [
-        heading
-        for heading in headings
-        if heading not in at_epsilon or (heading.split(", ")[1] == largest and not heading.endswith(", null"))
-    ]
-    return table_of_lines("method", lines, shown)
-
-
-def table_of_lines(name: str, lines: Sequence[KeptLine], shown: Iterable[str] | None = None) -> ResultsTable:
-    """The table whose rows and columns are those of the lines; ``shown`` are some of the headings."""
-    headings = [heading for line in lines for heading in line.values] if shown is None else shown
-    rows: dict[str, Mapping[str, Any]] = {line.configuration: {} for line in lines}
-    columns = {heading: heading for heading in headings}
-    return ResultsTable(name, Comparison(rows or {"none": {}}, columns=columns), lines)

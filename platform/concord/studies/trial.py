@@ -41,9 +41,7 @@ class PoolSpec:
 
     Attributes:
         run: the specification with the base options.
-        judge: their evaluation.
         shared: the shared data; None if each run loads its own.
-        threads: the number of threads of a run.
     """
 
     run: RunSpec
@@ -57,12 +55,8 @@ class TrialReport:
     """A run's message after an evaluation.
 
     Attributes:
-        epoch, step: done so far.
-        percent: the progress.
         metrics: without those of single environments and layers.
-        last: whether it is the run's last.
         stopped: the reason for an early end.
-        failure: the reason of a failure.
     """
 
     epoch: int
@@ -144,7 +138,8 @@ class TrialProcess(Trainable):
                 stopped = str(judge.stop_rule) if judge.stop_rule.holds(metrics) else None
                 at_end = evaluation.ended_early or epoch == epochs
                 if at_end and stopped is None:
-                    _exhaust(evaluations)  # then its workers exit on their own
+                    for _ in evaluations:  # to the end, where its workers exit on their own
+                        pass
                     if evaluation.ended_early:
                         stopped = f"held_out_spread < {config.schedule.stop_spread:g}" if len(parts) == 1 else None
                 last = (stopped is not None) or (at_end and len(parts) == 1)
@@ -182,11 +177,6 @@ class TrialProcess(Trainable):
         if self._prepared is None:
             self._prepared = shared.prepared()
         return self._prepared if left_out is None else without(self._prepared, left_out)
-
-
-def _exhaust(evaluations: Iterator[Evaluation]) -> None:
-    for _ in evaluations:
-        pass
 
 
 def _failed(why: str) -> TrialReport:

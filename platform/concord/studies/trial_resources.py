@@ -21,7 +21,6 @@ class TrialResources:
     """The resources of trials.
 
     Attributes:
-        concurrent: the number of parallel trials.
         cpus, gpus: of a trial's process.
     """
 
@@ -42,11 +41,7 @@ def check_trial_resources(options: SharingOptions, config: RunConfig) -> None:
 
 
 def trial_resources(options: SharingOptions, config: RunConfig, info: Callable[[str], None]) -> TrialResources:
-    """Divide the cluster among trials; wait until it holds ``--concurrent`` of them, by default one.
-
-    Raises:
-        InputError: resources are missing after ``--wait-for-resources``.
-    """
+    """Divide the cluster among trials; wait until it holds ``--concurrent`` of them, by default one."""
     parallel = parallel_of(config)
     if parallel.workers > 1:
         trial = [{"GPU" if parallel.use_gpu else "CPU": 1.0}] * parallel.workers

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 import concord
 from concord.errors import InputError, RunFailedError
+from concord.process_environment import environment_variables
 from concord.runs.dashboard import running_dashboard
 from concord.submission.package import Package
 from concord.submission.profile import Profile
@@ -36,6 +36,8 @@ _STARTING_SECONDS = 30.0
 _TAKEN = "already exists"
 # Ray's resource of the head node, and the amount that pins a job there.
 _HEAD, _A_TRACE = "node:__internal_head__", 1e-4
+# Variables that would override the address given to Ray's client.
+_NO_ADDRESSES = {"RAY_API_SERVER_ADDRESS": None, "RAY_ADDRESS": None}
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -44,11 +46,9 @@ class Submission:
     """A job that was submitted.
 
     Attributes:
-        id: of the submission.
         status: pending, running, succeeded, failed or stopped.
         command: Concord's command (``train``, ``tune``), or another program's command line.
         job: Concord's job; empty for other programs.
-        name: of the run or study.
         started, ended: Unix times in seconds; None before.
         exit_status: the command's; None before its end.
         message: Ray's message on its state.
@@ -73,14 +73,7 @@ class _Client(JobSubmissionClient):
 
 
 class Cluster:
-    """A connection to the jobs of a Ray cluster.
-
-    Args:
-        profile: the cluster's profile.
-
-    Raises:
-        InputError: nothing answers, the token is missing or wrong, or its Ray has another version.
-    """
+    """A connection to the jobs of a Ray cluster."""
 
     def __init__(self, profile: Profile) -> None:
         address = profile.address or running_dashboard()
@@ -93,7 +86,7 @@ class Cluster:
         self.profile = profile
         with self._one_line():
             self._check_version()
-            with _without_addresses():
+            with environment_variables(_NO_ADDRESSES):
                 self._client = _Client(address, headers=profile.headers)
         for name in logging.root.manager.loggerDict:
             if name.startswith("ray."):  # several have their own level, INFO
@@ -143,23 +136,11 @@ class Cluster:
         environment: Mapping[str, str],
         memory: int,
     ) -> str:
-        """Send the package and start ``python -m concord`` with these words on the cluster's head node.
+        """Send the package and start ``python -m concord`` with these words on the cluster's head node; return the id.
 
-        It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path.
-
-        Args:
-            command: the words.
-            package: the files; uploaded only if the cluster does not have them.
-            identity: the submission's id.
-            labels: shown with it.
-            environment: the command's variables, without secrets: every user of the cluster can read them.
-            memory: bytes reserved on the head node; the command waits until they are free.
-
-        Returns:
-            The id.
-
-        Raises:
-            InputError: the id is taken.
+        It uses the Python of CONCORD_PYTHON in the head node's environment, or the first on its path. ``environment``
+        must hold no secrets: every user of the cluster can read it. The command waits until ``memory`` bytes are free
+        on the head node.
         """
         runtime: dict[str, Any] = {
             "py_modules": list(map(str, package.modules)),
@@ -199,11 +180,7 @@ class Cluster:
         return sorted((_submission(job) for job in jobs), key=lambda each: -(each.started or 0))
 
     def find(self, identity: str) -> Submission:
-        """The submission of this id.
-
-        Raises:
-            InputError: there is no such submission.
-        """
+        """The submission of this id."""
         for each in self.submissions():
             if each.id == identity:
                 return each
@@ -217,12 +194,7 @@ class Cluster:
         return text
 
     def follow(self, identity: str, show: Callable[[str], None]) -> Submission:
-        """Show its log until it ends.
-
-        Raises:
-            InputError: there is no such submission.
-            RunFailedError: the connection broke before its end.
-        """
+        """Show its log until it ends."""
         self.find(identity)
         broken = RunFailedError(
             f"{self.address}: the connection to the log broke; the job may continue there, "
@@ -242,12 +214,7 @@ class Cluster:
             show(text)
 
     def stop(self, identity: str, seconds: float) -> Submission:
-        """Stop it, and wait for its end.
-
-        Raises:
-            InputError: there is no such submission, or it has ended.
-            RunFailedError: it had not ended after ``seconds``.
-        """
+        """Stop it, and wait up to this number of seconds for its end."""
         found = self.find(identity)
         if found.status.upper() in _ENDED:
             raise InputError(f"{identity}: has ended already ({found.status})")
@@ -260,17 +227,6 @@ class Cluster:
                 return found
             time.sleep(_POLL_SECONDS)
         raise RunFailedError(f"{identity}: is still {found.status}, {seconds:.0f} s after the request to stop")
-
-
-@contextlib.contextmanager
-def _without_addresses() -> Iterator[None]:
-    """Run the body without the environment variables that would override Ray's arguments."""
-    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(taken)
 
 
 def _submission(job: Any) -> Submission:

@@ -29,12 +29,10 @@ class Package:
     Attributes:
         modules: the packages ``concord`` and ``concord_jobs``, as in the wheel.
         working_dir: the user's files; None for a built-in job.
-        size: bytes of both.
     """
 
     modules: Sequence[Path]
     working_dir: Path | None
-    size: int
 
 
 @contextlib.contextmanager
@@ -45,16 +43,8 @@ def packed(
 
     Files of the working directory are sent if git would take them (tracked, or not ignored), or all without git; except
     hidden files, files outside, environments, caches, results and files named like secrets. A link is sent as the file
-    that it leads to, if that is sent.
-
-    Args:
-        working_dir: the user's folder; None takes none.
-        limit: the largest total size, in MiB.
-        needed: files of the folder that must be sent, relative to it.
-        texts: further files, as texts by their paths.
-
-    Raises:
-        InputError: the files are too large (the error names the largest), or a needed file would not be sent.
+    that it leads to, if that is sent. The files ``needed``, relative to the folder, must be among them; ``texts`` are
+    further files by path. ``limit`` is in MiB.
     """
     files: dict[Path, Path] = {}
     if working_dir is not None:
@@ -94,9 +84,8 @@ def packed(
         for path, text in (texts or {}).items():
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             (work / path).write_text(text, encoding="utf-8")
-        yield Package(
-            [Path(name, "modules", package.name) for package in packages], work if work.exists() else None, size
-        )
+        modules = [Path(name, "modules", package.name) for package in packages]
+        yield Package(modules, work if work.exists() else None)
 
 
 def inside(file: Path, working_dir: Path) -> Path:

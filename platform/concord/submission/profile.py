@@ -49,15 +49,9 @@ class Profile:
         """Combine options, environment and profile, in this order of precedence.
 
         The environment variables are Ray's and MLflow's: RAY_API_SERVER_ADDRESS (or RAY_ADDRESS, if it is an http
-        address), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, MLFLOW_TRACKING_URI.
-
-        Args:
-            name: of a profile in ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes
-                CONCORD_PROFILE, or ``default`` if there is one and no other address is given.
-            address, token_file, tracking_uri: the given options.
-
-        Raises:
-            InputError: there is no such profile, or it is invalid.
+        address), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, MLFLOW_TRACKING_URI. ``name`` is a profile in
+        ``~/.config/concord/profiles.toml`` (or the file CONCORD_PROFILES names); None takes CONCORD_PROFILE, or
+        ``default`` if there is one and no other address is given.
         """
         name = name or os.environ.get("CONCORD_PROFILE")
         profile = _profile(name)

@@ -4,10 +4,9 @@
 `log_model` and `register` keep models and the champion among them.
 """
 
-from concord.redaction import redact
 from concord.tracking.exported_model import ExportError, load_program, log_model
 from concord.tracking.mirror import Mirror
-from concord.tracking.registry import ModelVersion, Registered, add_lineage, models, promote, register, show
+from concord.tracking.registry import ModelVersion, Registered, models, promote, register, show
 from concord.tracking.store import Run, Store, TrackedData
 
 __all__ = [
@@ -18,12 +17,10 @@ __all__ = [
     "Run",
     "Store",
     "TrackedData",
-    "add_lineage",
     "load_program",
     "log_model",
     "models",
     "promote",
-    "redact",
     "register",
     "show",
 ]

@@ -1,7 +1,7 @@
 """Trained models that outlive the code that trained them.
 
-A model is kept as the program that ``torch.export`` makes of it: no pickle (it is loaded without, to see that), and no
-import of Concord or of the user's module to predict with it.
+A model is kept as the program that ``torch.export`` makes of it. It holds no pickle, which loading it verifies,
+and predictions import neither Concord nor the user's module.
 """
 
 import copy

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from concord.metric_name import metric_name
 from concord.record import EVENTS, Event, read_events
@@ -48,13 +47,7 @@ class _Piece:
 
 
 class Mirror:
-    """The mirror of one record, active until it is closed.
-
-    Args:
-        store: the target.
-        run_id: the run in MLflow of the folder's own run or group.
-        folder: the record's folder, locked by this process.
-    """
+    """The mirror of one record, whose folder this process has locked; active until it is closed."""
 
     def __init__(self, store: Store, run_id: str, folder: Folder) -> None:
         self._store = store
@@ -64,7 +57,7 @@ class Mirror:
         self._sent = 0
         self._children: dict[str, str] = {}
         folder.fetch(CURSOR)
-        for entry, _ in read_lines(self._cursor) if self._cursor.exists() else ():
+        for entry in read_lines(self._cursor) if self._cursor.exists() else ():
             if isinstance(entry, list):
                 self._children[entry[0]] = entry[1]
             else:
@@ -118,7 +111,8 @@ class Mirror:
                 for pieces, end in self._pieces():
                     for run, piece in pieces.items():
                         self._send(run, piece)
-                    self._move_cursor(end)
+                    self._sent = end
+                    append_line(self._cursor, end)
                     if down:
                         _logger.warning("tracking at %s answers again; the kept events are being sent", self._shown)
                     pause, down = _EVERY_SECONDS, False
@@ -265,10 +259,6 @@ class Mirror:
                 )
             points, parameters, tags = points[size:], {}, {}
 
-    def _move_cursor(self, end: int) -> None:
-        self._sent = end
-        append_line(self._cursor, end)
-
 
 def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:
     """The parameters and tags of a beginning and an end."""
@@ -278,10 +268,6 @@ def _described(piece: _Piece) -> tuple[dict[str, str], dict[str, str]]:
         parameters = clean_parameters(piece.began.fields.get("parameters", {}))
         tags |= piece.began.fields.get("tags", {})
     if piece.ended is not None:
-        tags |= _tags_of_end(piece.ended.fields)
+        found = {f"concord.{name}": piece.ended.fields.get(name) for name in ("stopped", "failure")}
+        tags |= {name: value for name, value in found.items() if value}
     return parameters, {name: redact(str(value))[:_LONGEST_TAG] for name, value in tags.items()}
-
-
-def _tags_of_end(fields: Mapping[str, Any]) -> dict[str, str]:
-    found = {"concord.stopped": fields.get("stopped"), "concord.failure": fields.get("failure")}
-    return {name: str(value) for name, value in found.items() if value}

@@ -36,9 +36,6 @@ class ModelVersion:
     """One version of a registered model.
 
     Attributes:
-        name, version: of the model, and the version's number.
-        aliases: the aliases of the version.
-        metrics: of its run.
         criterion, mode: the metric of its registration, if any, and the metric's mode.
         run_id, run: its run in MLflow, and the run's name.
         data: the version of its data, if there is one.
@@ -143,15 +140,6 @@ def register(
             value = f"{ours.criterion} {ours.metrics[str(ours.criterion)]:g}"
             reason += f"; version {version} is better ({value}): concord models promote {registered_name} {version}"
     return Registered(registered_name, version, won, reason)
-
-
-def add_lineage(store: Store, run_id: str, registered: Registered | None, lineage: Mapping[str, str]) -> None:
-    """Tag a run and its version with the lineage, as :func:`register` does."""
-    with failures(store.uri, f"tag run {run_id}"):
-        for key, value in lineage.items():
-            store.client.set_tag(run_id, key, value)
-            if registered is not None:
-                store.client.set_model_version_tag(registered.name, str(registered.version), key, value)
 
 
 def models(store: Store) -> list[ModelVersion]:

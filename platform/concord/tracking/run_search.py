@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,51 +52,44 @@ def _number(value: str | float) -> float | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSearch:
-    """A search of runs, with an order.
+def find_runs(
+    store: Store,
+    most: int,
+    *,
+    job: str | None = None,
+    status: RunStatus | None = None,
+    name: str | None = None,
+    study: str | None = None,
+    where: Sequence[Condition] = (),
+    metric: str | None = None,
+    largest: bool = True,
+    show: Sequence[str] = (),
+) -> list[Run]:
+    """The first `most` runs. Raises InputError for an option or a metric that no run has.
 
-    Attributes:
-        job, status: only runs of this job and status.
-        name: only runs whose name contains this.
-        study: the trials of this study instead of runs.
-        where: only runs that fulfil these conditions.
-        metric: order by this metric, without runs that lack it; None: newest first.
-        largest: whether the metric's largest value comes first.
-        show: further options and metrics; at least one run must have each.
+    With `study` they are its trials. They are ordered by `metric`, without the runs that lack it; without a metric the
+    newest come first. `show` has further options and metrics, of which at least one run must have each.
     """
-
-    job: str | None = None
-    status: RunStatus | None = None
-    name: str | None = None
-    study: str | None = None
-    where: tuple[Condition, ...] = ()
-    metric: str | None = None
-    largest: bool = True
-    show: tuple[str, ...] = ()
-
-    def find(self, store: Store, most: int) -> list[Run]:
-        """The first `most` runs. Raises InputError for an option or a metric that no run has."""
-        # Trials have no job; their study has.
-        conditions = ["tags.`concord.job` != ''" if self.study is None else "tags.`concord.kind` != ''"]
-        conditions += [f"tags.`concord.job` = {_quoted('job', self.job)}"] if self.job else []
-        conditions += [f"tags.`concord.study` = {_quoted('study', self.study)}"] if self.study else []
-        conditions += [f"attributes.status = '{self.status.upper()}'"] if self.status else []
-        conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{self.name}%')}"] if self.name else []
-        order = f"metrics.`{self.metric}` {'DESC' if self.largest else 'ASC'}" if self.metric else NEWEST
-        known: set[str] = set()
-        found: list[Run] = []
-        for run in store.search(" AND ".join(conditions), order, page=_MANY if self.where else min(most, _MANY)):
-            known |= run.metrics.keys() | run.parameters.keys()
-            if (self.metric is None or self.metric in run.metrics) and all(each.holds(run) for each in self.where):
-                found.append(run)
-            if len(found) == most:
-                break
-        asked = [("where", each.name) for each in self.where] + [("metric", self.metric)] * bool(self.metric)
-        for option, name in [*asked, *(("show", name) for name in self.show)]:
-            if known and name not in known:
-                raise InputError(f"--{option} {name}: no run has it{did_you_mean(str(name), known)}")
-        return found
+    # Trials have no job; their study has.
+    conditions = ["tags.`concord.job` != ''" if study is None else "tags.`concord.kind` != ''"]
+    conditions += [f"tags.`concord.job` = {_quoted('job', job)}"] if job else []
+    conditions += [f"tags.`concord.study` = {_quoted('study', study)}"] if study else []
+    conditions += [f"attributes.status = '{status.upper()}'"] if status else []
+    conditions += [f"attributes.run_name LIKE {_quoted('name', f'%{name}%')}"] if name else []
+    order = f"metrics.`{metric}` {'DESC' if largest else 'ASC'}" if metric else NEWEST
+    known: set[str] = set()
+    found: list[Run] = []
+    for run in store.search(" AND ".join(conditions), order, page=_MANY if where else min(most, _MANY)):
+        known |= run.metrics.keys() | run.parameters.keys()
+        if (metric is None or metric in run.metrics) and all(each.holds(run) for each in where):
+            found.append(run)
+        if len(found) == most:
+            break
+    asked = [("where", each.name) for each in where] + ([("metric", metric)] if metric else [])
+    for option, field in [*asked, *(("show", each) for each in show)]:
+        if known and field not in known:
+            raise InputError(f"--{option} {field}: no run has it{did_you_mean(field, known)}")
+    return found
 
 
 def _quoted(option: str, value: str) -> str:

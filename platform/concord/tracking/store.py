@@ -66,11 +66,8 @@ class TrackedData:
     """Data of a run, as MLflow records them.
 
     Attributes:
-        name: of the dataset.
         digest: at most 36 characters, different for other data.
-        purpose: their use in the run.
         schema: of its tensors, in MLflow's form, if there is one.
-        profile: sizes.
     """
 
     name: str
@@ -248,14 +245,7 @@ class Store:
         return list(self.search(condition, within=f"name = '{experiment}'"))
 
     def search(self, condition: str, order: str = NEWEST, within: str = "", page: int = 1000) -> Iterator[Run]:
-        """Yield the runs that fulfil a condition, on demand.
-
-        Args:
-            condition: in MLflow's syntax; empty for all runs.
-            order: in MLflow's syntax.
-            within: condition of the experiments, in MLflow's syntax; empty for all.
-            page: the number of runs in a request.
-        """
+        """Yield the runs that fulfil a condition, on demand; ``within`` is a condition on their experiments."""
         with failures(self.uri, "search runs"):
             asked = pages(lambda token: self.client.search_experiments(filter_string=within, page_token=token))
             if experiments := [each.experiment_id for each in asked]:

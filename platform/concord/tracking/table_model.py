@@ -30,8 +30,7 @@ class TableModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002
         """Probabilities by class, or the predicted number.
 
-        Raises:
-            MlflowException: a column is missing, or of another type; one line, which a server returns.
+        A missing column, or one of another type, is an MlflowException of one line, which a server returns.
         """
         try:
             rows = self.encoder.encode(model_input)

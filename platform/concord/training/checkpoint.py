@@ -88,20 +88,14 @@ def write_checksums(folder: Path) -> None:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Check that all files of a checkpoint exist and are undamaged.
-
-    Raises:
-        CheckpointError: one is missing or damaged.
-    """
+    """Check that all files of a checkpoint exist and are undamaged (CheckpointError)."""
     _verify(folder, *_read_json(folder, CHECKSUMS))
 
 
 def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) -> Progress:
     """Load a checkpoint into model and optimization.
 
-    Raises:
-        InputError: the checkpoint is of another model or optimizer.
-        CheckpointError: a file is missing or damaged.
+    A checkpoint of another model or optimizer is an InputError, a damaged one a CheckpointError.
     """
     read_weights(folder, model)
     _verify(folder, OPTIMIZER, PROGRESS)
@@ -122,12 +116,7 @@ def read_checkpoint(folder: Path, model: nn.Module, optimization: Optimization) 
 
 
 def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:
-    """Load a checkpoint's weights into the model.
-
-    Raises:
-        InputError: the checkpoint is of another model.
-        CheckpointError: the file is missing or damaged.
-    """
+    """Load a checkpoint's weights into the model."""
     _verify(folder, file)
     weights = load_file(folder / file)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -142,12 +131,7 @@ def read_weights(folder: Path, model: nn.Module, file: str = MODEL) -> None:
 
 
 def read_momentum(folder: Path, environments: Sequence[str]) -> dict[str, Tensor]:
-    """Read the gradient averages of these environments alone from a checkpoint.
-
-    Raises:
-        InputError: the checkpoint is of a run without averages, or of other environments.
-        CheckpointError: the file is missing or damaged.
-    """
+    """Read the gradient averages of these environments alone from a checkpoint."""
     if MOMENTUM not in _read_json(folder, CHECKSUMS):
         raise InputError(f"checkpoint {folder}: of a run without --environment-momentum; it has no {MOMENTUM}")
     _verify(folder, MOMENTUM)

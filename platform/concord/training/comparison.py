@@ -34,9 +34,7 @@ class Folds:
     """Training environments that a comparison leaves out in turn, one a run.
 
     Attributes:
-        environments: their names.
         measure: the measure that chooses, on the others' held-out examples, and that is shown of the one left out.
-        mode: of the measure.
     """
 
     environments: tuple[str, ...]

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,20 @@ class ProcessContext:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def all_gather(self, value: Item) -> list[Item]:
+        """The values of all processes, by rank; called in every process."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_from_rank0(self, value: Any) -> Any:
+        """The value of the first process; called in every process."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
 
 
 class RunContext(Protocol):
@@ -39,16 +56,10 @@ class RunContext(Protocol):
 
 
 class Silent:
-    """A context that keeps nothing, for runs of which only the evaluations are used.
+    """A context that keeps nothing, for runs of which only the evaluations are used."""
 
-    Args:
-        process: the rank and device; one process by default.
-    """
-
+    process = ProcessContext()
     start: Path | None = None
-
-    def __init__(self, process: ProcessContext | None = None) -> None:
-        self.process = process or ProcessContext()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Nothing."""

@@ -18,17 +18,11 @@ class BestWeights:
 
     ``--stop-spread`` is the criterion of the meta-IRM paper (section 3.3): the run ends when the environments' held-out
     losses are alike. A low loss alone does not say that a predictor is invariant, since shortcuts lower it as well (Bae
-    et al., Meta-Learned Invariant Risk Minimization, 2021).
-
-    Args:
-        metric: its name.
-        mode: of the metric.
-        threshold: a value below it ends the run.
-        first_epoch: earlier evaluations are ignored: the losses of an untrained model are nearly equal.
+    et al., Meta-Learned Invariant Risk Minimization, 2021). Evaluations before ``first_epoch`` are ignored: the losses
+    of an untrained model are nearly equal.
 
     Attributes:
         best: the best value yet, negative if large values are good; None before the first.
-        epoch: its epoch.
     """
 
     def __init__(self, metric: str, mode: Mode, threshold: float = -math.inf, first_epoch: int = 0) -> None:

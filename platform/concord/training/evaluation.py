@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.environments import Environment
+from concord.environments import Environment, Environments
 from concord.environments.collection import generator_for
 from concord.environments.readers import read_ahead
 from concord.environments.source import InMemory
@@ -24,7 +24,7 @@ from concord.training.metric_names import environment_metric, split_metric
 Split = str
 """``train``, ``held_out``, ``validation``, ``ood``, or the name of an observed environment."""
 PerExample = Callable[[Any, Any], Tensor]
-"""Maps what the model gave for a batch and the targets, or with a risk the batch, to one number an example."""
+"""Maps the model's outputs and the targets, or with a risk the outputs and the batch, to one number an example."""
 Mode = Literal["max", "min"]
 
 
@@ -85,11 +85,7 @@ class EnvironmentEvaluation:
                 raise InputError(f"EnvironmentEvaluation: mode {mode!r} of {name}: give max or min")
 
     def __call__(self, model: nn.Module, part: "EvaluatedPart", seed: int, step: int) -> dict[str, float]:
-        """The numbers of a part of the data; empty if another worker has the part.
-
-        Raises:
-            InputError: the function does not return exactly the names in ``modes``.
-        """
+        """The numbers of a part of the data; empty if another worker has the part."""
         if part.data is None:
             return {}
         training = model.training
@@ -111,7 +107,6 @@ class EvaluatedPart:
 
     Attributes:
         split: the purpose of the part.
-        name: the environment.
         data: the examples, in the worker that evaluates it; None elsewhere.
     """
 
@@ -129,7 +124,7 @@ ACCURACY = Measure(correct, "max")
 
 
 def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
-    """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one of them."""
+    """The area under the ROC curve of two classes; 0.5, as by chance, where an environment has one class."""
     from sklearn.metrics import roc_auc_score
 
     scores, targets = scores_of(model, environment)
@@ -137,7 +132,7 @@ def auc(model: nn.Module, environment: Environment) -> dict[str, float]:
 
 
 def scores_of(model: nn.Module, environment: Environment) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """By how much the second of two classes is more likely, and whether it is right; ``(examples,)`` each."""
+    """The second class's logit minus the first's, and whether the second is the target; ``(examples,)`` each."""
     scores = model(environment.inputs).diff(dim=1).squeeze(1).nan_to_num()
     return scores.float().cpu().numpy(), environment.targets.bool().cpu().numpy()
 
@@ -162,11 +157,7 @@ def as_measures(given: Mapping[str, Measure | PerExample]) -> dict[str, Measure]
 
 
 def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | None = None) -> dict[str, Mode | None]:
-    """The mode of the loss, of each measure, and of each number of an evaluation, by name.
-
-    Raises:
-        InputError: two of them have the same name.
-    """
+    """The mode of the loss, of each measure, and of each number of an evaluation, by name."""
     found: dict[str, Mode | None] = {"loss": "min", **{name: measure.mode for name, measure in measures.items()}}
     for name, mode in ({} if evaluation is None else evaluation.modes).items():
         if name in found:
@@ -175,6 +166,18 @@ def modes(measures: Mapping[str, Measure], evaluation: EnvironmentEvaluation | N
             )
         found[name] = mode
     return found
+
+
+def reported_metrics(
+    environments: Environments, measures: Mapping[str, Mode | None], held_out: bool
+) -> dict[str, Mode | None]:
+    """The metrics of evaluations over environments, with their modes, from the measures'."""
+    there = {"held_out": held_out, "validation": environments.validation or held_out, "ood": environments.test}
+    splits = ["train", *(split for split, has in there.items() if has), *environments.observed]
+    reported = {split_metric(split, measure): mode for split in splits for measure, mode in measures.items()}
+    ranked = {measure: mode for measure, mode in measures.items() if mode is not None}
+    worst = {split_metric(split, name, worst=True): mode for split in splits for name, mode in ranked.items()}
+    return {**reported, **worst, **({"held_out_spread": "min"} if held_out else {})}
 
 
 def worst(values: Iterable[float], mode: Mode) -> float:
@@ -214,11 +217,7 @@ class EvaluatedBatch:
 def evaluate_batch(
     model: nn.Module, risk: Risk, measures: Mapping[str, PerExample], batch: Batch, step: int = 0
 ) -> EvaluatedBatch:
-    """Risk and measures of one batch, by one forward pass.
-
-    Raises:
-        InputError: the risk is neither a scalar nor two, or there are measures and it has not called the model.
-    """
+    """Risk and measures of one batch, by one forward pass."""
     device = pytree.tree_leaves(batch)[0].device
     with _first_outputs(model) as seen:
         mean, weight = MeanRisk(model, risk, None, device)(batch, step)
@@ -258,26 +257,12 @@ def evaluate(
     numbers: Sequence[Mapping[str, float]] = (),
     readers: int = 0,
 ) -> dict[str, float]:
-    """Evaluate all parts; every worker calls it with the same parts and its own data.
+    """Evaluate all parts; every worker calls it with the same parts and its own data, and gets the same result.
 
-    Args:
-        model: gets every batch.
-        loss: the loss or the risk.
-        measures: by name.
-        parts: of the data.
-        device: of the model.
-        distributed: whether other workers evaluate other parts.
-        examples_at_once: the batch size.
-        step: the number of training steps done, for the risk.
-        evaluation: the job's own.
-        numbers: its results for each part.
-        readers: processes that read ahead what is not in memory.
-
-    Returns:
-        For each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
-        examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the
-        measure has a mode, and ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by
-        that weight, not by examples. Every worker gets the same result.
+    The result has for each measure (``loss``, the given ones, and the evaluation's) ``{split}_{measure}`` over all
+    examples of the split, ``worst_{split}_{measure}`` of the split's worst environment if the measure has a mode, and
+    ``{measure}/{split}/{environment}``. A risk with a weight of its own is averaged by that weight, not by examples.
+    ``numbers`` are the evaluation's results for each part.
     """
     known = as_measures(measures)
     risk = as_risk(loss)

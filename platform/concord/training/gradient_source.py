@@ -49,26 +49,18 @@ def gradient_source(
     vectorize: Vectorize | None = None,
     **options: Unpack[AggregationOptions],
 ) -> GradientSource:
-    """The source of a run's gradients, as the table says; called in every process of the group.
+    """The source of a run's gradients, as the table says; called in every process of the group (None: this one alone).
 
-    Args:
-        model: the trained model.
-        objective: the objective; unless it is ``coupled``, its ``risk`` is that of one environment.
-        rule: the rule; objectives that couple environments have none.
-        names: the environments of this process at a step.
-        group: the processes; None: this one alone.
-        first_batch: returns the run's first batch, leaves ``(environments, batch, ...)``. It and the model's current
-            weights decide how gradients are computed, so a resumed run must pass the same.
-        example_gradient: the definition of an example's gradient, if every example is an environment; otherwise None.
-        vectorize: how a process computes several environments, see :class:`~concord.gradients.StackedGradients`.
-        options: see :class:`~concord.gradients.Aggregation`.
+    ``names`` are the environments of this process at a step. ``first_batch`` returns the run's first batch, leaves
+    ``(environments, batch, ...)``. It and the model's current weights decide how gradients are computed, so a resumed
+    run must pass the same. ``example_gradient`` is None unless every example is an environment.
     """
     if objective.coupled:
         return ObjectiveGradients(model, objective, names, group, **options)
     if example_gradient is not None:
         return PerExampleGradients(model, objective.risk, rule, definition=example_gradient, group=group, **options)
-    if group is not None and set(_of_all(len(names), group)) == {1}:
-        unused = any(_of_all(_some_parameter_is_unused(model, objective.risk, first_batch()), group))
+    if group is not None and set(_all_gather(len(names), group)) == {1}:
+        unused = any(_all_gather(_some_parameter_is_unused(model, objective.risk, first_batch()), group))
         return HookedGradients(
             model, objective.risk, rule, environment=names[0], find_unused_parameters=unused, **options
         )
@@ -87,7 +79,7 @@ def _some_parameter_is_unused(model: nn.Module, risk: Risk, batch: Batch) -> boo
     return any(gradient is None for gradient in gradients)
 
 
-def _of_all(own: int, group: dist.ProcessGroup) -> list[int]:
+def _all_gather(own: int, group: dist.ProcessGroup) -> list[int]:
     gathered = [0] * dist.get_world_size(group)
     dist.all_gather_object(gathered, int(own), group=group)
     return gathered

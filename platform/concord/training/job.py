@@ -105,7 +105,10 @@ class Job(Generic[Config]):
     loop: "Loop[Config] | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_defaults(self)
+        if isinstance(self.config, type) and issubclass(self.config, RunConfig):
+            object.__setattr__(self, "config", defaults_of(self.config))
+        if isinstance(self.config, RunConfig):
+            options_of(type(self.config))  # refuses two options of one name
         if isinstance(self.config, TrainConfig) and self.objective is not None:
             object.__setattr__(self, "config", _with_aggregator(self.config, self.objective))
         if self.loop is not None:
@@ -137,11 +140,7 @@ class Job(Generic[Config]):
         return self.batch_risk
 
     def environments_of(self, config: Config) -> Environments:
-        """The data of this configuration, without the environment that ``--leave-out`` names.
-
-        Raises:
-            InputError: the job's function returns something else, or there is no such training environment.
-        """
+        """The data of this configuration, without the environment that ``--leave-out`` names."""
         environments = self.environments(config)
         if not isinstance(environments, Environments):
             raise InputError(f"job {self.name}: environments gave {type(environments).__name__}, expected Environments")
@@ -153,11 +152,7 @@ class Job(Generic[Config]):
         return environments.leaving_out(left_out)
 
     def evaluation_of(self, config: Config) -> EnvironmentEvaluation | None:
-        """The job's own evaluation, of this configuration.
-
-        Raises:
-            InputError: the job's function returns something else.
-        """
+        """The job's own evaluation, of this configuration."""
         if self.evaluation is None or isinstance(self.evaluation, EnvironmentEvaluation):
             return self.evaluation
         made = self.evaluation(config)
@@ -251,14 +246,6 @@ class Loop(Generic[Config]):
             raise InputError(f"Loop: metrics are {dict(self.metrics)}; the first has to be max or min")
 
 
-def _make_defaults(job: Any) -> None:
-    """Replace a class of options by its defaults; refuse two options of one name (InputError)."""
-    if isinstance(job.config, type) and issubclass(job.config, RunConfig):
-        object.__setattr__(job, "config", defaults_of(job.config))
-    if isinstance(job.config, RunConfig):
-        options_of(type(job.config))
-
-
 def _with_aggregator(config: TrainConfig, objective: Callable[[Any], Objective]) -> TrainConfig:
     """The options with ``mean`` for ``auto``, where the job's own objective has one gradient of all environments."""
     if config.aggregation.aggregator != "auto":
@@ -275,8 +262,6 @@ class JobFile:
 
     Attributes:
         job: the job, with its name filled in.
-        path: the file.
-        source: its text.
         rule: the user's own rule that --aggregator names; its fields are options of the job.
     """
 
@@ -313,11 +298,7 @@ class JobFile:
 
 
 def load_job(reference: str) -> JobFile:
-    """The job of this name, or the job in this file.
-
-    Raises:
-        InputError: there is no such job, or its file cannot be run or defines no job.
-    """
+    """The job of this name, or the job in this file."""
     known = built_in_jobs()
     path = known.get(reference, Path(reference))
     if reference not in known and path.suffix != ".py":
@@ -328,16 +309,7 @@ def load_job(reference: str) -> JobFile:
 
 
 def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> JobFile:
-    """The job that a file's text defines; the file itself may be on another node.
-
-    Args:
-        path: of the job's file.
-        source: its text.
-        rule: the user's own that of the training; None where --aggregator names a built-in one.
-
-    Raises:
-        InputError: the text cannot be run or defines no job, or the rule cannot be used.
-    """
+    """The job that a file's text defines; the file itself may be on another node."""
     module = run_source(path, source, "job", lambda problem: InputError(f"job {path}: {problem}"))
     job = getattr(module, "job", None)
     if not isinstance(job, Job):
@@ -349,11 +321,7 @@ def job_from_source(path: str, source: str, rule: RuleFile | None = None) -> Job
 
 
 def with_rule(file: JobFile, rule: RuleFile) -> JobFile:
-    """The job with this rule as its aggregator, and the rule's fields among its options.
-
-    Raises:
-        InputError: there is no such rule in the file, its fields cannot be options, or the job takes none.
-    """
+    """The job with this rule as its aggregator, and the rule's fields among its options."""
     file.require_platform_loop(f"--aggregator {rule.reference}")
     config = config_with_rule(file.job.config, rule.load())
     return replace(file, job=replace(file.job, config=config), rule=rule)

@@ -17,12 +17,8 @@ class WeightAverage:
 
     The exponential average has the model's buffers averaged in the same way. For the mean over epochs (Izmailov et al.,
     Averaging Weights Leads to Wider Optima and Better Generalization, 2018) batch norm's statistics are computed anew,
-    from an epoch of training batches.
-
-    Args:
-        model: at its first weights.
-        kind, value: ``ema`` and the decay, or ``swa`` and the fraction of the run at which the mean begins.
-        epochs: of the run.
+    from an epoch of training batches. ``kind`` and ``value`` are ``ema`` and the decay, or ``swa`` and the fraction of
+    the run at which the mean begins.
     """
 
     def __init__(self, model: nn.Module, kind: str, value: float, epochs: int) -> None:
@@ -64,16 +60,7 @@ class _Forward(nn.Module):
 
 
 def best_by(job: Job[Any], modes: Mapping[str, Mode | None], own: Iterable[str]) -> tuple[str, Mode]:
-    """The metric of ``--keep best``, never of the test, and its mode.
-
-    Args:
-        job: the job; its criterion decides, if it has one.
-        modes: the modes of the run's metrics.
-        own: the names of the job's own evaluation.
-
-    Raises:
-        InputError: there is no such metric.
-    """
+    """The metric of ``--keep best``, never of the test, and its mode (InputError if there is none)."""
     usual = [*(f"validation_{name}" for name in own), "validation_accuracy", "validation_loss"]
     for metric in usual if job.criterion is None else [job.criterion]:
         mode = modes.get(metric) or (job.mode if metric == job.criterion else None)

@@ -47,11 +47,12 @@ from concord.training.evaluation import (
     default_measures,
     evaluate,
     modes,
+    reported_metrics,
 )
 from concord.training.gradient_source import gradient_source
 from concord.training.job import Job
 from concord.training.kept_weights import WeightAverage, best_by
-from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, split_metric, without_clashes
+from concord.training.metric_names import MODEL_EVALUATIONS, layer_metric, without_clashes
 from concord.training.optimization import Optimization
 from concord.training.options import RunConfig, TrainConfig
 from concord.training.outcome import Evaluation, Outcome
@@ -63,7 +64,6 @@ Item = TypeVar("Item")
 _LOGGED_STEPS = 20_000
 # The steps of an estimate of a training's time: before it is measured, and measured.
 _WARM_UP, _TIMED = 3, 20
-_BOTH = (False, True)  # the mean over environments, and the worst of them
 # The values of --vectorize, as StackedGradients takes them.
 _VECTORIZE: dict[str, Vectorize | None] = {"auto": None, "vmap": True, "pooled": "pooled", "one-by-one": False}
 
@@ -85,13 +85,10 @@ def initialize_objective(job: Job[Any], config: TrainConfig, model: nn.Module, c
     """The objective of the run, ready for its first step: the job's own, or the one of ``--objective``.
 
     Call it after :func:`build_model`, whose random numbers it continues.
-
-    Raises:
-        InputError: the objective does not fit the model or the options.
     """
     autocast = torch.bfloat16 if config.optimizer.precision == "bfloat16" else None
     if job.objective is None:
-        objective = config.objective_of(job.batch_risk, steps, autocast)
+        objective = config.objective.made(job.batch_risk, steps, autocast)
     else:
         objective = job.objective(config)
         if not isinstance(objective, Objective):
@@ -259,11 +256,7 @@ def _epochs(run: "_Run", context: RunContext, resume_from: Path | None) -> Gener
 
 
 def estimated_seconds(job: Job[Any], config: TrainConfig, process: ProcessContext) -> float:
-    """The seconds of a training in one process, from a few of its steps and one evaluation.
-
-    Raises:
-        InputError: the data do not fit.
-    """
+    """The seconds of a training in one process, from a few of its steps and one evaluation."""
     config = config.resolve()
     run = _Run(job, config, process, prepare(job, config, process), StepsSoFar())
     with contextlib.closing(run.batches):
@@ -303,7 +296,7 @@ class _Run:
         part = slice(places[0], places[-1] + 1)
         together = config.data.environments_per_step // process.world_size or None
         batches_each = config.aggregation.steps_per_update
-        largest = max(_gathered(max(map(len, training)), process))
+        largest = max(process.all_gather(max(map(len, training))))
         self.batches = BatchStream(
             training,
             config.data.batch_size,
@@ -333,11 +326,11 @@ class _Run:
         if job.loss is not None and job.measures is None:
             _on_all_ranks(lambda: _check_all_targets(self.model, prepared, process.device), process)
         self.optimization = Optimization(list(trainable(self.model).values()), config, steps, self.objective)
-        lengths = set[float]().union(*_gathered({len(each) / config.data.batch_size for each in training}, process))
+        lengths = set[float]().union(*process.all_gather({len(each) / config.data.batch_size for each in training}))
         whole = together is None and batches_each == 1 and lengths == {float(self.steps_per_epoch)}
         self.objective.attach(self.batches.batch, self.optimization.optimizer, self.steps_per_epoch if whole else None)
         names = [environment.name for environment in training]
-        if together is not None:  # others at every step
+        if together is not None:  # which differ at every step
             names = [f"{index + 1} of process {process.rank}'s at this step" for index in range(together)]
         names = names_of_batches(names, batches_each)
         rule = config.rule(len(self.environments.train))
@@ -400,11 +393,9 @@ class _Run:
 
     def best_by(self) -> tuple[str, Mode]:
         """The metric of ``--keep best`` and its mode."""
-        validated = self.environments.validation or self.config.data.held_out > 0
-        splits = ["validation"] * bool(validated) + ["held_out"] * (self.config.data.held_out > 0)
-        each = modes(self.measures, self.evaluation).items()
-        known = {split_metric(split, name, worst): mode for split in splits for name, mode in each for worst in _BOTH}
-        return best_by(self.job, known, () if self.evaluation is None else self.evaluation.modes)
+        measures = modes(self.measures, self.evaluation)
+        reported = reported_metrics(self.environments, measures, self.config.data.held_out > 0)
+        return best_by(self.job, reported, () if self.evaluation is None else self.evaluation.modes)
 
     def momentum(self) -> dict[str, Tensor]:
         """The averages of all environments' gradients, in the first process; called in every one."""
@@ -464,9 +455,9 @@ class _Run:
         return _EpochSteps(metrics, each, skipped, self._weight(losses) if self.counts_evaluations else 0.0)
 
     def _weights(self, results: Sequence[EnvironmentStep]) -> dict[str, float]:
-        """What each environment weighs in the update of a weighting, its batches together: the mean over steps."""
+        """The weight of each environment in a weighting, summed over its batches: the mean over steps."""
         found = [each.environment_weights for each in results if each.environment_weights is not None]
-        if not found or self.config.data.environments_per_step:  # others at every step
+        if not found or self.config.data.environments_per_step:  # which differ at every step
             return {}
         means = torch.stack(found).mean(0).unflatten(0, (-1, self.config.aggregation.steps_per_update)).sum(1).tolist()
         names = self.environments.train
@@ -701,31 +692,16 @@ def _on_all_ranks(do: Callable[[], Any], process: ProcessContext) -> Any:
     except InputError as error:
         problem = picklable(error)
     if process.world_size > 1:
-        form = _description(result) if isinstance(result, WorkerData) else None
-        gathered: list[tuple[InputError | None, Any]] = [(None, None)] * process.world_size
-        dist.all_gather_object(gathered, (problem, form))
+        part = result.training[0].training if isinstance(result, WorkerData) else None
+        gathered = process.all_gather((problem, None if part is None else (part.name, part.form)))
         problem = next((error for error, _ in gathered if error is not None), None)
-        descriptions = [description for _, description in gathered if description]
-        if problem is None and descriptions:
-            first, theirs = descriptions[0]
-            differing = (difference(name, ours, first, theirs) for name, ours in descriptions)
+        forms = [form for _, form in gathered if form is not None]
+        if problem is None and forms:
+            differing = (difference(name, form, *forms[0]) for name, form in forms)
             problem = next((InputError(line) for line in differing if line), None)
     if problem is not None:
         raise problem
     return result
-
-
-def _description(prepared: WorkerData) -> tuple[str, dict[str, str]]:
-    first = prepared.training[0].training
-    return first.name, first.form
-
-
-def _gathered(value: Item, process: ProcessContext) -> list[Item]:
-    if process.world_size == 1:
-        return [value]
-    values = [value] * process.world_size
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _same_everywhere(model: nn.Module) -> None:

@@ -2,11 +2,10 @@
 
 ``{split}_{measure}`` is a mean over environments, ``worst_{split}_{measure}`` its worst environment, and
 ``{measure}/{split}/{environment}`` one of them; ``kept_fraction/{layer}`` is one layer's,
-``weight/{environment}`` what a weighting gives an environment.
+``weight/{environment}`` an environment's weight in a weighting.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from concord.environments import Environments
 from concord.environments.collection import SPLITS
@@ -30,14 +29,6 @@ Source = tuple[str, ...]
 """The description of a metric, in parts."""
 
 
-class OfEnvironment(NamedTuple):
-    """The measure, split and environment of a metric."""
-
-    measure: str
-    split: str
-    environment: str
-
-
 def split_metric(split: str, measure: str, worst: bool = False) -> str:
     """The metric of a measure over the environments of a split, or of the worst of them."""
     return f"worst_{split}_{measure}" if worst else f"{split}_{measure}"
@@ -48,10 +39,10 @@ def environment_metric(measure: str, split: str, environment: str) -> str:
     return f"{measure}/{split}/{environment}"
 
 
-def environment_of(metric: str) -> OfEnvironment | None:
-    """The measure, split and environment of a metric; None for other metrics."""
+def split_of(metric: str, measure: str) -> str | None:
+    """The split, if it is the metric of this measure in one environment."""
     parts = metric.split("/", 2)
-    return OfEnvironment(*parts) if len(parts) == 3 else None
+    return parts[1] if len(parts) == 3 and parts[0] == measure else None
 
 
 def layer_metric(measure: str, layer: str) -> str:
@@ -60,15 +51,9 @@ def layer_metric(measure: str, layer: str) -> str:
 
 
 def check_metric_names(environments: Environments, measures: Collection[str], layers: Iterable[str]) -> None:
-    """Refuse names of environments, measures and layers that give one name to two metrics.
+    """Refuse names that give one name to two metrics in the store, which replaces some characters (InputError).
 
-    Args:
-        environments: the data.
-        measures: the names of the job's measures and its evaluation's numbers, without the loss.
-        layers: the names of the trainable parameters.
-
-    Raises:
-        InputError: two metrics have one name in the store, which replaces some characters.
+    ``measures`` are those of the job and its evaluation, without the loss; ``layers`` are the trainable parameters.
     """
     found: dict[str, Source] = {}
     for name, source in _metrics(environments, measures, layers):

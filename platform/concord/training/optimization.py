@@ -23,12 +23,6 @@ class Optimization:
 
     An objective's own module is trained as well: like the model, or by the objective's optimizer, which has neither
     clipping nor penalties. A module that the objective trains itself is only kept in checkpoints.
-
-    Args:
-        parameters: the trainable parameters of the model.
-        config: the run's options.
-        steps: the number of steps of the run, for the schedule.
-        objective: the objective, initialized.
     """
 
     def __init__(
@@ -104,11 +98,7 @@ class Optimization:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Load the state from a checkpoint.
-
-        Raises:
-            KeyError, ValueError, RuntimeError: the state is of another optimizer or objective.
-        """
+        """Load the state from a checkpoint."""
         for name, part in self._parts().items():
             part.load_state_dict(states[name])
 

@@ -21,9 +21,6 @@ def config_with_rule(config: Config, rule: OwnRule) -> Config:
     """The job's options and the rule's fields, at their defaults, with this rule as the only aggregator.
 
     A field called ``threshold`` or ``seed`` takes the value of that option.
-
-    Raises:
-        ArgumentError: a field has the name of another option, or a type that no option has.
     """
     reference, given = rule.file.reference, config.aggregation
     fields: list[tuple[str, Any, Any]] = [("aggregator", Literal[reference], dataclasses.field(default=reference))]

@@ -24,22 +24,12 @@ def shortcuts(
     environments: Environments,
     modes: Mapping[str, Mode | None],
 ) -> str | None:
-    """A line about a run that does well on held-out examples and badly in other environments.
+    """A line of advice if a run does well on held-out examples and badly in other environments; None if not.
 
-    The measure is that of the job's criterion, else the accuracy or the loss. The other environments' value must
-    fall short of the held-out value, see :func:`falls_short`, and be worse than three in four of the
-    training environments. The validation environments are compared first. If they do not fall short and the o.o.d.
-    test does, the line is marked ``oracle``.
-
-    Args:
-        history: the run's evaluations.
-        job: the job.
-        config: its options.
-        environments: its data.
-        modes: ``max`` or ``min`` for each measure.
-
-    Returns:
-        The line, with advice; None if no environment falls short.
+    The measure is that of the job's criterion, else the accuracy or the loss. The other environments' value must fall
+    short of the held-out value, see :func:`falls_short`, and be worse than three in four of the training environments.
+    The validation environments are compared first. If they do not fall short and the o.o.d. test does, the line is
+    marked ``oracle``.
     """
     criterion = job.criterion or ""
     named = [measure for measure in modes if criterion.endswith(f"_{measure}")]

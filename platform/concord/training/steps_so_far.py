@@ -13,11 +13,8 @@ class StepsSoFar:
     """The progress of a training loop, for readers in other threads.
 
     Attributes:
-        clock: of the parts of its steps.
         steps: done by this process.
         epoch: epochs done, with the fraction of the current one.
-        epochs: of the whole run.
-        latest: the results of the latest step.
         sizes: ``(parameters,)`` float32, the components of each.
         losses: of the latest evaluation, by split.
     """

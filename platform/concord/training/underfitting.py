@@ -20,10 +20,6 @@ def underfitting(history: Sequence[Evaluation], config: TrainConfig) -> str | No
 
     The schedule flattens every run in the end, so only the evaluations count before the learning rate is first
     lowered, see :func:`late_fall`. A run whose held-out loss rose after that is not underfitted.
-
-    Args:
-        history: the run's evaluations.
-        config: its options.
     """
     lowered = config.schedule.lowered
     loss = split_metric("held_out", "loss")

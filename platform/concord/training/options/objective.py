@@ -169,11 +169,7 @@ class ObjectiveOptions(OptionGroup):
         self.made(nn.functional.mse_loss, 1)  # any loss: only the options are tested
 
     def made(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
-        """The objective of a run with this number of steps.
-
-        Raises:
-            InputError: an option is out of its range.
-        """
+        """The objective of a run with this number of steps."""
         return objective(
             self.objective,
             loss,

@@ -89,7 +89,7 @@ class RunConfig(OptionGroup):
     @property
     def placement(self) -> frozenset[str]:
         """The options that may differ when a run is resumed: where and how it runs, not what it computes."""
-        return frozenset({"name", "address", "wait_for_resources", "output", "resume", "tracking_uri", "register"})
+        return frozenset(RunOptions.__dataclass_fields__) - {"seed"}
 
     def unused(self) -> frozenset[str]:
         """The options without effect, such as Adam's with SGD; call it on resolved options.

@@ -56,11 +56,7 @@ class ScheduleOptions(OptionGroup):
 
     @property
     def averaging(self) -> tuple[str, float] | None:
-        """The kind of average, ema or swa, and its decay or beginning; None without one.
-
-        Raises:
-            InputError: it is neither, or its number is out of range.
-        """
+        """The kind of average, ema or swa, and its decay or beginning; None without one."""
         if self.average is None:
             return None
         kind, _, number = self.average.partition(":")

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, cast
 
-import torch
-
 from concord.aggregation import (
     COMPARING,
     WITH_CHANCE,
@@ -16,9 +14,8 @@ from concord.aggregation import (
     default_threshold,
 )
 from concord.aggregation.selection import without_chance
-from concord.gradients import Loss, Risk
-from concord.objectives import Objective, objective_type
-from concord.options import option_values
+from concord.objectives import objective_type
+from concord.options import option_values, options_of
 from concord.training.options.aggregation import AggregatorOptions
 from concord.training.options.data import DataOptions
 from concord.training.options.objective import ObjectiveOptions
@@ -97,14 +94,7 @@ class TrainConfig(RunConfig):
         return together * (self.data.batch_size if self.aggregation.per_example else 1)
 
     def rule(self, environments: int = 1) -> Rule:
-        """The rule of these options.
-
-        Args:
-            environments: the number of training environments, from which the default threshold follows.
-
-        Raises:
-            InputError: an option is out of its range, or too few environments agree by chance.
-        """
+        """The rule of these options; the default threshold follows from the number of training environments."""
         resolved = self.resolve(environments)
         options, own = resolved.aggregation, self.aggregation.own_rule
         if own is not None:
@@ -117,14 +107,6 @@ class TrainConfig(RunConfig):
         if options.significance is not None:
             return aggregator_at_chance(name, options.significance, self.num_gradients(environments))
         return aggregator(name, cast(float, options.threshold))
-
-    def objective_of(self, loss: Loss | Risk, steps: int, autocast: torch.dtype | None = None) -> Objective:
-        """The objective of a run with this number of steps.
-
-        Raises:
-            InputError: an option is out of its range.
-        """
-        return self.objective.made(loss, steps, autocast)
 
     def gpu_request(self) -> tuple[float, str]:
         """One for each worker, with --use-gpu."""
@@ -184,23 +166,7 @@ class TrainConfig(RunConfig):
 
 
 # Options that may differ when a run is resumed: where and how it runs, not what it computes.
-RUNTIME_OPTIONS = frozenset(
-    {
-        "name",
-        "workers",
-        "readers",
-        "min_workers",
-        "use_gpu",
-        "address",
-        "wait_for_resources",
-        "max_failures",
-        "data_dir",
-        "output",
-        "resume",
-        "tracking_uri",
-        "register",
-    }
-)
+RUNTIME_OPTIONS = frozenset({"data_dir", "readers"}) | RunConfig().placement | options_of(ParallelOptions).keys()
 
 
 def parallel_of(config: RunConfig) -> ParallelOptions:

@@ -27,8 +27,8 @@ import yaml
 from concord.analysis.figures import method_name
 from concord.analysis.spread import with_spread
 from concord.errors import InputError
-from concord.studies.kept_results import read_table
 from concord.studies.tables import ResultsTable, markdown
+from kept_results import read_table
 
 OUT, SMALLER, PARTLY, NOT = "comes out", "comes out, smaller", "partly", "does not come out"
 TESTED, NOT_KEPT = "tested", "rows not kept"

@@ -12,7 +12,7 @@ o.o.d. test.
 The TABLE ``analyzed`` holds the results of ``concord analyze JOB --name RUN… --results …``. Between
 ``<!-- reproduction: PART -->`` and ``<!-- end of reproduction -->`` stand the papers' ``items``, a ``summary`` of them
 or a ``sentence``, made from the same files and ``docs/results/papers.yaml``.
-``python -m concord.studies.documents docs/results README.md docs/*.md`` rewrites all of them.
+``make tables`` rewrites all of them.
 """
 
 import operator
@@ -24,24 +24,20 @@ from typing import Any
 
 from concord.analysis.figures import method_name
 from concord.errors import InputError
-from concord.studies.kept_results import read_table
 from concord.studies.methods import KNOWN
 from concord.studies.recommendation import TEST
-from concord.studies.reproduction import PARTS, read_papers
-from concord.studies.tables import ORIGIN, Column, ResultsTable, markdown, results_file
+from concord.studies.tables import Column, ResultsTable, markdown, results_file
 from concord.studies.tables import table as cells_of
 from concord.training import load_job
+from kept_results import ORIGIN, read_table
+from reproduction import PARTS, read_papers
 
 _PLACE = re.compile(r"<!-- results: (\S+) (\S+) -->\n.*?<!-- end of results -->", re.DOTALL)
 _REPRODUCTION = re.compile(r"<!-- reproduction: (\S+) -->.*?<!-- end of reproduction -->", re.DOTALL)
 
 
 def with_tables(text: str, results: Path) -> str:
-    """The document with its tables rewritten from the files in this folder.
-
-    Raises:
-        InputError: a table or its file does not exist.
-    """
+    """The document with its tables rewritten from the files in this folder."""
 
     def table(place: re.Match[str]) -> str:
         job, name = place[1], place[2]
@@ -57,21 +53,13 @@ def with_tables(text: str, results: Path) -> str:
 
 
 def documented(job: str, name: str, results: Path) -> str:
-    """A table, with the command, commit and machine below it.
-
-    Raises:
-        InputError: the table or its file does not exist.
-    """
+    """A table, with the command, commit and machine below it."""
     table = _kept(job, name, results)
     return f"\n{markdown(table.cells())}\n{_origin(job, name, table)}\n"
 
 
 def side_by_side(jobs: Sequence[str], name: str, results: Path) -> str:
-    """The tables of methods of several jobs as one: a row a method, and a column a job, its test.
-
-    Raises:
-        InputError: a table or its file does not exist.
-    """
+    """The tables of methods of several jobs as one: a row a method, and a column a job, its test."""
     tables = {job: _kept(job, name, results) for job in jobs}
     methods = [row for row in KNOWN if any(row in table.comparison.configurations for table in tables.values())]
     found: list[dict[str, Any]] = [
