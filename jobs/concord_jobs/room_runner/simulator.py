@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from concord.dynamics.matching import as_float
 from concord.errors import ArgumentError
 from concord_jobs.box2d.coverage import Floats, block_means, covered_box, overlap, to_bytes
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import Trajectory
+from concord_jobs.box2d.trajectories import Trajectory, TrajectoryTask
 
 SIZES = (64, 32)
 CELLS = 16
@@ -305,20 +304,12 @@ def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.ND
     return frames
 
 
-@dataclass(frozen=True)
-class RoomRunner:
-    """The task.
-
-    Attributes:
-        size: pixels of height and width: 64 or 32.
-        perturbed: the agent's forces are large in every room.
-
-    Raises:
-        InputError: the size is another.
-    """
+@dataclass(frozen=True, kw_only=True)
+class RoomRunner(TrajectoryTask):
+    """The task; perturbed, the agent's forces are large in every room. Label 1 is blue."""
 
     size: int = 64
-    perturbed: bool = False
+    """Pixels of height and width: 64 or 32."""
 
     name = "room-runner"
     classes = ("red", "blue")
@@ -334,47 +325,27 @@ class RoomRunner:
 
     @property
     def folder(self) -> str:
-        """The name of the folder that its data are in, unless another is given."""
+        """The default name of the folder with its data."""
         return f"{self.name}-{self.size}{'-perturbed' if self.perturbed else ''}"
 
     @property
     def command(self) -> str:
-        """What makes its data."""
+        """The command that makes its data."""
         size = f" --size {self.size}" if self.size != RoomRunner.size else ""
         return f"concord data {self.name}{size}{' --perturbed' if self.perturbed else ''}"
 
-    def trajectory(self, key: Sequence[int]) -> Trajectory:
-        """The trajectory of this key: maps are drawn until the agent arrives in time. Label 1 is blue.
-
-        Raises:
-            InputError: Box2D is not installed.
-        """
-        require_box2d("making trajectories")
-        attempt = 0
-        while True:
-            rng = np.random.default_rng([*key, attempt])
-            building = sample_building(rng)
-            path = simulate(building, rng, self.perturbed)
-            if path is not None:
-                return Trajectory(draw(building, path, self.size), building.label, rejected=attempt)
-            attempt += 1
+    def attempt(self, rng: np.random.Generator) -> Trajectory | None:
+        """A random map; None unless the agent arrives in time."""
+        building = sample_building(rng)
+        path = simulate(building, rng, self.perturbed)
+        return None if path is None else Trajectory(draw(building, path, self.size), building.label)
 
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
-        """How much of the agent is seen in the red room and in the blue, and just before them, as shares.
+        """The share of the agent in the red room and in the blue one, and just before them; half each if in neither.
 
-        Args:
-            frames: ``(..., length, 3, size, size)``, uint8 or in [0, 1].
-            first: ``(..., 3, size, size)``, the frame in which the rooms are looked for; the first of the frames if
-                None.
-
-        Returns:
-            ``(..., 2)`` float32; half each where the agent is seen in neither.
-
-        Raises:
-            InputError: the frames are of another size.
+        The rooms are looked for in ``first``.
         """
-        if frames.shape[-3:] != self.frame:
-            raise ArgumentError("frames", tuple(frames.shape), f"must end with {self.frame}")
+        self.require_frames(frames)
         frames = as_float(frames)
         first = frames[..., 0, :, :, :] if first is None else as_float(first)
         red, green, blue = frames.unbind(-3)
@@ -385,7 +356,7 @@ class RoomRunner:
         return share
 
     def sees_object(self, frames: Tensor) -> Tensor:
-        """Whether the agent is seen in each frame: ``(..., 3, size, size)`` to ``(...)`` bool."""
+        """Whether the agent is visible."""
         red, green, blue = as_float(frames).unbind(-3)
         like = (1 - red) * (1 - 1.5 * (green - 0.8) ** 2) * (1 - blue)
         # A wall between white pixels is gray, which is as like the smaller agent as it is to itself.
