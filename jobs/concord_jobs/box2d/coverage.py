@@ -35,15 +35,9 @@ def scanlines(first: npt.ArrayLike, count: int) -> Floats:
 
 
 def covered(left: Floats, right: Floats, first: npt.ArrayLike, count: int) -> Floats:
-    """Coverage of a shape whose extent at each scanline is [left, right]; none where right is not larger.
+    """Coverage ``(..., rows, count)`` of a shape whose extent at each scanline is [left, right]; none if that is empty.
 
-    Args:
-        left, right: ``(..., rows * SCANLINES)``.
-        first: column of the first pixel, ``(...)``.
-        count: of columns.
-
-    Returns:
-        ``(..., rows, count)``.
+    ``left`` and ``right`` are ``(..., rows * SCANLINES)``, ``first`` is the column of the first pixel, ``(...)``.
     """
     lines = overlap(left, right, np.asarray(first)[..., None], count)
     rows = lines.reshape(*left.shape[:-1], left.shape[-1] // SCANLINES, SCANLINES, count)

@@ -57,11 +57,7 @@ class TrajectoryOptions(MakingOptions):
 
 
 def make_trajectories(options: TrajectoryOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks.
-
-    Raises:
-        InputError: the options cannot be used, Box2D is missing, or the folder holds other data.
-    """
+    """Make what is missing of the data, in parallel Ray tasks."""
     options.check()
     task = options.task
     require_box2d(f"making the data of {task.name}")

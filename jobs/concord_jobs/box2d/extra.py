@@ -6,11 +6,7 @@ from concord.errors import InputError
 
 
 def require_box2d(what: str) -> None:
-    """Refuse ``what`` if Box2D is not installed.
-
-    Raises:
-        InputError: with the command that installs it.
-    """
+    """Refuse ``what`` if Box2D is not installed."""
     try:
         found = find_spec("Box2D") is not None
     except ValueError:  # blocked in sys.modules

@@ -36,11 +36,7 @@ class TrajectoryChoice(OptionGroup):
             self.require(option, alone, "with --perturbed there is no other physics; leave one of them out")
 
     def read(self, task: TrajectoryTask, data_dir: Path | None, output: Path) -> ShardedData:
-        """The data of a task.
-
-        Raises:
-            InputError: there are none, or too few, or they are of something else.
-        """
+        """The data of a task."""
         data = self._checked(data_folder(data_dir, output, task.folder), task)
         perturbed = bool(data.options.get("perturbed"))
         physics = "perturbed" if perturbed else "the standard"
@@ -48,11 +44,7 @@ class TrajectoryChoice(OptionGroup):
         return data
 
     def read_perturbed(self, task: TrajectoryTask, output: Path) -> ShardedData | None:
-        """The data of the other physics, which ``task`` has, too; None if they are not wanted.
-
-        Raises:
-            InputError: they are not there, or too few, or of something else.
-        """
+        """The data of the other physics, which ``task`` has, too; None if they are not wanted."""
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
         data = self._checked(data_folder(self.perturbed_dir, output, task.folder), task)
@@ -64,9 +56,6 @@ class TrajectoryChoice(OptionGroup):
 
         They are read as they are needed. What trains is padded to the longest of all that trains. With a
         ``switch_epoch`` one environment trains, first with the one physics, then with the other.
-
-        Raises:
-            InputError: the physics are to be switched, and do not have as many trajectories.
         """
         folders = {"perturbed" if self.perturbed else "standard": data}
         if perturbed is not None:

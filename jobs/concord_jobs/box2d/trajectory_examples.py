@@ -11,17 +11,10 @@ from concord_jobs.box2d.trajectories import Trajectories
 
 
 class TrajectoryExamples(ExampleSource):
-    """The first trajectories of a split, as :func:`~concord.dynamics.sequences` has them, with ``label``.
+    """The first trajectories of a split (None: all), as :func:`~concord.dynamics.sequences` has them, with ``label``.
 
-    Args:
-        environment: its name, which the keys depend on.
-        trajectories: of a split.
-        count: the first of them; None takes all.
-        padded: to this many frames; None: to the longest of those that are taken. What trains beside other
-            environments has to be as long as theirs.
-
-    Raises:
-        InputError: there are fewer.
+    Padded to this many frames, or to the longest of those that are taken. Environments that train together have one
+    length.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ _COLOURS = {
 
 
 def flips_figure(panels: Mapping[str, Mapping[str, ByPlace]]) -> Figure:
-    """Fig. 3, 5 and 8: test accuracy against p_e, mean and standard deviation over runs.
-
-    Args:
-        panels: by title and method, the accuracies at each p_e.
-    """
+    """Fig. 3, 5 and 8: test accuracy by title, method and p_e, mean and standard deviation over runs."""
     figure = Figure(figsize=(1.2 + 3.4 * len(panels), 3.1), layout="constrained")
     row = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, methods) in zip(row, panels.items(), strict=True):
@@ -71,13 +67,7 @@ def images_figure(environments: Mapping[str, tuple[Tensor, Tensor]], columns: in
 
 
 def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Figure:
-    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation.
-
-    Args:
-        methods: the values at each place.
-        across: what the horizontal axis is.
-        measure: what the vertical one is.
-    """
+    """Fig. 4 and 10: a line a method, mean and a band of one standard deviation at each place."""
     figure = Figure(figsize=(4.6, 3.1), layout="constrained")
     axes = figure.subplots()
     for index, (method, runs) in enumerate(methods.items()):
@@ -92,11 +82,7 @@ def band_figure(methods: Mapping[str, ByPlace], across: str, measure: str) -> Fi
 
 
 def penalty_figure(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
-    """Fig. 6: the penalty of IRMv1 over training, the mean over runs, on a logarithmic axis.
-
-    Args:
-        curves: by label, the curve of each run as ``(fraction of the run, penalty)``.
-    """
+    """Fig. 6: the mean penalty of IRMv1 over the runs of a label; a curve is ``(fraction of the run, penalty)``."""
     figure = Figure(figsize=(4.6, 3.1), layout="constrained")
     axes = figure.subplots()
     for index, (label, runs) in enumerate(curves.items()):

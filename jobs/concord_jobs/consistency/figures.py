@@ -106,13 +106,7 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
 
 
 def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> Figure:
-    """Fig. 4: squared norm of the average and of the masked gradient of random data.
-
-    Args:
-        simulated: both, by the number of environments.
-        components: n.
-        agreement: r; the mask keeps where t = r d signs agree.
-    """
+    """Fig. 4: squared norms of the average and of the masked gradient of random data, by the number of environments."""
     counts = sorted(simulated)
     figure = Figure(figsize=(4.8, 3.6), layout="constrained")
     axes = figure.subplots()

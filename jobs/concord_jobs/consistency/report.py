@@ -70,17 +70,9 @@ class ConsistencyReport:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, or several, beside what is known of it.
+    """A number, or several, beside its known value or bound.
 
-    Attributes:
-        place: in the paper.
-        name: what it is.
-        known: its value, or its bound.
-        found: what came out.
-        tolerance: how far from the known value or beyond the bound it may be, absolutely.
-        relation: of what is found to what is known.
-        source: who says what is known: the paper, or we, who derived it.
-        standard_error: of what was simulated.
+    ``place`` is in the paper. The tolerance is absolute. ``source`` says who knows: the paper, or our derivation.
     """
 
     place: str

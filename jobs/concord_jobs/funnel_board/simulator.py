@@ -47,13 +47,7 @@ _BUCKET = WIDTH // _COLUMNS
 
 @dataclass(frozen=True)
 class Slider:
-    """A bar.
-
-    Attributes:
-        x, y: its middle.
-        width: its length.
-        angle: against the horizontal, in radians, counterclockwise.
-    """
+    """A bar: its middle, its length, and its angle against the horizontal, in radians, counterclockwise."""
 
     x: float
     y: float
@@ -63,13 +57,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Funnel:
-    """Two curved walls.
-
-    Attributes:
-        x, y: the middle.
-        height, thickness, gap: of the walls, and between them at the bottom.
-        restitution: of the walls.
-    """
+    """Two curved walls around (x, y); ``gap`` is between them at the bottom."""
 
     x: float
     y: float
@@ -97,13 +85,7 @@ class Funnel:
 
 @dataclass(frozen=True)
 class Course:
-    """What the ball falls through.
-
-    Attributes:
-        ball_x: where it begins.
-        sliders, funnels: the obstacles.
-        platforms: the middles of the platforms, which are below the lowest funnels, from the left.
-    """
+    """The way of the ball: its start, the obstacles, and the middles of the platforms, from the left."""
 
     ball_x: float
     sliders: Sequence[Slider]
@@ -142,24 +124,14 @@ def sample_course(rng: np.random.Generator) -> Course:
 
 @dataclass(frozen=True)
 class Fall:
-    """What the ball does.
-
-    Attributes:
-        path: ``(frames, 2)``, its middle (x, y) at each frame.
-        label: the platform, from the left.
-    """
+    """The ball's middle (x, y) at each frame, ``(frames, 2)``, and its platform, counted from the left."""
 
     path: npt.NDArray[np.float64]
     label: int
 
 
 def simulate(course: Course, perturbed: bool) -> Fall | None:
-    """Let the ball fall; None if it takes too long or leaves the board at the side.
-
-    Args:
-        course: what it falls through.
-        perturbed: ball and funnels hardly bounce.
-    """
+    """Let the ball fall; None if it takes too long or leaves the board at the side."""
     from Box2D import b2CircleShape, b2FixtureDef, b2PolygonShape, b2World
 
     world = b2World(gravity=(0, _GRAVITY), doSleep=True)

@@ -140,13 +140,7 @@ def _is_free(at: npt.NDArray[np.int64], y: int, x: int, height: int, width: int)
 
 
 def simulate(building: Building, rng: np.random.Generator, perturbed: bool) -> npt.NDArray[np.float64] | None:
-    """Where the agent's cell begins at each frame, ``(frames, 2)`` as (y, x); None if it takes too long.
-
-    Args:
-        building: where it walks.
-        rng: draws in every room whether its forces are large.
-        perturbed: they are always large.
-    """
+    """The lower left corner of the agent's cell at each frame, ``(frames, 2)`` as (y, x); None if it takes too long."""
     from Box2D import b2FixtureDef, b2PolygonShape, b2World
 
     world = b2World(gravity=(0, 0), doSleep=True)
@@ -267,10 +261,7 @@ def _walls_and_doors(building: Building) -> tuple[Floats, Floats]:
 def draw(building: Building, path: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
     """The frames, ``(frames, 3, size, size)``: the map once, and the agent at each place of its path.
 
-    Args:
-        building: the map.
-        path: ``(frames, 2)``, as :func:`simulate` gives it.
-        size: 64, the mean of 4 × 4 pixels as they are drawn, or 32, of 8 × 8.
+    A pixel is the mean of 4 × 4 drawn ones for a size of 64, of 8 × 8 for 32.
     """
     block = CELLS * _DRAWN // size
     seen, door = _walls_and_doors(building)

@@ -35,14 +35,7 @@ def return_curve(training: Sequence[tuple[int, float]], unseen: Sequence[tuple[i
 
 
 def write_video(policy: Callable[[Tensor], Tensor], environment: Any, path: Path, seed: int = 0) -> None:
-    """Play one episode in an environment that renders, and write it as an animated GIF of at most 20 seconds.
-
-    Args:
-        policy: frames ``(1, 64, 64, 3)`` uint8 to logits.
-        environment: a vector environment of one, made with ``render_mode="rgb_array"``.
-        path: of the file.
-        seed: draws the actions.
-    """
+    """Play one episode in a vector environment of one that renders, and write a GIF of at most 20 seconds."""
     rate = int(environment.metadata["render_fps"])
     generator = torch.Generator().manual_seed(seed)
     frames, _ = environment.reset()

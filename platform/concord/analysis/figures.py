@@ -41,11 +41,7 @@ _METHODS = {
 
 
 def method_name(method: str) -> str:
-    """What a reader knows the method as: ``vrex`` is V-REx. A user's own names stay as they are.
-
-    Args:
-        method: an option's value, the name of a study's method, or several of them with commas between.
-    """
+    """The published name of a method, or of several with commas between: ``vrex`` is V-REx. A user's own names stay."""
     return ", ".join(_METHODS.get(part, part) for part in method.split(", "))
 
 

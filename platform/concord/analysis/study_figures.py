@@ -20,13 +20,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
 @dataclass(frozen=True)
 class TrialPoint:
-    """A finished trial, for drawing.
-
-    Attributes:
-        number: of the trial.
-        point: what it chose.
-        value: of the metric that the study judges by.
-    """
+    """A finished trial: its number, what it chose, and the metric that the study judges by."""
 
     number: int
     point: Mapping[str, Any]
@@ -35,13 +29,7 @@ class TrialPoint:
 
 @dataclass(frozen=True)
 class Axis:
-    """An option that was varied.
-
-    Attributes:
-        name: of the option.
-        logarithmic: whether its axis is.
-        categories: its values in order; None where it is a number.
-    """
+    """An option that was varied; ``categories`` has its values in order, None where it is a number."""
 
     name: str
     logarithmic: bool
@@ -178,12 +166,7 @@ def parallel_figure(
 
 
 def methods_figure(runs: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> Figure:
-    """Fig. 6 of the AND-mask paper: training and o.o.d. test of every method, over seeds.
-
-    Args:
-        runs: by method, the values of ``train`` and ``ood``, a number a seed.
-        measure: accuracy, for example.
-    """
+    """Fig. 6 of the AND-mask paper: ``train`` and ``ood`` of every method, a number a seed."""
     figure = Figure(figsize=(1.5 + 1.1 * len(runs), 3.4), layout="constrained")
     axes = figure.subplots()
     for offset, (split, label) in enumerate((("train", "training"), ("ood", "o.o.d. test"))):
@@ -214,10 +197,7 @@ def searches_figure(
 ) -> Figure:
     """Best so far of several studies of each search: median, and the range between the quartiles.
 
-    Args:
-        studies: by search, the values of each study's trials in the order of their ends.
-        metric: what they are.
-        mode: whether it is to be large or small.
+    By search, each study has its trials' values in the order of their ends.
     """
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.subplots()

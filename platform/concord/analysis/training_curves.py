@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from concord.analysis.figures import BLUE, GREEN, ORANGE, RED
@@ -25,6 +27,22 @@ class Evaluated(Protocol):
     @property
     def metrics(self) -> Mapping[str, float]:
         """All metrics then."""
+
+
+Histories = Sequence[Sequence[Evaluated]]
+"""The evaluations of runs that differ in their seed alone."""
+
+
+def draw_by_epoch(
+    axes: Axes, runs: Histories, metric: str, colour: object, label: str | None, style: str = "-"
+) -> None:
+    """The mean of a metric over runs as a line, and their range as a band."""
+    epochs = sorted(set.intersection(*({at.epoch for at in run if metric in at.metrics} for run in runs)))
+    if epochs:
+        values = np.array([[at.metrics[metric] for at in run if at.epoch in epochs] for run in runs])
+        axes.plot(epochs, values.mean(0), style, color=colour, label=label, linewidth=1.4)
+        if len(runs) > 1:
+            axes.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
 
 
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:

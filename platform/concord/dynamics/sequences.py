@@ -78,16 +78,7 @@ def number_of(key: int) -> int:
 
 
 def parts_of(batch: Mapping[str, Tensor], loss: FrameLoss | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames, lengths and keys of a batch.
-
-    Args:
-        batch: of :func:`sequences`.
-        loss: that they are for; None: :class:`CrossEntropy`, which wants numbers in [0, 1].
-
-    Raises:
-        InputError: one of them is missing, or frames of floating point, not their padding, hold values that are not
-            finite, or not in [0, 1].
-    """
+    """Frames, lengths and keys of a batch of :func:`sequences`, checked for a loss (None: :class:`CrossEntropy`)."""
     missing = [name for name in ("frames", "length", "key") if not isinstance(batch, Mapping) or name not in batch]
     if missing:
         raise InputError(f"batch: has no {', '.join(missing)}; make the examples with concord.dynamics.sequences")

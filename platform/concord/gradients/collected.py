@@ -2,47 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import GroupGradients
 from concord.gradients.layout import Layout, trainable
-from concord.gradients.step import Aggregation
-
-
-class Applied(NamedTuple):
-    """What became of a rule.
-
-    Attributes:
-        kept: the kept fraction of each parameter, float32; empty if the rule lets whole gradients through.
-        skipped: the names of environments that were left out, in any process.
-        environments: the number of environments that were not, in all processes.
-        weights: of the environments of all processes; None if the rule is no weighting.
-    """
-
-    kept: Tensor
-    skipped: tuple[str, ...]
-    environments: int
-    weights: Tensor | None = None
+from concord.gradients.step import Aggregation, EnvironmentStep
 
 
 class Collected(ABC):
-    """The trainable parameters of a model, and what is collected of their gradients.
-
-    Args:
-        model: the model.
-        aggregation: the rule, and how it is applied.
-
-    Attributes:
-        parameters: the trainable ones, by name.
-        layout: where each lies among all components.
-
-    Raises:
-        InputError: the model has no parameter that requires a gradient.
-    """
+    """The trainable parameters of a model, and what is collected of their gradients."""
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
         self.parameters = trainable(model)
@@ -51,6 +23,13 @@ class Collected(ABC):
         self.aggregation = aggregation
         self.layout = Layout.of(self.parameters)
         self.device = next(iter(self.parameters.values())).device
+
+    def applied(
+        self, kept: Tensor, skipped: tuple[str, ...], environments: int, weights: Tensor | None = None
+    ) -> EnvironmentStep:
+        """The step of a rule that was applied."""
+        nothing = torch.empty(0, device=self.device)
+        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
 
     @abstractmethod
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
@@ -79,8 +58,8 @@ class Collected(ABC):
     @abstractmethod
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
-        """Apply the rule and leave the result in ``parameter.grad``.
+    ) -> EnvironmentStep:
+        """Apply the rule and leave the result in ``parameter.grad``; losses and weights of the step are empty.
 
         Args:
             finite: ``(environments,)`` bool: which of this process's environments were collected; the gradients of
@@ -88,8 +67,4 @@ class Collected(ABC):
             names: of this process's environments.
             step: the step's number, for errors and for rules that draw.
             exchange: with the processes that have the other environments; None if there are none.
-
-        Raises:
-            NonFiniteGradientError: with ``nonfinite="raise"``.
-            InputError: the rule gives weights, or an update, of another shape, or weights that are not finite.
         """

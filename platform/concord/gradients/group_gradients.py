@@ -49,12 +49,7 @@ class GroupGradients(Protocol):
         """The gradients of some groups, ``(part, *shape of the parameter)``."""
 
     def add_to(self, wanted: Wanted, memory_limit: int) -> None:
-        """Add the statistics of all groups.
-
-        Args:
-            wanted: which ones, and where they are added.
-            memory_limit: bytes of gradients that may exist at once.
-        """
+        """Add the wanted statistics of all groups; at most ``memory_limit`` bytes of gradients exist at once."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,7 @@ from concord.gradients.sums import Sums
 class PooledPass(Capture[Pass]):
     """Collects the gradients of environments, or their sums, by one pass through the model.
 
-    Args:
-        risk: of the model; it has to be a loss of outputs and targets.
-        sums: where they go.
-
-    Raises:
-        InputError: the risk is no loss of outputs and targets, or a parameter belongs to no known kind of layer.
+    The risk has to be a loss of outputs and targets; every parameter has to belong to a known kind of layer.
     """
 
     def __init__(self, risk: MeanRisk, sums: Collected) -> None:
@@ -55,14 +50,8 @@ class PooledPass(Capture[Pass]):
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add what is collected of these environments; gives their risks and weights, ``(environments,)``.
 
-        Args:
-            batch: inputs and targets, ``(environments, examples, ...)``.
-            environments: the number of environments.
-            step: for the risk.
-            scale: what the risk is multiplied by before backward; None: by nothing.
-
-        Raises:
-            InputError: one pass cannot give this model's gradients environment by environment.
+        The batch is inputs and targets, ``(environments, examples, ...)``; the risk is multiplied by ``scale`` before
+        backward.
         """
         inputs, targets = pair(batch)
         if not isinstance(inputs, Tensor):

@@ -15,22 +15,19 @@ from concord.aggregation import ColumnRule, Weighting, weights_of
 from concord.aggregation.column_rule import WeightedSum
 from concord.aggregation.weighting import gram_of, name_of
 from concord.errors import InputError
-from concord.gradients.collected import Applied, Collected
+from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete, weigh
 from concord.gradients.finish import combine_in_blocks
 from concord.gradients.group_gradients import GroupGradients, Product, columns_of, gram_of_groups
 from concord.gradients.layout import leave_gradients
 from concord.gradients.nonfinite import NonFiniteGradientError
-from concord.gradients.step import Aggregation
+from concord.gradients.step import Aggregation, EnvironmentStep
 
 
 class Rows(Collected):
-    """The environments' gradients of all trainable parameters of a model.
+    """The environments' gradients of all trainable parameters of a model, for a weighting or a column rule.
 
-    Args:
-        model: the model.
-        aggregation: the rule, a weighting or a column rule, and how it is applied.
-        memory_limit: bytes of gradients that may be kept; two environments' are in any case.
+    At most ``memory_limit`` bytes of gradients are kept; two environments' are in any case.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation, memory_limit: int) -> None:
@@ -109,7 +106,7 @@ class Rows(Collected):
 
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
+    ) -> EnvironmentStep:
         """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
         clock = self.aggregation.clock
         before = clock.switch("optimizer")
@@ -119,7 +116,7 @@ class Rows(Collected):
         leave_gradients(list(self.parameters.values()), self.layout, update)
         self.zero()
         clock.switch(before)
-        return Applied(torch.empty(0, device=self.device), skipped, environments, weights)
+        return self.applied(torch.empty(0, device=self.device), skipped, environments, weights)
 
     def _apply_here(
         self, update: Tensor, finite: Tensor, names: Sequence[str], step: int

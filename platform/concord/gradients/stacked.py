@@ -171,8 +171,7 @@ class StackedGradients:
         if bool(finite.any()):
             self._write_buffers(summed[-1][2])
         self.aggregation.scale_gradients(self._sums.parameters.values())
-        kept, skipped, in_all, environment_weights = applied
-        return EnvironmentStep(risks, kept, skipped, weights, in_all, environment_weights)
+        return applied._replace(losses=risks, weights=weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: the averages of these environments' gradients, if there are any; by their names."""

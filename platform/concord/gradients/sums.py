@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from concord.aggregation import GRADIENT, Statistics, sum_over_environments
 from concord.aggregation.families import of_sums
 from concord.aggregation.rule import new_statistics
-from concord.gradients.collected import Applied, Collected
+from concord.gradients.collected import Collected
 from concord.gradients.exchange import Processes, SliceExchange, complete
-from concord.gradients.finish import finish_in_blocks, poison, rescale_layers
+from concord.gradients.finish import finish_whole, poison
 from concord.gradients.group_gradients import MEMORY_LIMIT, GroupGradients
 from concord.gradients.layout import leave_gradients
 from concord.gradients.nonfinite import NonFiniteGradientError
-from concord.gradients.step import Aggregation
+from concord.gradients.step import Aggregation, EnvironmentStep
 
 
 class Sums(Collected):
@@ -28,9 +28,6 @@ class Sums(Collected):
         flat: the statistics, each of all components.
         gradient: the name of the one that is the gradient itself; None if the rule has none.
         seen: where the rule has none, a number that is finite if the gradients are; kept by those who add them.
-
-    Raises:
-        InputError: the model has no parameter that requires a gradient, or the rule needs more than sums.
     """
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
@@ -84,7 +81,7 @@ class Sums(Collected):
 
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
-    ) -> Applied:
+    ) -> EnvironmentStep:
         """Apply the rule and leave the result in ``parameter.grad``; see :class:`Collected`."""
         clock = self.aggregation.clock
         before = clock.switch("optimizer")
@@ -109,28 +106,17 @@ class Sums(Collected):
             environments = exchange.processes.total - len(skipped)
         leave_gradients(list(self.parameters.values()), self.layout, update)
         clock.switch(before)
-        return Applied(kept, skipped, environments)
+        return self.applied(kept, skipped, environments)
 
     def _apply_here(
         self, update: Tensor, finite: Tensor, names: Sequence[str], step: int
     ) -> tuple[Tensor, tuple[str, ...]]:
         skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
-        policy = self.aggregation.policy
+        policy, rescale = self.aggregation.policy, self.aggregation.rescale
         if skipped and policy == "raise":
             raise NonFiniteGradientError(skipped, step)
-        layers = self.layout.layers
         in_sums = len(finite) - len(skipped)
-        kept = finish_in_blocks(
-            self.rule,
-            lambda block: {name: flat[block] for name, flat in self.flat.items()},
-            update,
-            layers,
-            0,
-            in_sums,
-            step,
-        ) / torch.tensor(layers.sizes, dtype=torch.float32, device=self.device)
+        kept = finish_whole(self.rule, self.flat, update, self.layout.layers, in_sums, step, rescale=rescale)
         if policy == "propagate":
             poison(update, self.total())
-        if self.aggregation.rescale:
-            rescale_layers(update, layers, kept)
         return kept, skipped

@@ -10,12 +10,9 @@ from concord.errors import ArgumentError
 
 
 class EnvironmentState(nn.Module):
-    """Values ``(environments, ...)``: an objective's module, so that checkpoints have them.
+    """Values ``(environments, ...)``, at first ``fill``: an objective's module, so that checkpoints have them.
 
-    Args:
-        model: whose device the values have, and whose dtype, but not less than float32.
-        shape: of the values.
-        fill: the value at the first step.
+    They are on the model's device, in its dtype but not less than float32.
     """
 
     values: Tensor

@@ -129,11 +129,7 @@ def _slope(risk: Risk, model: nn.Module, batch: Batch, step: int) -> tuple[Tenso
 
 @contextmanager
 def _scaled_outputs(model: nn.Module, factor: Tensor) -> Iterator[None]:
-    """Multiply what the model gives, in whatever tree of tensors, while this lasts.
-
-    Raises:
-        InputError: the model gives a loss of its own, or no tensor, or it is not called.
-    """
+    """Multiply what the model gives, in whatever tree of tensors, while this lasts."""
     calls = 0
 
     def multiply(_: nn.Module, __: Any, outputs: Any) -> Any:

@@ -95,11 +95,7 @@ def train_agent(config: AgentConfig, context: RunContext) -> Iterator[Evaluation
 
 
 def _learn(algorithm: Any, progress: AgentProgress) -> dict[str, float]:
-    """Sample a batch and learn from it; gives its metrics.
-
-    Raises:
-        TrainingFailedError: a learner or runner of its own raised. One that died is an outage, which Ray reports.
-    """
+    """Sample a batch and learn from it; gives its metrics."""
     from ray.exceptions import RayTaskError
 
     began = time.perf_counter()
@@ -171,11 +167,7 @@ def write_training_state(folder: Path, algorithm: Any, progress: AgentProgress) 
 
 
 def read_training_state(folder: Path) -> tuple[AgentProgress, Any]:
-    """The progress in a checkpoint, and RLlib's state.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The progress in a checkpoint, and RLlib's state."""
     try:
         progress = AgentProgress(**json.loads((folder / PROGRESS).read_text()))
         progress.history = [Evaluation(*each) for each in progress.history]

@@ -34,11 +34,7 @@ class ClonedLevels(OptionGroup):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
     def read(self, data_dir: Path | None, output: Path) -> CloningData:
-        """The data of these options.
-
-        Raises:
-            InputError: there are none, or they are of something else.
-        """
+        """The data of these options."""
         data = CloningData(cloning_folder(data_dir, output, self.game, self.difficulty))
         for option in ("game", "difficulty"):
             found = data.options.get(option)

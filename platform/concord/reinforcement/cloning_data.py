@@ -93,11 +93,7 @@ def cloning_folder(data_dir: Path | None, output: Path, game: str, difficulty: s
 class _Shard:
     """What one file holds: ``states`` of one level, or one state of each of that many levels.
 
-    Attributes:
-        file: its name in the folder.
-        split: what it is for.
-        first, count: the levels to play, or to draw from.
-        states: how many.
+    ``first`` and ``count`` are the levels to play, or to draw from.
     """
 
     file: str
@@ -121,11 +117,7 @@ def _shards(options: CloningOptions) -> list[_Shard]:
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks.
-
-    Raises:
-        InputError: the options or the expert cannot be used, or the folder holds other data.
-    """
+    """Make what is missing of the data, in parallel Ray tasks."""
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
@@ -191,15 +183,7 @@ def states_of(
 
     For training: ``states`` of one level, drawn without replacement from all states of at least 32 episodes; as
     many more are played as are needed. For validation and test: one state drawn from one episode of each of ``states``
-    levels, which are drawn from the range.
-
-    Args:
-        expert: who plays.
-        split: what the states are for.
-        first, count: the levels.
-        states: how many.
-        game, difficulty: what is played.
-        seed: of episodes and draws.
+    levels, which are drawn from the ``count`` levels from ``first`` on. The seed draws episodes and states.
     """
     key = np.random.SeedSequence([seed, first, count])
     drawn = np.random.default_rng(key)
@@ -277,11 +261,7 @@ def _distribution(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 class CloningData(ShardedData):
-    """Data for behavioural cloning as they lie in a folder.
-
-    Attributes:
-        levels: the training levels.
-    """
+    """Data for behavioural cloning in a folder, and their training levels."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, _DATA)

@@ -41,16 +41,10 @@ class Step:
 
 @torch.no_grad()
 def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generator: torch.Generator) -> Iterator[Step]:
-    """Play until the first so many episodes to begin have ended, drawing actions from the policy.
+    """Play until the first ``episodes`` to begin have ended, drawing actions from the policy.
 
     The first to begin, not the first to end: those would be the short ones. Environments whose episode does not count
-    press no key until the others have finished; the policy is not asked about them.
-
-    Args:
-        policy: the policy, on the CPU or not; frames come as CPU tensors.
-        environment: what it plays; it is reset.
-        episodes: how many.
-        generator: draws the actions.
+    press no key until the others have finished; the policy is not asked about them. Frames come as CPU tensors.
     """
     frames, info = environment.reset()
     number = np.arange(environment.num_envs)
@@ -79,12 +73,7 @@ def steps(policy: Policy, environment: ProcgenVectorEnv, episodes: int, generato
 
 @dataclass(frozen=True)
 class Played:
-    """What a policy earned.
-
-    Attributes:
-        returns: ``(episodes,)``, sums of rewards, in the order the episodes began.
-        lengths: ``(episodes,)``, steps.
-    """
+    """Returns and lengths of a policy's episodes, ``(episodes,)``, in the order in which they began."""
 
     returns: npt.NDArray[np.float32]
     lengths: npt.NDArray[np.int64]

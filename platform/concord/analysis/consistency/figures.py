@@ -19,13 +19,7 @@ _LOGARITHMIC = 10.0  # values that lie further apart than by this factor are on 
 
 
 def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
-    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean.
-
-    Args:
-        found: the losses.
-        title: above all panels.
-        first, second: what the two directions are.
-    """
+    """Losses over a plane: those environments that differ most from the mean, the arithmetic and the geometric mean."""
     apart = np.abs(np.log(np.maximum(found.losses, _LEAST)) - np.log(np.maximum(found.arithmetic, _LEAST)))
     order = apart.reshape(len(found.names), -1).mean(1).argsort()[::-1][:_MOST_PANELS]
     panels = {found.names[place]: found.losses[place] for place in sorted(order.tolist())}
@@ -75,14 +69,7 @@ def line_figure(found: Slice, title: str, along: str) -> Figure:
 
 
 def slice_figures(found: Consistency, title: str, parts: Sequence[str], through: str | None) -> dict[str, Figure]:
-    """The figures of a line and a plane, if they were measured.
-
-    Args:
-        found: what was measured.
-        title: above all panels.
-        parts: what was asked for; without curvature directions are random ones.
-        through: the run to which the slices lead, if they do.
-    """
+    """The figures of a line and a plane, if they were measured; without curvature directions are random ones."""
     if found.line is None or found.plane is None:
         return {}
     names = ["a random direction", "another random direction"]
@@ -138,11 +125,7 @@ _RUN_PANELS = {
 
 
 def runs_figure(runs: Sequence[tuple[str, Sequence[Measurement]]]) -> Figure | None:
-    """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number.
-
-    Args:
-        runs: the method and the measurements of each, its accuracies among them.
-    """
+    """Runs side by side: numbers at the largest ε against the accuracy, a panel for each number."""
     of_runs = [(method, {each.name: each for each in found if each.whole}) for method, found in runs]  # the largest ε
     names = [name for name in _RUN_PANELS if any(name in found for _, found in of_runs)]
     if not names:

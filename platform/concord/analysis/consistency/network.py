@@ -83,10 +83,6 @@ def measure(
         settings: what is measured.
         advance: called after each piece of work with the number done and the number of all.
         through: the offset of another solution, ``(n,)``, through which the slices lead.
-
-    Raises:
-        ArgumentError: there are fewer than two environments.
-        InputError: curvature is asked for, and the job's risk has none.
     """
     d = len(losses.names)
     if d < 2:
