@@ -178,7 +178,7 @@ def _images(options: DomainOptions) -> ImageEnvironments:
 
 
 def environments(config: ImageDomainsConfig) -> ImageEnvironments:
-    """A domain each; the folder is looked through once a process."""
+    """A domain each; the folder is listed once a process."""
     return _images(config.domains)
 
 

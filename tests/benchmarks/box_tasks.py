@@ -16,8 +16,7 @@ from PIL import Image
 from concord.analysis.trajectory_figures import moving_picture
 from concord.benchmark import Row, interleaved
 from concord.environments.sharded import Rows, shard_of
-from concord_jobs.box2d.extra import require_box2d
-from concord_jobs.box2d.trajectories import TrajectoryTask
+from concord_jobs.box2d.trajectories import TrajectoryTask, require_box2d
 from concord_jobs.funnel_board import simulator as funnel_board
 from concord_jobs.funnel_board.simulator import FunnelBoard
 from concord_jobs.room_runner import simulator as room_runner

@@ -28,7 +28,7 @@ def covered_box(box: tuple[float, float, float, float], height: int, width: int)
 
 
 def scanlines(first: npt.ArrayLike, count: int) -> Floats:
-    """The heights at which ``count`` rows of pixels from ``first`` on are looked at: ``(..., count * SCANLINES)``."""
+    """The heights of the scanlines of ``count`` rows of pixels from ``first`` on: ``(..., count * SCANLINES)``."""
     offsets = (np.arange(count * SCANLINES, dtype=np.float32) + 0.5) / SCANLINES
     heights: Floats = np.asarray(first, np.float32)[..., None] + offsets
     return heights

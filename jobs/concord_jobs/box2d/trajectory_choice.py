@@ -7,8 +7,7 @@ from typing import Any
 from concord.environments import Environments, Switching
 from concord.environments.sharded import ShardedData, Split, data_folder
 from concord.options import OptionGroup
-from concord_jobs.box2d.trajectories import Trajectories, TrajectoryTask
-from concord_jobs.box2d.trajectory_examples import TrajectoryExamples
+from concord_jobs.box2d.trajectories import Trajectories, TrajectoryExamples, TrajectoryTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class TrajectoryChoice(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse what makes no data."""
+        """Validate options."""
         self.require("trajectories", self.trajectories >= 0, "must not be negative")
         self.require("switch_epoch", self.switch_epoch >= 0, "must not be negative")
         for option, given in (("perturbed_dir", self.perturbed_dir is not None), ("switch_epoch", self.switch_epoch)):
@@ -44,7 +43,7 @@ class TrajectoryChoice(OptionGroup):
         return data
 
     def read_perturbed(self, task: TrajectoryTask, output: Path) -> ShardedData | None:
-        """The data of the other physics, which ``task`` has, too; None if they are not wanted."""
+        """The data of the other physics; None if they are not wanted."""
         if self.perturbed_dir is None and self.switch_epoch == 0:
             return None
         data = self._checked(data_folder(self.perturbed_dir, output, task.folder), task)

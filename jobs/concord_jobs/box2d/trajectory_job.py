@@ -1,4 +1,4 @@
-"""What the jobs on trajectories of a simulator share: options, data, evaluation, and the spaces that are searched."""
+"""The common part of the jobs on simulated trajectories: options, data, evaluation, search spaces, tables."""
 
 import math
 from abc import abstractmethod
@@ -150,7 +150,7 @@ def studies(found: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Study]:
 
 
 def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Any]]:
-    """What a table compares: the settings of each study, with what makes it the method."""
+    """The rows of a table: each study's method and settings."""
     names = {"asi": "ASI", "asi-no-exploration": "ASI, no exploration"}
     fixed = {
         name: {option: entry for option, entry in method.items() if not isinstance(entry, Choice)}

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREY, ORANGE, RED
+from concord.analysis.figures import BLUE, GREY, ORANGE, RED, finish, one_panel
 from concord_jobs.consistency.hessians import arithmetic_mean, geometric_mean, inconsistency
 from concord_jobs.consistency.random_gradients import Simulated, masked_squared_norm
 from concord_jobs.consistency.surfaces import (
@@ -57,8 +57,7 @@ def landscapes_figure() -> Figure:
 def directions_figure() -> Figure:
     """Fig. 2: the steps that A and B want, on the average's surface; at (½, ½) they are at right angles."""
     x, y, losses = _surfaces()
-    figure = Figure(figsize=(5.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(5.4, 4.4)
     axes.contourf(x, y, np.mean(losses, axis=0), levels=np.linspace(0, 4, 17), cmap="Greys", alpha=0.6, extend="max")
     marks = np.linspace(-1.3, 1.3, 9)
     places = np.stack(np.meshgrid(marks, marks), -1).reshape(-1, 2)
@@ -108,8 +107,7 @@ def ellipses_figure(narrow: float, name: str) -> Figure:
 def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, agreement: float) -> Figure:
     """Fig. 4: squared norms of the average and of the masked gradient of random data, by the number of environments."""
     counts = sorted(simulated)
-    figure = Figure(figsize=(4.8, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(4.8, 3.6)
     line = [count for count in range(5, counts[-1] + 1) if (agreement * count).is_integer()]
     masked = [masked_squared_norm(components, count, round(agreement * count)) for count in line]
     axes.plot(line, [components / count for count in line], color=ORANGE, label="average, n / d")
@@ -128,8 +126,7 @@ def norms_figure(simulated: Mapping[int, Sequence[Simulated]], components: int, 
         yscale="log", ylim=(bottom, None), xlabel="number of environments d", ylabel="squared norm of the gradient"
     )
     axes.set_title(f"Fig. 4: random gradients, n = {components}, t = {agreement:g} d", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    finish(axes)
     return figure
 
 

@@ -86,7 +86,7 @@ def patchwork(parameters: ArrayLike, x: Array) -> Array:
 
 
 def patchwork_target(x: Array) -> Array:
-    """What the network of Fig. 10 fits on [0, 1]: 0, then 1, then 2, joined by lines."""
+    """The target of Fig. 10's network on [0, 1]: 0, then 1, then 2, joined by lines."""
     found: Array = np.interp(x, _PLACES, _HEIGHTS)
     return found
 

@@ -55,7 +55,7 @@ class ReturnOptions(MakingOptions):
 
 
 def make_returns(options: ReturnOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks."""
+    """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     require_mujoco(f"making the data of {_DATA}")
     _, made = make_sharded(

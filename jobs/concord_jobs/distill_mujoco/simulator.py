@@ -1,4 +1,4 @@
-"""Returns of open-loop actions in a simulator: what happens to a body that was pushed about, and what it earns.
+"""Returns of open-loop actions in a simulator: the states and rewards of a body after random actions.
 
 An example is a state s, which random actions led to, 16 further random actions, and what follows: 16 states and
 rewards. To predict the sum of rewards, a network sees s and the actions; the states in between are privileged.
@@ -228,7 +228,7 @@ class ReturnExamples:
 
 
 def standardized(train: MujocoTrajectories, wanted: MujocoTrajectories, bins: int = 32) -> ReturnExamples:
-    """Examples, standardized and binned by what the training data show; states in between as s is."""
+    """Examples, standardized and binned by the training data; states in between like s."""
 
     def flat(actions: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
         return actions.reshape(len(actions), -1)

@@ -34,7 +34,7 @@ class FunnelBoardOptions(TrajectoryOptions):
         return FunnelBoard(perturbed=self.perturbed)
 
 
-# What the thesis' search found, by the study.
+# The settings that the thesis' search found, by study.
 NARROW: dict[str, Value] = {**COMMON, "lr": 7.5e-4, "kernels": 32, "architecture": "strided"}
 TABLE_A2: Mapping[str, dict[str, Value]] = {
     "asi": {**COMMON, "horizon": 21, "exploration_steps": 15_000, "architecture": "dilated"},

@@ -191,7 +191,7 @@ def _rows(y: npt.ArrayLike) -> Floats:
 
 
 def draw_course(course: Course) -> tuple[Floats, Floats]:
-    """The obstacles: their colour where they are, ``(height, width, 3)``, and what of the ground they leave to see.
+    """The obstacles: their colour where they are, ``(height, width, 3)``, and the visible part of the ground.
 
     Both have :data:`_MARGIN` more pixels on each side.
     """
@@ -326,7 +326,7 @@ class FunnelBoard(TrajectoryTask):
         fall = simulate(course, self.perturbed)
         return None if fall is None else Trajectory(draw(course, fall.path), fall.label)
 
-    def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
         """The share of the ball just above each platform; a fifth each where none is visible there."""
         self.require_frames(frames)
         ball = _ball(as_float(frames[..., _LOWEST, :]))

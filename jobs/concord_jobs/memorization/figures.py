@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, RED, one_panel
 from concord.analysis.training_curves import Histories, draw_by_epoch
 from concord.training import Runs
 from concord.training.comparison import grouped
@@ -33,8 +33,7 @@ def memorization_figure(compared: Runs) -> Figure:
 def thresholds_figure(compared: Runs) -> Figure:
     """Fig. 16: training (solid) and test (dashed) accuracy at the end of the same runs, by threshold, a dot a run."""
     curves = _by_threshold(compared)
-    figure = Figure(figsize=(4.6, 3.4))
-    axes = figure.subplots()
+    figure, axes = one_panel(4.6, 3.4, layout=None)
     thresholds = sorted({threshold for by_threshold in curves.values() for threshold in by_threshold})
     for (panel, by_threshold), colour in zip(sorted(curves.items()), (ORANGE, BLUE, RED, GREEN) * 2, strict=False):
         for metric, style, name in (("train_accuracy", "-", "training"), ("ood_accuracy", "--", "test")):

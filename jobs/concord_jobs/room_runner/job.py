@@ -48,7 +48,7 @@ class RoomRunnerOptions(TrajectoryOptions):
         self.require("size", self.size in SIZES, f"must be one of {', '.join(map(str, SIZES))}")
 
 
-# What the thesis' search found, by the study; there was none for a stride of 3.
+# The settings that the thesis' search found, by study; it had none for a stride of 3.
 TABLE_A1: Mapping[str, dict[str, Value]] = {
     "asi": {**COMMON, "horizon": 21, "exploration_steps": 7500, "architecture": "strided"},
     "asi-no-exploration": {**COMMON, "horizon": 18},

@@ -31,7 +31,7 @@ _FRICTION, _RESTITUTION = 0.4, 0.3
 _FORCES, _DRAG = (10.0, 3.5), 5.0
 _ROOMS = ((3, 2), (2, 3))  # heights and widths
 _WHITE, _GROUND, _DOOR, _AGENT = (1, 1, 1), (0.15, 0.15, 0.15), (0.9, 0.95, 1), (0, 0.8, 0)
-# What a wall leaves of the two pixels on each side of its middle: it is 3.2 pixels thick.
+# The uncovered part of the two pixels on each side of a wall's middle: it is 3.2 pixels thick.
 _BESIDE_WALL = np.array([2 - _WALL / 2 * _DRAWN, 0, 0, 2 - _WALL / 2 * _DRAWN], np.float32)
 _RED, _BLUE = (1, 0.5, 0.5), (0.5, 0.5, 1)
 
@@ -334,7 +334,7 @@ class RoomRunner(TrajectoryTask):
     def read_label(self, frames: Tensor, first: Tensor | None = None) -> Tensor:
         """The share of the agent in the red room and in the blue one, and just before them; half each if in neither.
 
-        The rooms are looked for in ``first``.
+        The rooms are found in ``first``.
         """
         self.require_frames(frames)
         frames = as_float(frames)

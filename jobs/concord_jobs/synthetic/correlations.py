@@ -1,4 +1,4 @@
-"""What the average gradient contains: the mechanism's signal, or the shortcuts' (AND-mask paper, Fig. 7 and B.3.5)."""
+"""The signal in the average gradient: the mechanism's, or the shortcuts' (AND-mask paper, Fig. 7 and B.3.5)."""
 
 import csv
 import math
@@ -65,7 +65,7 @@ class Correlation(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What several networks say together, and on how much it rests.
+    """The correlations of several networks together, and on how much they rest.
 
     Attributes:
         networks: networks with at least :data:`FEWEST_COMPONENTS` components left.

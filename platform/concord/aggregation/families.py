@@ -27,7 +27,7 @@ def as_rule(rule: Any) -> Rule:
 
 
 def masks(rule: Rule) -> bool:
-    """Whether the rule decides component by component what it keeps."""
+    """Whether the rule masks single components."""
     return not isinstance(rule, Weighting | ColumnRule)
 
 

@@ -106,7 +106,7 @@ class OwnRule:
 
     @property
     def masks(self) -> bool:
-        """Whether the rule decides component by component what it keeps."""
+        """Whether the rule masks single components."""
         return hasattr(self.kind, "finish")
 
     def made(self, values: Mapping[str, Any]) -> Rule:

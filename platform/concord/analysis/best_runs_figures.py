@@ -7,7 +7,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name
+from concord.analysis.figures import BLUE, GREEN, ORANGE, PURPLE, method_name, one_panel
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 _RESAMPLINGS = 10_000
@@ -15,8 +15,7 @@ _RESAMPLINGS = 10_000
 
 def best_runs_figure(values: Mapping[str, Sequence[float]], measure: str) -> Figure:
     """The panel in §3.3 of the paper (Fig. 3.12 of the thesis): each of the best runs, a column a method."""
-    figure = Figure(figsize=(1.5 + 1.2 * len(values), 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(1.5 + 1.2 * len(values), 3.2)
     jitter = np.random.default_rng(0)
     for index, each in enumerate(values.values()):
         places = index + jitter.uniform(-0.12, 0.12, len(each))

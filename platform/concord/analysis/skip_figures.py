@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from concord.analysis.figures import BLUE
+from concord.analysis.figures import BLUE, one_panel
 from concord.analysis.trajectory_figures import as_bytes
 from concord.dynamics import SkipOptions, rollout, unroll
 from concord.errors import InputError
@@ -26,12 +26,7 @@ class WithSkips(Protocol):
         ...
 
 
-def skip_figures(
-    job: Any,
-    config: WithSkips,
-    outcome: Any,  # noqa: ARG001
-    model: nn.Module,
-) -> Mapping[str, Figure | Tensor]:
+def skip_figures(job: Any, config: WithSkips, outcome: Any, model: nn.Module) -> Mapping[str, Figure | Tensor]:
     """Draw how a trained model skips, on sequences that did not train it, as a job's ``figures``.
 
     Which frames its predictions were matched with (Fig. 2.7 and 2.8 of the thesis), and a rollout beside the true
@@ -79,8 +74,7 @@ def timelines(times: Tensor, lengths: Tensor, names: Sequence[str] = ()) -> Figu
 
     Times are those of :class:`~concord.dynamics.Unrolled`, lengths in frames.
     """
-    figure = Figure(figsize=(7, 0.6 + 0.28 * len(times)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(7, 0.6 + 0.28 * len(times))
     for row, (each, length) in enumerate(zip(times, lengths.tolist(), strict=True)):
         axes.hlines(row, 0, length - 1, color="#cccccc", linewidth=1, zorder=1)
         reached = each[each >= 0].tolist()

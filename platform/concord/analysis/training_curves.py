@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from concord.analysis.figures import BLUE, GREEN, ORANGE, RED
+from concord.analysis.figures import BLUE, GREEN, ORANGE, RED, finish, one_panel
 
 _SPLITS = {
     "train": ("training environments", BLUE),
@@ -47,8 +47,7 @@ def draw_by_epoch(
 
 def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
     """One panel with a line a split, ``{split}_{measure}`` of each evaluation against epochs."""
-    figure = Figure(figsize=(5, 3.2))
-    axes = figure.subplots()
+    figure, axes = one_panel(5, 3.2, layout=None)
     for split, (label, colour) in _SPLITS.items():
         points = [(at.epoch, at.metrics[f"{split}_{measure}"]) for at in history if f"{split}_{measure}" in at.metrics]
         if points:
@@ -58,6 +57,5 @@ def training_curves(history: Sequence[Evaluated], measure: str) -> Figure:
     axes.set(xlabel="epoch", ylabel=measure)
     if measure == "accuracy":
         axes.set_ylim(-0.02, 1.02)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="lower right" if measure == "accuracy" else "best")
+    finish(axes, loc="lower right" if measure == "accuracy" else "best")
     return figure

@@ -1,4 +1,4 @@
-"""The model left to itself: from one frame on it gets nothing but what it predicted (thesis, §2.3.1)."""
+"""Rollouts: from one frame on the model gets nothing but its own predictions (thesis, §2.3.1)."""
 
 import math
 from collections.abc import Callable

@@ -54,7 +54,7 @@ class InMemory(ExampleSource):
     def __len__(self) -> int:
         return len(pytree.tree_leaves(self.data)[0])
 
-    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:  # noqa: ARG002
+    def take(self, examples: slice | Tensor, draw: Tensor | None = None) -> Tree:
         """A view for a slice; a copy for positions."""
         if isinstance(examples, slice):
             return pytree.tree_map(lambda leaf: leaf[examples], self.data)

@@ -1,4 +1,4 @@
-"""What a process collects of its environments' gradients before the rule is applied."""
+"""A process's collection of its environments' gradients before the rule is applied."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from concord.errors import InputError
 from concord.gradients.exchange import Processes, SliceExchange
 from concord.gradients.group_gradients import GroupGradients
-from concord.gradients.layout import Layout, trainable
+from concord.gradients.layout import Layout, leave_gradients, trainable
+from concord.gradients.nonfinite import NonFiniteGradientError
 from concord.gradients.step import Aggregation, EnvironmentStep
 
 
 class Collected(ABC):
-    """The trainable parameters of a model, and what is collected of their gradients."""
+    """The trainable parameters of a model, and the collection of their gradients."""
 
     def __init__(self, model: nn.Module, aggregation: Aggregation) -> None:
         self.parameters = trainable(model)
@@ -23,13 +24,6 @@ class Collected(ABC):
         self.aggregation = aggregation
         self.layout = Layout.of(self.parameters)
         self.device = next(iter(self.parameters.values())).device
-
-    def applied(
-        self, kept: Tensor, skipped: tuple[str, ...], environments: int, weights: Tensor | None = None
-    ) -> EnvironmentStep:
-        """The step of a rule that was applied."""
-        nothing = torch.empty(0, device=self.device)
-        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
 
     @abstractmethod
     def add(self, index: int, gradients: Tensor, *, accumulate: bool) -> None:
@@ -41,7 +35,7 @@ class Collected(ABC):
 
     @abstractmethod
     def values(self) -> Mapping[str, Tensor]:
-        """What was collected, to compare two ways of collecting it."""
+        """The collection, to compare two ways of collecting."""
 
     @abstractmethod
     def are_finite(self) -> bool:
@@ -53,9 +47,8 @@ class Collected(ABC):
 
     @abstractmethod
     def exchange(self, processes: Processes) -> SliceExchange:
-        """The exchange of what was collected between processes."""
+        """The exchange of the collection between processes."""
 
-    @abstractmethod
     def apply_rule(
         self, finite: Tensor, names: Sequence[str], step: int, exchange: SliceExchange | None = None
     ) -> EnvironmentStep:
@@ -68,3 +61,28 @@ class Collected(ABC):
             step: the step's number, for errors and for rules that draw.
             exchange: with the processes that have the other environments; None if there are none.
         """
+        clock = self.aggregation.clock
+        before = clock.switch("optimizer")
+        if exchange is None:
+            skipped = tuple(names[index] for index in (~finite).nonzero().flatten().tolist())
+            if skipped and self.aggregation.policy == "raise":
+                raise NonFiniteGradientError(skipped, step)
+            update, kept, weights = self.apply_here(finite, step)
+            environments = len(finite) - len(skipped)
+        else:
+            update, kept, weights, skipped = self.apply_together(exchange, finite, step)
+            environments = exchange.processes.total - len(skipped)
+        leave_gradients(list(self.parameters.values()), self.layout, update)
+        clock.switch(before)
+        nothing = torch.empty(0, device=self.device)
+        return EnvironmentStep(nothing, kept, skipped, nothing, environments, weights)
+
+    @abstractmethod
+    def apply_here(self, finite: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The update, the kept fractions and the environments' weights, if this process has all environments."""
+
+    @abstractmethod
+    def apply_together(
+        self, exchange: SliceExchange, finite: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]:
+        """The same with other processes, and the names of the environments that were left out."""

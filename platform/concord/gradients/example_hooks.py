@@ -289,14 +289,14 @@ class ExampleHooks(Capture[_Pass]):
         examples = self.expected if self.expected in lengths else len(begins[0]) if begins else 1
         return _Pass(examples, groups=examples)
 
-    def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:  # noqa: ARG002
+    def waits(self, current: _Pass, call: Call, sources: Sequence[Tensor]) -> None:
         """A call's outputs, or what they are views of, wait for their gradients."""
         supplied = self._supplied.pop(id(call.layer.module), None)
         if supplied is not None:
             current.supplied[call.layer.indices["weight"]] = supplied
 
     def arrived(self, current: _Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Add what the gradients of a call's outputs complete."""
+        """Add the gradients of parameters of which all uses have arrived."""
         indices = call.layer.indices.values()
         if torch.is_grad_enabled() and not self._paused:
             raise InputError("per-example gradients: backward with create_graph=True cannot be collected from")

@@ -282,7 +282,8 @@ class SliceExchange:
 
     def report(self) -> Tensor:
         """How much this process kept of each layer, which the other processes need beside its slice."""
-        self._catch_up()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
         return self.kept
 
     def receive(self, reports: Tensor, finite: Tensor) -> Tensor:
@@ -322,10 +323,6 @@ class SliceExchange:
 
     def _aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(_stream(self.device)) if self.device.type == "cuda" else nullcontext()
-
-    def _catch_up(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).wait_stream(_stream(self.device))
 
     def _wait(self) -> None:
         for work in self._works:

@@ -1,4 +1,4 @@
-"""What a rule makes of the sums: the same for sums of one process and for a slice of several processes' sums."""
+"""The rule's update from sums: the same for sums of one process and for a slice of several processes' sums."""
 
 import functools
 from collections.abc import Callable

@@ -48,7 +48,7 @@ class PooledPass(Capture[Pass]):
         self._scale: Tensor | None = None
 
     def add(self, batch: Batch, environments: int, step: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add what is collected of these environments; gives their risks and weights, ``(environments,)``.
+        """Add the gradients of these environments; gives their risks and weights, ``(environments,)``.
 
         The batch is inputs and targets, ``(environments, examples, ...)``; the risk is multiplied by ``scale`` before
         backward.
@@ -78,16 +78,16 @@ class PooledPass(Capture[Pass]):
             self._add(index)
         return risks.detach(), weights
 
-    def pass_of(self, arguments: Any, keywords: Any) -> Pass:  # noqa: ARG002
+    def pass_of(self, arguments: Any, keywords: Any) -> Pass:
         """The pass that a layer's call belongs to."""
         return self._pass
 
-    def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:  # noqa: ARG002
+    def waits(self, current: Pass, call: Call, sources: Sequence[Tensor]) -> None:
         """A call's outputs wait for their gradients, to which backward is going to go."""
         self._edges += map(get_gradient_edge, sources)
 
     def arrived(self, current: Pass, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Add what the gradients of a call's outputs complete."""
+        """Add the gradients of parameters of which all uses have arrived."""
         scale = self._scale
         unscaled = [grad if grad is None or scale is None else grad / scale for grad in grads]
         forms, general = call.gradients(unscaled, current.examples, current.groups)

@@ -48,7 +48,7 @@ class Supervised:
     of_outputs: ClassVar[bool] = True
     """It calls the model once, with the inputs, and all else is a function of outputs and targets."""
 
-    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:  # noqa: ARG002
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
         """The loss, a scalar."""
         inputs, targets = pair(batch)
         outputs = model(inputs)

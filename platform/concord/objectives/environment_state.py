@@ -1,4 +1,4 @@
-"""What an objective keeps of every environment from one step to the next."""
+"""Values that an objective keeps for every environment from one step to the next."""
 
 from typing import cast
 

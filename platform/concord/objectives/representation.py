@@ -31,7 +31,7 @@ class Represented(Penalized):
         super().__init__(loss, weight, autocast)
         self.layer = layer
 
-    def begin(self, model: nn.Module, environments: int, steps: int) -> None:  # noqa: ARG002
+    def begin(self, model: nn.Module, environments: int, steps: int) -> None:
         """Refuse a layer that the model does not have (InputError)."""
         head(model, self.layer)
 

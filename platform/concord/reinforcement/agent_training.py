@@ -182,7 +182,7 @@ def initial_expert(config: AgentConfig) -> Expert | None:
 
 
 def _provenance(config: AgentConfig, progress: AgentProgress, initial: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What an expert plays, how and on what machine it was trained, and how well it plays."""
+    """The game of an expert, how and on which machine it was trained, and its returns."""
     command = shlex.join(["concord", *redact_words(sys.argv[1:])]) if Path(sys.argv[0]).name == "concord" else None
     final = progress.history[-1].metrics
     return {

@@ -29,7 +29,7 @@ class ClonedLevels(OptionGroup):
     # fmt: on
 
     def check(self) -> None:
-        """Refuse what makes no data."""
+        """Validate options."""
         for option in ("levels", "states", "play_episodes"):
             self.require(option, option_values(self)[option] >= 0, "must not be negative")
 
@@ -45,7 +45,7 @@ class ClonedLevels(OptionGroup):
         return data
 
     def played(self, data: CloningData, clone: nn.Module) -> Played:
-        """What a clone earns on levels that nothing of these data shows."""
+        """Returns of a clone on levels that are not in these data."""
         device = next(clone.parameters()).device
         first, levels = data.manifest["unseen_levels"]
         environment = ProcgenVectorEnv(

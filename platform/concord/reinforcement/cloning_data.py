@@ -1,4 +1,4 @@
-"""What an expert does in which state: the data that behavioural cloning learns from, made, kept and read.
+"""The actions of an expert: the data that behavioural cloning learns from, made, kept and read.
 
 A file has the states of a training level. It depends on the seed, its levels and the expert alone.
 """
@@ -117,7 +117,7 @@ def _shards(options: CloningOptions) -> list[_Shard]:
 
 
 def make_cloning_data(options: CloningOptions, info: Info) -> dict[str, Any]:
-    """Make what is missing of the data, in parallel Ray tasks."""
+    """Make the missing files of the data, in parallel Ray tasks."""
     options.check()
     path = options.expert or shipped_expert(options.game, options.difficulty)
     expert = load_expert(path, options.game, options.difficulty)
@@ -153,7 +153,7 @@ def _played(shard: _Shard, expert: Expert, game: str, difficulty: Difficulty, se
 
 @dataclass(frozen=True)
 class States:
-    """States and what the expert would do in them.
+    """States, and the expert's distribution over actions in them.
 
     Attributes:
         frame: ``(states, 64, 64, 3)`` uint8.
@@ -210,7 +210,7 @@ def states_of(
 
 
 def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
-    """So many of all states, without replacement; None if there are fewer."""
+    """A number of all states, without replacement; None if there are fewer."""
     seen = list(played)
     number = np.concatenate([step.episodes for step in seen])
     if len(number) < states:
@@ -229,7 +229,7 @@ def _some_of_all(played: Iterable[Step], states: int, drawn: np.random.Generator
 
 
 def one_a_level(played: Iterable[Step], states: int, drawn: np.random.Generator) -> States | None:
-    """One state of the first episode of each of the first so many levels; None if there are fewer.
+    """One state of the first episode of each of the first levels; None if there are fewer levels.
 
     A state takes the place of the one kept of its episode with probability 1 / (states of the episode so far): then
     each is as likely in the end, and one an episode is all that is held.

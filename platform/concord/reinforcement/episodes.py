@@ -1,4 +1,4 @@
-"""Whole episodes of a policy: what it earns, and what it saw."""
+"""Whole episodes of a policy: its returns, and the frames that it saw."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class Played:
 
 
 def play(policy: Policy, environment: ProcgenVectorEnv, episodes: int, seed: int = 0) -> Played:
-    """Returns and lengths of so many episodes; see :func:`steps`."""
+    """Returns and lengths of a number of episodes; see :func:`steps`."""
     returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
     for step in steps(policy, environment, episodes, torch.Generator().manual_seed(seed)):
         returns[step.episodes[step.ended]] = step.returns[step.ended]

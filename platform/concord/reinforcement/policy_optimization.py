@@ -42,7 +42,7 @@ _NETWORK = "network."  # how the module calls it
 
 
 def _quiet() -> None:
-    """RLlib warns of what it does itself, in every process."""
+    """Silence RLlib's warnings about its own code, in every process."""
     for name in ("ray.rllib", "ray._common.deprecation"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

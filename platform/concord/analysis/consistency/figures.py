@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from concord.analysis.consistency.measurement import ACCURACIES, Consistency, Measurement
 from concord.analysis.consistency.slices import Slice
-from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, method_name
+from concord.analysis.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, finish, method_name, one_panel
 
 _MOST_PANELS = 4  # of single environments
 _MOST_LAYERS = 40
@@ -49,8 +49,7 @@ def plane_figure(found: Slice, title: str, first: str, second: str) -> Figure:
 
 def line_figure(found: Slice, title: str, along: str) -> Figure:
     """Every environment's loss along a line, with the arithmetic and the geometric mean."""
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(5.6, 3.4)
     for place, losses in enumerate(found.losses):
         label = f"{len(found.names)} environments" if place == 0 else None
         axes.plot(found.places, np.maximum(losses, _LEAST), color=GREY, linewidth=0.7, alpha=0.6, label=label)
@@ -63,8 +62,7 @@ def line_figure(found: Slice, title: str, along: str) -> Figure:
     axes.set_xlabel(along)
     axes.set_ylabel("loss")
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes)
     return figure
 
 

@@ -151,7 +151,7 @@ def _pairs(
     draw: Callable[[], Tensor],
     one_done: Callable[[], None],
 ) -> tuple[list[Measurement], list[Tensor]]:
-    """What was measured of the pairs that are drawn, and the directions of their ratios, the largest ratio first.
+    """Measurements of the drawn pairs, and the directions of their ratios, the largest ratio first.
 
     ``ratio`` is μ of :func:`pair_ratio`, ``converged`` whether that is found for every ε (1) or may be larger (0), and
     ``bound`` the largest change of L_e' that was found.
@@ -184,7 +184,7 @@ def _pairs(
 
 
 def _largest(pairs: Sequence[Measurement], epsilons: Sequence[float]) -> Iterator[Measurement]:
-    """For each ε what I^ε is at least, and between what the quadratic's lies: ε μ, and 2 ε μ or the ε of e = e'."""
+    """For each ε a lower bound of I^ε, and both bounds of the quadratic's: ε μ, and 2 ε μ or the ε of e = e'."""
     for epsilon in epsilons:
         at = [each for each in pairs if each.epsilon == epsilon]
         bounds, ratios = ([each.value for each in at if each.name == name] for name in ("bound", "ratio"))
