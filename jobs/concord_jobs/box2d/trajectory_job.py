@@ -19,7 +19,6 @@ from concord.objectives import Objective
 from concord.space import Choice, Entry, Space, Value
 from concord.training import Comparison, Data, EnvironmentEvaluation, Job, Study, TrainConfig
 from concord.training.evaluation import Mode
-from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.figures import accuracy_figure
 from concord_jobs.box2d.trajectories import TrajectoryTask
 from concord_jobs.box2d.trajectory_choice import TrajectoryChoice
@@ -163,12 +162,12 @@ def methods_of(found: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, 
 
 
 def trajectory_job(
-    config: TrajectoryConfig,
-    options: type[TrajectoryOptions],
-    found: Mapping[str, Mapping[str, Value]],
-    reproduces: str,
+    config: TrajectoryConfig, found: Mapping[str, Mapping[str, Value]], data: Data, reproduces: str
 ) -> Job[Any]:
-    """The job of a task, with the settings that the thesis' search found for each study."""
+    """The job of a task, with the settings that the thesis' search found for each study.
+
+    The call has ``data`` and ``reproduces`` by keyword: commands read these from a job's text.
+    """
     return Job(
         environments=environments,
         model=network,
@@ -176,9 +175,9 @@ def trajectory_job(
         evaluation=evaluation,
         config=config.with_options(**SETTINGS, **found["asi"]),
         criterion="validation_soft_accuracy",
-        reproduces=f"Adaptive skip intervals (thesis, chapter 2), {reproduces}",
+        reproduces=reproduces,
         figures=skip_figures,
-        data=Data(options, make_trajectories),
+        data=data,
         studies=studies(found),
         comparisons="tables.py",
     )

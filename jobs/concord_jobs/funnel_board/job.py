@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concord.space import Value
-from concord_jobs.box2d.data import TrajectoryOptions
+from concord.training import Data
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, trajectory_job
 from concord_jobs.funnel_board.simulator import FunnelBoard
 
@@ -45,7 +46,7 @@ TABLE_A2: Mapping[str, dict[str, Value]] = {
 
 job = trajectory_job(
     FunnelBoardConfig(),
-    FunnelBoardOptions,
     TABLE_A2,
-    "funnel board: Fig. 2.6, 2.8, 2.9, 2.10, 2.11; Table A.2",
+    data=Data(FunnelBoardOptions, make_trajectories),
+    reproduces="Adaptive skip intervals (thesis, chapter 2), funnel board: Fig. 2.6, 2.8, 2.9, 2.10, 2.11; Table A.2",
 )

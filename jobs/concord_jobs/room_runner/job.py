@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from concord.space import Value
-from concord_jobs.box2d.data import TrajectoryOptions
+from concord.training import Data
+from concord_jobs.box2d.data import TrajectoryOptions, make_trajectories
 from concord_jobs.box2d.trajectory_job import COMMON, TrajectoryConfig, trajectory_job
 from concord_jobs.room_runner.simulator import SIZES, RoomRunner
 
@@ -56,5 +57,8 @@ TABLE_A1: Mapping[str, dict[str, Value]] = {
 }
 
 job = trajectory_job(
-    RoomRunnerConfig(), RoomRunnerOptions, TABLE_A1, "room runner: Fig. 2.5, 2.7, 2.9, 2.10; Table A.1"
+    RoomRunnerConfig(),
+    TABLE_A1,
+    data=Data(RoomRunnerOptions, make_trajectories),
+    reproduces="Adaptive skip intervals (thesis, chapter 2), room runner: Fig. 2.5, 2.7, 2.9, 2.10; Table A.1",
 )

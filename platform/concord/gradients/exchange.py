@@ -82,7 +82,7 @@ class Processes:
         return result
 
     def by_environment(self, gathered: Tensor) -> Tensor:
-        """What every process has of each of its environments, ``(processes, most)``, one after the other."""
+        """Every process's rows of its environments, ``(processes, most, ...)``, one after the other."""
         return torch.cat([row[:count] for row, count in zip(gathered, self.counts, strict=True)])
 
     def share(self, parts: Sequence[Tensor], own: Tensor) -> list[Any]:
